@@ -1,0 +1,300 @@
+"""`Cluster`: devices, switches and links, and the routes between devices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from graphs.errors import ClusterError, UnknownNameError
+
+UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
+ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something that runs ops, one at a time.
+
+    Attributes:
+        name: unique in the cluster, e.g. ``"gpu0"``.
+        kind: what pins name: ``"gpu"``, ``"cpu"``, ``"accelerator"``.
+        memory_bytes: capacity.
+        peak_flops: FLOP/s by dtype name; a dtype not listed runs at the ``"float32"`` rate.
+        memory_bytes_per_s: bandwidth of its own memory.
+        launch_overhead_s: fixed cost of one kernel.
+        model: what it is, e.g. ``"V100-SXM2-16GB"``; measured times may be given by it.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    peak_flops: Mapping[str, float]
+    memory_bytes_per_s: float
+    launch_overhead_s: float = 0.0
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        rates = {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}
+        for key, rate in rates.items():
+            if not rate > 0:
+                raise ClusterError(f"device {self.name!r} has {key} = {rate}; expected a number above 0.")
+        if "float32" not in self.peak_flops:
+            raise ClusterError(f"device {self.name!r} has no float32 entry in peak_flops; add one.")
+        for key, value in {"memory_bytes": self.memory_bytes, "launch_overhead_s": self.launch_overhead_s}.items():
+            if not (value >= 0 and math.isfinite(value)):
+                raise ClusterError(f"device {self.name!r} has {key} = {value}; expected a finite number, 0 or more.")
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Peak FLOP/s for a dtype."""
+        return self.peak_flops.get(dtype, self.peak_flops["float32"])
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of a connection between two devices or switches.
+
+    Attributes:
+        src, dst: names of its ends.
+        bandwidth_bytes_per_s: payload bytes per second.
+        latency_s: time until the first byte arrives.
+    """
+
+    src: str
+    dst: str
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise ClusterError(
+                f"link {self.src} -> {self.dst} has bandwidth_bytes_per_s = {self.bandwidth_bytes_per_s}; "
+                "expected a number above 0."
+            )
+        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
+            raise ClusterError(
+                f"link {self.src} -> {self.dst} has latency_s = {self.latency_s}; expected a finite number, 0 or more."
+            )
+
+
+def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:
+    """A full-duplex connection."""
+    return Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The fastest path from one device to another.
+
+    Attributes:
+        links: indices into `Cluster.links`, in travelling order.
+        latency_s: sum over the links.
+        bandwidth_bytes_per_s: of the slowest link.
+    """
+
+    links: tuple[int, ...]
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A frozen set of devices and links. `Cluster.preset(name)` for real machines, `from_toml` for your own.
+
+    Attributes:
+        name: for people.
+        devices: at least one; their order breaks ties.
+        links: directed; ends are devices or switches (any end that is not a device is a switch).
+        summary: one line for people.
+        source: where the figures come from.
+
+    Raises:
+        ClusterError: no device, a duplicate name, a doubled link, or two devices without a route.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    summary: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ClusterError(f"cluster {self.name!r} has no devices; add at least one.")
+        _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
+        _refuse_twice(
+            (f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for"
+        )
+        _ = self.routes
+
+    @staticmethod
+    def preset(name: str) -> Cluster:
+        """A real machine by name; ``placement clusters`` lists them.
+
+        Raises:
+            UnknownNameError: lists the valid names.
+        """
+        from env.presets import PRESETS
+
+        if name not in PRESETS:
+            raise UnknownNameError("cluster", name, PRESETS)
+        return PRESETS[name]()
+
+    @staticmethod
+    def from_toml(path: str | Path) -> Cluster:
+        """Read a cluster file, as `to_toml` writes it.
+
+        Raises:
+            ClusterError: unreadable, or a rule of `Cluster` is broken; the message names the file.
+        """
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ClusterError(f"cannot read cluster file {path}: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
+        try:
+            return _from_dict(data, default_name=Path(path).stem)
+        except ClusterError as error:
+            raise ClusterError(f"{path}: {error}") from None
+
+    def to_toml(self) -> str:
+        """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
+        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source")]
+        for device in self.devices:
+            lines += ["", "[[devices]]"]
+            for key, value in asdict(device).items():
+                if key == "peak_flops":
+                    value = "{ " + ", ".join(f"{k} = {_number(v)}" for k, v in value.items()) + " }"
+                    lines.append(f"{key} = {value}")
+                else:
+                    lines.append(f"{key} = {json.dumps(value) if isinstance(value, str) else _number(value)}")
+        for link in self.links:
+            lines += ["", "[[links]]", f"src = {json.dumps(link.src)}", f"dst = {json.dumps(link.dst)}"]
+            lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
+            lines += [f"latency_s = {_number(link.latency_s)}"]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def device_index(self) -> dict[str, int]:
+        """Device name -> its number."""
+        return {device.name: i for i, device in enumerate(self.devices)}
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """Devices (node attribute ``device``), switches and links (edge attributes ``link``, ``index``)."""
+        result = nx.DiGraph(name=self.name)
+        for device in self.devices:
+            result.add_node(device.name, device=device)
+        for index, link in enumerate(self.links):
+            result.add_edge(link.src, link.dst, link=link, index=index)
+        return result
+
+    @cached_property
+    def routes(self) -> dict[tuple[int, int], Route]:
+        """The fastest route for every ordered pair of different devices."""
+        return _routes(self)
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash (SHA-256, hex) of devices and links."""
+        content = {"devices": [asdict(d) for d in self.devices], "links": [asdict(link) for link in self.links]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+
+def _routes(cluster: Cluster) -> dict[tuple[int, int], Route]:
+    # A path's time is its latency plus size / its slowest link, which is no sum over links: so for every bandwidth
+    # that occurs, take the least latency over links at least that fast, and keep the best of these paths.
+    found: dict[tuple[int, int], tuple[float, int, Route]] = {}
+    for floor in sorted({link.bandwidth_bytes_per_s for link in cluster.links}, reverse=True):
+        fast = nx.DiGraph()
+        fast.add_nodes_from(cluster.graph)
+        for index, link in enumerate(cluster.links):
+            if link.bandwidth_bytes_per_s >= floor:
+                fast.add_edge(link.src, link.dst, index=index, weight=link.latency_s + 1e-12)  # tie: fewer links
+        for source, device in enumerate(cluster.devices):
+            paths = nx.single_source_dijkstra_path(fast, device.name)
+            for target, other in enumerate(cluster.devices):
+                if source == target or other.name not in paths:
+                    continue
+                path = paths[other.name]
+                links = tuple(fast.edges[u, v]["index"] for u, v in zip(path, path[1:], strict=False))
+                latency_s = sum(cluster.links[i].latency_s for i in links)
+                bandwidth = min(cluster.links[i].bandwidth_bytes_per_s for i in links)
+                time_s = latency_s + ROUTE_BYTES / bandwidth
+                best = found.get((source, target))
+                if best is None or (time_s, len(links)) < best[:2]:
+                    found[source, target] = time_s, len(links), Route(links, latency_s, bandwidth)
+    for source, device in enumerate(cluster.devices):
+        for target, other in enumerate(cluster.devices):
+            if source != target and (source, target) not in found:
+                raise ClusterError(
+                    f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; add the missing links."
+                )
+    return {pair: route for pair, (_, _, route) in sorted(found.items())}
+
+
+def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
+    unknown = set(data) - {"name", "summary", "source", "devices", "links"}
+    if unknown:
+        raise UnknownNameError("cluster key", sorted(unknown)[0], ("name", "summary", "source", "devices", "links"))
+    return Cluster(
+        name=str(data.get("name", default_name)),
+        devices=tuple(_record(Device, entry, "device") for entry in data.get("devices", ())),
+        links=tuple(
+            link for entry in data.get("links", ()) for link in _links_from_entry(entry)
+        ),
+        summary=str(data.get("summary", "")),
+        source=str(data.get("source", "")),
+    )
+
+
+def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:
+    if "between" not in entry:
+        return (_record(Link, entry, "link"),)
+    ends = entry["between"]
+    if not (isinstance(ends, list) and len(ends) == 2):
+        raise ClusterError(f"a link has between = {ends!r}; expected two names, e.g. ['gpu0', 'gpu1'].")
+    rest = {key: value for key, value in entry.items() if key != "between"}
+    return (
+        _record(Link, {"src": ends[0], "dst": ends[1], **rest}, "link"),
+        _record(Link, {"src": ends[1], "dst": ends[0], **rest}, "link"),
+    )
+
+
+def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
+    fields = kind.__dataclass_fields__
+    unknown = set(entry) - set(fields)
+    if unknown:
+        raise ClusterError(f"a {what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
+    try:
+        return kind(**entry)
+    except TypeError as error:
+        raise ClusterError(f"a {what} is incomplete or has a wrong type ({error}); known keys: {', '.join(fields)}.") from None
+
+
+def _refuse_twice(names: Iterable[str], message: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ClusterError(f"{message} {name!r}; names must be unique.")
+        seen.add(name)
+
+
+def _number(value: float) -> str:
+    return repr(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,156 @@
+"""`Problem`: one graph on one cluster, as the arrays that simulator, bounds and heuristics work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env.cluster import Cluster
+from graphs.errors import InfeasibleError
+from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+
+BoolArray = NDArray[np.bool_]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The cost model of docs/score.md applied to a graph and a cluster (n ops, m tensors, D devices).
+
+    Raises:
+        InfeasibleError: an op is pinned to kinds of devices the cluster does not have, or a colocation group has no
+            device that all its ops may run on.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        _ = self.allowed
+
+    @cached_property
+    def op_s(self) -> FloatArray:
+        """float64 [n, D]: seconds of each op on each device, whether allowed there or not."""
+        graph = self.graph
+        column = {key: j for j, key in enumerate(graph.time_keys)}
+        result = np.empty((graph.n_ops, self.cluster.n_devices))
+        dtypes, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
+        for d, device in enumerate(self.cluster.devices):
+            peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
+            seconds = graph.kernels * device.launch_overhead_s + np.maximum(
+                graph.flops / peak, graph.bytes_moved / device.memory_bytes_per_s
+            )
+            for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins
+                if key in column:
+                    measured = graph.time_s[:, column[key]]
+                    seconds = np.where(np.isnan(measured), seconds, measured)
+            result[:, d] = seconds
+        return _frozen(result)
+
+    @cached_property
+    def allowed(self) -> BoolArray:
+        """bool [n, D]: where pins let each op run, every op of a colocation group alike."""
+        graph, cluster = self.graph, self.cluster
+        result = np.ones((graph.n_ops, cluster.n_devices), dtype=np.bool_)
+        for i, pins in enumerate(graph.pins):
+            if pins:
+                result[i] = [device.kind in pins for device in cluster.devices]
+                if not result[i].any():
+                    raise InfeasibleError(
+                        f"op {graph.op_names[i]!r} may only run on {' or '.join(pins)}, but cluster {cluster.name!r} "
+                        f"has only {', '.join(sorted({d.kind for d in cluster.devices}))}."
+                    )
+        for members in self.groups:
+            if len(members) > 1:
+                common = result[members].all(axis=0)
+                if not common.any():
+                    names = ", ".join(repr(graph.op_names[i]) for i in members[:3])
+                    raise InfeasibleError(
+                        f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits all of them."
+                    )
+                result[members] = common
+        return _frozen(result)
+
+    @cached_property
+    def groups(self) -> tuple[IntArray, ...]:
+        """Units of placement: each colocation group, and each free op alone, by lowest op number."""
+        order: dict[tuple[int, int], list[int]] = {}
+        for i, group in enumerate(self.graph.colocation.tolist()):
+            order.setdefault((0, group) if group >= 0 else (1, i), []).append(i)
+        return tuple(np.array(members, dtype=np.int64) for members in order.values())
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """int64 [n]: index into `groups`."""
+        result = np.empty(self.graph.n_ops, dtype=np.int64)
+        for g, members in enumerate(self.groups):
+            result[members] = g
+        return _frozen(result)
+
+    @cached_property
+    def capacity_bytes(self) -> IntArray:
+        """int64 [D]: memory of each device."""
+        return _frozen(np.array([device.memory_bytes for device in self.cluster.devices], dtype=np.int64))
+
+    @cached_property
+    def latency_s(self) -> FloatArray:
+        """float64 [D, D]: latency of the route, 0 on the diagonal."""
+        return self._per_pair("latency_s", 0.0)
+
+    @cached_property
+    def bandwidth_bytes_per_s(self) -> FloatArray:
+        """float64 [D, D]: bandwidth of the route, infinite on the diagonal."""
+        return self._per_pair("bandwidth_bytes_per_s", np.inf)
+
+    @cached_property
+    def route(self) -> tuple[IntArray, IntArray]:
+        """``(ptr [D * D + 1], links)``: the route from a to b is ``links[ptr[a * D + b]:ptr[a * D + b + 1]]``."""
+        n = self.cluster.n_devices
+        hops = [
+            self.cluster.routes[a, b].links if a != b else () for a in range(n) for b in range(n)
+        ]
+        ptr = np.concatenate([[0], np.cumsum([len(h) for h in hops])]).astype(np.int64)
+        return _frozen(ptr), _frozen(np.array([link for h in hops for link in h], dtype=np.int64))
+
+    def transfer_s(self, tensor: int, source: int, target: int) -> float:
+        """Seconds to move a tensor from one device to another over idle links."""
+        if source == target:
+            return 0.0
+        measured = self.graph.tensor_transfer_s[tensor]
+        if not np.isnan(measured):
+            return float(measured) * len(self.cluster.routes[source, target].links)
+        size = self.graph.tensor_bytes[tensor]
+        return float(self.latency_s[source, target] + size / self.bandwidth_bytes_per_s[source, target])
+
+    @cached_property
+    def mean_transfer_s(self) -> FloatArray:
+        """float64 [m]: mean seconds to move each tensor between two different devices (0 with one device)."""
+        n = self.cluster.n_devices
+        if n == 1:
+            return _frozen(np.zeros(self.graph.n_tensors))
+        pairs = n * (n - 1)
+        inverse = (1.0 / self.bandwidth_bytes_per_s).sum() / pairs
+        hops = len(self.route[1]) / pairs
+        modelled = self.latency_s.sum() / pairs + self.graph.tensor_bytes * inverse
+        measured = self.graph.tensor_transfer_s * hops
+        return _frozen(np.where(np.isnan(measured), modelled, measured))
+
+    @cached_property
+    def mean_op_s(self) -> FloatArray:
+        """float64 [n]: mean seconds of each op over the devices it may run on."""
+        return _frozen(np.where(self.allowed, self.op_s, 0.0).sum(axis=1) / self.allowed.sum(axis=1))
+
+    def _per_pair(self, key: str, diagonal: float) -> FloatArray:
+        result = np.full((self.cluster.n_devices, self.cluster.n_devices), diagonal)
+        for (a, b), route in self.cluster.routes.items():
+            result[a, b] = getattr(route, key)
+        return _frozen(result)
+
+
+def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    array.setflags(write=False)
+    return array

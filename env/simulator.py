@@ -1,0 +1,208 @@
+"""Score placements: one at a time with a schedule on demand, or many at once in parallel.
+
+The meaning of every number is docs/score.md; the compiled loop is `env.kernel`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from env import kernel
+from env.problem import Problem
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import FloatArray, IntArray
+
+
+class Priority(enum.Enum):
+    """How a device chooses among its ready ops (docs/score.md, "Priorities")."""
+
+    LONGEST_PATH = "longest_path"
+    FIFO = "fifo"
+    MSR = "msr"
+
+    @staticmethod
+    def of(name: str | Priority) -> Priority:
+        """The priority of that name.
+
+        Raises:
+            UnknownNameError: lists the valid names.
+        """
+        try:
+            return Priority(name)
+        except ValueError:
+            raise UnknownNameError("priority", str(name), [p.value for p in Priority]) from None
+
+
+_MODE = {Priority.LONGEST_PATH: kernel.LONGEST_PATH, Priority.FIFO: kernel.FIFO, Priority.MSR: kernel.MSR}
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """When everything happened in one step (n ops, x transfers). Times in seconds from the start of the step.
+
+    Attributes:
+        device: int64 [n], device of each op.
+        op_start_s, op_end_s: float64 [n].
+        transfer_tensor, transfer_source, transfer_target: int64 [x], tensor and devices, in order of request.
+        transfer_start_s, transfer_end_s: float64 [x].
+    """
+
+    device: IntArray
+    op_start_s: FloatArray
+    op_end_s: FloatArray
+    transfer_tensor: IntArray
+    transfer_source: IntArray
+    transfer_target: IntArray
+    transfer_start_s: FloatArray
+    transfer_end_s: FloatArray
+
+    @property
+    def step_time_s(self) -> float:
+        """End of the last op."""
+        return float(self.op_end_s.max())
+
+    @cached_property
+    def order(self) -> IntArray:
+        """int64 [n]: ops by start (ties: end, then number); run per device in this order, the step repeats exactly."""
+        return np.lexsort((np.arange(len(self.device)), self.op_end_s, self.op_start_s))
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """The score of one placement (D devices, L links).
+
+    Attributes:
+        step_time_s: makespan of one step.
+        busy_s: float64 [D], seconds each device computes.
+        peak_bytes: int64 [D].
+        link_bytes: float64 [L], bytes over each link of the cluster.
+        bytes_moved: bytes sent from device to device, each tensor once per receiver.
+        feasible: no device's peak exceeds its memory.
+    """
+
+    step_time_s: float
+    busy_s: FloatArray
+    peak_bytes: IntArray
+    link_bytes: FloatArray
+    bytes_moved: int
+    feasible: bool
+
+
+@dataclass(frozen=True, eq=False)
+class BatchScores:
+    """Scores of k placements: as `Score`, with a leading axis [k]."""
+
+    step_time_s: FloatArray
+    busy_s: FloatArray
+    peak_bytes: IntArray
+    link_bytes: FloatArray
+    bytes_moved: IntArray
+    feasible: NDArray[np.bool_]
+
+
+class Simulator:
+    """Scores placements of one problem. A placement is an int array [n] of device numbers."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._arrays = _arrays(problem)
+
+    def score(
+        self, device: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, order: ArrayLike | None = None
+    ) -> Score:
+        """Score one placement; ``order`` (float [n], lower first) replaces ``priority``."""
+        return self._run(device, priority, order)[0]
+
+    def schedule(
+        self, device: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, order: ArrayLike | None = None
+    ) -> tuple[Score, Schedule]:
+        """Score one placement and say when every op and transfer starts and ends."""
+        score, placed, out, count = self._run(device, priority, order)
+        transfers = (out.transfer_tensor, out.transfer_source, out.transfer_target, out.transfer_start, out.transfer_end)
+        return score, Schedule(placed, out.op_start, out.op_end, *(values[:count] for values in transfers))
+
+    def batch(
+        self, devices: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, orders: ArrayLike | None = None
+    ) -> BatchScores:
+        """Score k placements, ``devices`` int [k, n] and ``orders`` float [k, n], on all threads numba may use."""
+        placed = self._checked(devices, 2)
+        mode, explicit = self._mode(priority, orders, placed.shape)
+        k, n_devices = len(placed), self.problem.cluster.n_devices
+        time_s, busy_s = np.empty(k), np.empty((k, n_devices))
+        peak, links = np.empty((k, n_devices), np.int64), np.empty((k, len(self.problem.cluster.links)))
+        moved = np.empty(k, np.int64)
+        kernel.run_batch(self._arrays, placed, mode, explicit, time_s, busy_s, peak, links, moved)
+        feasible = (peak <= self.problem.capacity_bytes).all(axis=1)
+        return BatchScores(time_s, busy_s, peak, links, moved, feasible)
+
+    def _run(self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None) -> tuple[Score, IntArray, kernel.Output, int]:
+        placed = self._checked(device, 1)
+        mode, explicit = self._mode(priority, order, placed.shape)
+        graph, n_devices = self.problem.graph, self.problem.cluster.n_devices
+        n_links = len(self.problem.cluster.links)
+        state = kernel.new_state(graph.n_ops, graph.n_tensors, graph.n_edges, n_devices, n_links)
+        out = kernel.new_output(graph.n_ops, graph.n_edges, n_devices, n_links)
+        if mode == kernel.EXPLICIT:
+            state.order[:] = explicit
+        time_s, count = kernel.run(self._arrays, state, out, placed, mode)
+        moved = int(graph.tensor_bytes[out.transfer_tensor[:count]].sum())
+        feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
+        score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, moved, feasible)
+        return score, placed, out, count
+
+    def _checked(self, device: ArrayLike, dimensions: int) -> IntArray:
+        placed = np.ascontiguousarray(device, dtype=np.int64)
+        n, n_devices = self.problem.graph.n_ops, self.problem.cluster.n_devices
+        if placed.ndim != dimensions or placed.shape[-1] != n:
+            raise MismatchError(
+                f"a placement of graph {self.problem.graph.name!r} has one device number for each of {n} ops, "
+                f"got an array of shape {placed.shape}."
+            )
+        if placed.size and (placed.min() < 0 or placed.max() >= n_devices):
+            raise MismatchError(
+                f"device numbers of cluster {self.problem.cluster.name!r} go from 0 to {n_devices - 1}, "
+                f"got {placed.min()} to {placed.max()}."
+            )
+        return placed
+
+    def _mode(
+        self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]
+    ) -> tuple[int, FloatArray]:
+        if order is None:
+            return _MODE[Priority.of(priority)], np.empty((0,) * len(shape))
+        explicit = np.ascontiguousarray(order, dtype=np.float64)
+        if explicit.shape != tuple(shape):
+            raise MismatchError(f"an explicit order has one number per op, shape {tuple(shape)}, got {explicit.shape}.")
+        return kernel.EXPLICIT, explicit
+
+
+def _arrays(problem: Problem) -> kernel.Arrays:
+    graph = problem.graph
+    edge_tensor = graph.edge_list[2]
+    input_ptr, _ = graph.inputs
+    route_ptr, route_link = problem.route
+    return kernel.Arrays(
+        op_s=problem.op_s,
+        output_ptr=graph.output_ptr,
+        tensor_bytes=graph.tensor_bytes,
+        tensor_transfer_s=graph.tensor_transfer_s,
+        consumer_ptr=graph.consumer_ptr,
+        consumers=graph.consumers,
+        input_ptr=input_ptr,
+        input_edge=np.lexsort((edge_tensor, graph.consumers)).astype(np.int64),
+        edge_tensor=edge_tensor,
+        topological=graph.topological_order,
+        kept_bytes=graph.kept_bytes,
+        workspace_bytes=graph.workspace_bytes,
+        output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
+        latency_s=problem.latency_s,
+        bandwidth=problem.bandwidth_bytes_per_s,
+        route_ptr=route_ptr,
+        route_link=route_link,
+    )

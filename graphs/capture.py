@@ -1,0 +1,108 @@
+"""From a PyTorch model to an `OpGraph`, without allocating its weights.
+
+Inference goes through ``torch.export``; training through one recorded run of forward, loss and backward on fake
+tensors, with one update op per parameter. See docs/capture.md for what is counted and what is left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+
+from graphs.capture_emit import emit
+from graphs.capture_failure import capture_failure
+from graphs.capture_fake import Faker, borrowed
+from graphs.capture_joint import Loss, trace_training
+from graphs.capture_lower import lower
+from graphs.capture_modules import capture_modules
+from graphs.capture_optimizers import OPTIMIZERS, optimizer_named
+from graphs.capture_trace import Trace, trace_of
+from graphs.errors import CaptureError, PlacementError, UnknownNameError
+from graphs.opgraph import OpGraph
+
+GRANULARITIES = ("op", "module")
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    train: bool = False,
+    *,
+    granularity: str = "op",
+    loss: Loss | None = None,
+    optimizer: str = "adam",
+    name: str | None = None,
+) -> OpGraph:
+    """The graph of one inference (in evaluation mode) or one training step (in training mode) of a model.
+
+    The model is not changed, its weights are neither copied nor computed with, and they may be on ``meta``.
+
+    Args:
+        model: any module.
+        args: positional example inputs; their shapes are the shapes captured. A single tensor stands for ``(tensor,)``.
+        kwargs: keyword example inputs.
+        train: forward, backward and update instead of forward alone.
+        granularity: ``"op"``, or ``"module"`` for one op per call of a leaf module: coarser, with an estimated backward
+            pass, but it needs no tracing.
+        loss: function from the model's output to a scalar; by default a scalar output, the output's ``loss``,
+            or the sum of the means of all floating-point outputs.
+        optimizer: ``"adam"``, ``"adamw"``, ``"momentum"`` or ``"sgd"``: what is kept and moved per parameter.
+        name: of the graph; by default the model's class.
+
+    Raises:
+        CaptureError: the model cannot be traced; the message names the module and the line.
+        UnknownNameError: no such granularity or optimizer.
+    """
+    if granularity not in GRANULARITIES:
+        raise UnknownNameError("granularity", granularity, GRANULARITIES)
+    chosen = optimizer_named(optimizer)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."
+        )
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    title = name or type(model).__name__
+    if granularity == "module":
+        return capture_modules(model, positional, kwargs or {}, train, chosen, title)
+    trace = _trace(model, positional, dict(kwargs or {}), train, loss)
+    return emit(lower(trace, chosen), title)
+
+
+def from_exported_program(program: ExportedProgram, name: str = "exported") -> OpGraph:
+    """The graph of one run of an exported program.
+
+    Raises:
+        CaptureError: a size depends on data, or nothing is computed.
+    """
+    return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name)
+
+
+def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, loss: Loss | None) -> Trace:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = Faker(mode)
+    fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
+    try:
+        with borrowed(model, train, fake):
+            if train:
+                with mode:
+                    return trace_training(model, fake_args, fake_kwargs, loss)
+            return trace_of(_export(model, fake_args, fake_kwargs))
+    except PlacementError:
+        raise
+    except Exception as error:
+        raise capture_failure(model, error, 'pass granularity="module" to capture leaf modules as ops') from error
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    with torch.no_grad(), warnings.catch_warnings():
+        # Recurrent layers rebuild their list of weights when these are replaced; that is undone afterwards.
+        warnings.filterwarnings("ignore", message="The tensor attributes? ", category=UserWarning)
+        return torch.export.export(model, args, kwargs, strict=False)

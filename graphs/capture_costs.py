@@ -1,0 +1,205 @@
+"""FLOPs, kernels and aliasing of one traced call, by torch's own counters.
+
+A call that torch has a FLOP formula for is counted by it. A composite call (``linear``, ``matmul``, ``lstm``) is run
+once on fake tensors of its shapes and the calls it makes are counted. Both are cached by target and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphs.capture_values import Layout, tensor_info
+
+aten = torch.ops.aten
+
+_UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
+_GATHERS = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "embedding_bag"}
+_SCATTERS = {"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "masked_scatter_"}
+_STATISTICS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "instance_norm"}
+_IDENTITIES = {"lift_fresh_copy", "lift_fresh", "alias", "detach", "_unsafe_view"}
+
+
+class Signature(NamedTuple):
+    """What a target's schema says.
+
+    Attributes:
+        name: e.g. ``"conv2d"``.
+        kind: e.g. ``"aten.conv2d"``.
+        writes: (position, name) of the arguments it writes in place.
+        returned: for each output, which of ``writes`` it is, or None.
+        may_alias: some output may share memory with an argument it does not write.
+        composite: it only calls other operators.
+        uninitialised: it allocates without computing.
+        overwrites: the argument written in place is not read.
+        gathers: it reads no more of its table than it writes.
+        scatters: it writes no more of its table than it reads from the other arguments.
+        identity: it returns its argument.
+        statistics: it keeps running statistics in its buffers, though its schema does not say so.
+    """
+
+    name: str
+    kind: str
+    writes: tuple[tuple[int, str], ...] = ()
+    returned: tuple[int | None, ...] = ()
+    may_alias: bool = False
+    composite: bool = False
+    uninitialised: bool = False
+    overwrites: bool = False
+    gathers: bool = False
+    scatters: bool = False
+    identity: bool = False
+    statistics: bool = False
+
+
+class Cost(NamedTuple):
+    """Cost of one call; ``aliases[i]`` is the tensor argument whose memory output i shares, or None."""
+
+    flops: float = 0.0
+    kernels: int = 1
+    aliases: tuple[int | None, ...] = ()
+
+
+@lru_cache(maxsize=None)
+def signature(target: Any) -> Signature:
+    """Read a call target's schema once."""
+    if not isinstance(target, OpOverload):
+        name = str(getattr(target, "__name__", target))
+        return Signature(name, f"higher_order.{name}" if isinstance(target, torch._ops.HigherOrderOperator) else name)
+    schema = target._schema
+    namespace, _, name = schema.name.partition("::")
+    outputs = [out.alias_info for out in schema.returns]
+    # Changes shape or gradient tracking in place (``squeeze_``, ``detach_``), not the data.
+    identity = name in _IDENTITIES or torch.Tag.inplace_view in target.tags
+    written = [] if identity else schema.arguments
+    writes = [(i, arg) for i, arg in enumerate(written) if arg.alias_info and arg.alias_info.is_write]
+    sets = [arg.alias_info.before_set for _, arg in writes]
+    return Signature(
+        name=name,
+        kind=f"{namespace}.{name}",
+        writes=tuple((i, arg.name) for i, arg in writes),
+        returned=tuple(
+            sets.index(alias.before_set) if alias is not None and alias.before_set in sets else None for alias in outputs
+        ),
+        may_alias=any(alias is not None and not alias.is_write for alias in outputs),
+        composite=namespace != "prim"
+        and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"),
+        uninitialised=name in _UNINITIALISED,
+        overwrites=name in _OVERWRITES,
+        gathers=name in _GATHERS,
+        scatters=name in _SCATTERS,
+        identity=identity,
+        statistics=name in _STATISTICS,
+    )
+
+
+def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:
+    """Cost of one call whose tensors are given as `Layout` (sequences as tuples, so that calls can be cached)."""
+    if not isinstance(target, OpOverload):
+        return Cost()
+    facts = signature(target)
+    try:
+        if facts.composite or facts.may_alias:
+            return _probed(target, args, kwargs)
+        formula = _formula(target)
+        return Cost() if formula is None else Cost(_by_formula(target, args, kwargs, output))
+    except TypeError as error:  # an argument that cannot be a cache key, e.g. a random generator
+        if "unhashable" not in str(error):
+            raise
+        return Cost()
+
+
+def _formula(target: OpOverload) -> Callable[..., int] | None:
+    packet = target._overloadpacket
+    return _EXTRA_FORMULAS.get(packet) or flop_counter.flop_registry.get(packet)
+
+
+@lru_cache(maxsize=16384)
+def _by_formula(target: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
+    formula = _formula(target)
+    assert formula is not None
+    return float(formula(*_tensors(args, "meta"), **dict(_tensors(kwargs, "meta")), out_val=_tensors(output, "meta")))
+
+
+@contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Let composite calls use the general kernels: oneDNN's recurrent layer has no FLOP formula."""
+    # Not torch.backends.mkldnn.flags: it also touches settings that warn on builds without Intel GPUs.
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@lru_cache(maxsize=16384)
+def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
+    with torch.no_grad(), FakeTensorMode(), without_mkldnn():
+        fake_args, fake_kwargs = _tensors(args), dict(_tensors(kwargs))
+        inputs = [tensor_info(tensor).storage for tensor in _leaves((fake_args, tuple(fake_kwargs.values())))]
+        with _Counter() as counter:
+            output = target(*fake_args, **fake_kwargs)
+        storages = [tensor_info(tensor).storage for tensor in _leaves(output)]
+    aliases = tuple(inputs.index(storage) if storage in inputs else None for storage in storages)
+    return Cost(counter.flops, max(counter.kernels, 1), aliases)
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up what a composite call is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops, self.kernels = 0.0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        formula = _formula(func)
+        if formula is not None:
+            self.flops += float(formula(*args, **(kwargs or {}), out_val=output))
+        facts = signature(func)
+        self.kernels += not (facts.may_alias or facts.uninitialised or facts.identity or func.namespace == "prim")
+        return output
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+
+
+def _tensors(value: Any, device: str | None = None) -> Any:
+    """The value with a tensor without data for each `Layout`."""
+    if isinstance(value, Layout):
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=device or value.device)
+    if isinstance(value, tuple):
+        return tuple(_tensors(item, device) for item in value)
+    return value
+
+
+def _attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return int(flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
+) -> int:
+    return int(flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+
+
+# torch has formulas for every fused attention but the one it uses on the CPU.
+_EXTRA_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}

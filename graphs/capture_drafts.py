@@ -1,0 +1,139 @@
+"""Ops, tensors and states while a graph is being captured: numbered lists, still with dead code in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from graphs.capture_trace import PARAMETER
+from graphs.opgraph import Phase
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """An op to be; values, states and other drafts are named by their numbers.
+
+    Attributes:
+        label: last part of the op's name, e.g. ``"conv2d"``; ``module`` is put before it.
+        kind, module, dtype, flops, kernels, workspace_bytes, phase: as in `graphs.opgraph.Op`.
+        moved_bytes: bytes read, and written in place; what it writes to ``outputs`` is added if somebody reads it.
+        inputs: values read, in order, each once.
+        outputs: values written.
+        states: states read or written.
+        writes_state: it changes a state, so it stays even if nobody reads its outputs.
+        mirror: forward draft a backward draft belongs to.
+        call: number of the leaf module call it was made in, None outside.
+    """
+
+    label: str
+    kind: str
+    module: str = ""
+    dtype: str = "float32"
+    flops: float = 0.0
+    kernels: int = 1
+    moved_bytes: float = 0.0
+    workspace_bytes: int = 0
+    phase: Phase = Phase.FORWARD
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    writes_state: bool = False
+    mirror: int | None = None
+    call: int | None = None
+
+    @property
+    def is_input(self) -> bool:
+        return self.kind == "input"
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor to be.
+
+    Attributes:
+        producer: the draft that writes it.
+        size_bytes: its size; 0 for a new version of a state, whose bytes are kept anyway.
+        is_result: it leaves the step.
+        gradient_of: states it is the final gradient of.
+        is_float: whether gradients can flow through it.
+    """
+
+    producer: int
+    size_bytes: int
+    is_result: bool = False
+    gradient_of: list[int] = field(default_factory=list)
+    is_float: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class StateUse:
+    """A parameter, buffer or constant; tied ones are one state.
+
+    Attributes:
+        name: of the first of the tied ones.
+        kind: as in `graphs.capture_trace.State`.
+        size_bytes: its bytes, once.
+        dtype: of its elements.
+        trained: an update op writes it, so ``copies`` tensors of its size are kept instead of one.
+        written: some op of the step writes it.
+    """
+
+    name: str
+    kind: str
+    size_bytes: int
+    dtype: str
+    trained: bool = False
+    written: bool = False
+    copies: int = 1
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
+    def binds(self) -> bool:
+        """All its readers must share a device: it is learned or written in place, so it cannot be in two places."""
+        return self.kind == PARAMETER or self.written
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.size_bytes * self.copies
+
+
+@dataclass(slots=True, eq=False)
+class Drafts:
+    """What one walk over a trace found; `inputs` come first in ``ops``."""
+
+    ops: list[Draft] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    states: list[StateUse] = field(default_factory=list)
+
+    def add(self, draft: Draft) -> int:
+        self.ops.append(draft)
+        return len(self.ops) - 1
+
+    def add_value(self, value: Value) -> int:
+        self.values.append(value)
+        self.ops[value.producer].outputs.append(len(self.values) - 1)
+        return len(self.values) - 1
+
+    def live(self) -> list[bool]:
+        """Which ops a result, a state or an update depends on."""
+        alive = [False] * len(self.ops)
+        stack = [value.producer for value in self.values if value.is_result]
+        stack += [i for i, op in enumerate(self.ops) if op.writes_state]
+        while stack:
+            i = stack.pop()
+            if not alive[i]:
+                alive[i] = True
+                stack += [self.values[v].producer for v in self.ops[i].inputs]
+        return alive
+
+    def readers(self, alive: Iterable[bool]) -> list[list[int]]:
+        """For each value, the live ops that read it, increasing."""
+        found: list[list[int]] = [[] for _ in self.values]
+        for i, is_alive in enumerate(alive):
+            if is_alive:
+                for value in self.ops[i].inputs:
+                    found[value].append(i)
+        return found

@@ -1,0 +1,164 @@
+"""From drafts to an `OpGraph`: dead code dropped, colocation groups formed, kept bytes put on one op each."""
+
+from __future__ import annotations
+
+from networkx.utils import UnionFind
+
+from graphs.capture_drafts import Draft, Drafts, Value
+from graphs.capture_trace import CONSTANT
+from graphs.errors import CaptureError
+from graphs.opgraph import Op, OpGraph, Phase, Tensor
+
+# A read-only table this small is simply there on every device that reads it (rotary frequencies, literals).
+_TINY_BYTES = 1024
+
+
+def emit(drafts: Drafts, name: str) -> OpGraph:
+    """The graph of everything a result, a state or an update depends on.
+
+    Raises:
+        CaptureError: nothing is computed.
+    """
+    alive = drafts.live()
+    if not any(is_alive and not op.is_input for op, is_alive in zip(drafts.ops, alive, strict=True)):
+        raise CaptureError(f"{name} computes nothing from its inputs; expected at least one operation, check its forward.")
+    _keep_gradients(drafts, alive)
+    users = _users(drafts, alive)
+    groups = _groups(drafts, users)
+    _share_tables(drafts, alive, users, groups)
+    kept = _kept_bytes(drafts, alive, users)
+    return _records(drafts, alive, groups, kept, name)
+
+
+def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:
+    """A gradient read by updates alone is written straight into the bytes kept for it.
+
+    Its producer must then run where the parameter is, and its tensor has no bytes of its own. A gradient that other
+    ops read too is copied into the kept bytes by the update, as autograd does, and stays a tensor.
+    """
+    readers = drafts.readers(alive)
+    for number, value in enumerate(drafts.values):
+        producer = drafts.ops[value.producer]
+        if not value.gradient_of or value.is_result or producer.is_input:
+            continue
+        if all(drafts.ops[i].phase is Phase.UPDATE for i in readers[number]):
+            producer.moved_bytes += value.size_bytes
+            value.size_bytes = 0
+            producer.states += [state for state in value.gradient_of if state not in producer.states]
+
+
+def _users(drafts: Drafts, alive: list[bool]) -> list[list[int]]:
+    """For each state, the live ops that read or write it, increasing."""
+    users: list[list[int]] = [[] for _ in drafts.states]
+    for i, op in enumerate(drafts.ops):
+        if alive[i]:
+            for state in op.states:
+                users[state].append(i)
+    return users
+
+
+def _groups(drafts: Drafts, users: list[list[int]]) -> UnionFind:
+    """Ops that must share a device, because they use the same parameter or the same written buffer."""
+    groups = UnionFind(range(len(drafts.ops)))
+    for state, ops in zip(drafts.states, users, strict=True):
+        if state.binds and ops:
+            groups.union(*ops)
+    return groups
+
+
+def _share_tables(drafts: Drafts, alive: list[bool], users: list[list[int]], groups: UnionFind) -> None:
+    """A larger read-only table used by unrelated ops becomes an op of its own, whose tensor is sent to its readers.
+
+    Binding all its readers to one device would glue a model together that, say, shares a mask between its layers.
+    """
+    for number, state in enumerate(drafts.states):
+        apart = {groups[i] for i in users[number]}
+        if state.binds or len(apart) < 2 or state.size_bytes <= _TINY_BYTES:
+            continue
+        source = drafts.add(Draft(state.kind, state.kind, state.name, state.dtype, kernels=0))
+        alive.append(True)
+        value = drafts.add_value(Value(source, state.size_bytes))
+        for i in users[number]:
+            drafts.ops[i].inputs.append(value)
+        users[number] = []
+        state.size_bytes = 0
+
+
+def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> list[int]:
+    """Kept bytes of each op: every state on its first user, an unused one on the first op of the nearest module."""
+    kept = [0] * len(drafts.ops)
+    first_in: dict[str, int] = {}
+    for i, op in enumerate(drafts.ops):
+        if alive[i] and op.kernels:
+            for prefix in _prefixes(op.module):
+                first_in.setdefault(prefix, i)
+    for state, ops in zip(drafts.states, users, strict=True):
+        if state.kind == CONSTANT and state.size_bytes <= _TINY_BYTES:
+            continue
+        owner = ops[0] if ops else next(first_in[p] for p in _prefixes(state.module) if p in first_in)
+        kept[owner] += state.kept_bytes
+    return kept
+
+
+def _prefixes(path: str) -> list[str]:
+    """A module path and those around it, innermost first: ``"a.b"`` gives ``["a.b", "a", ""]``."""
+    found = [path]
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    return found
+
+
+def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[int], name: str) -> OpGraph:
+    # Data that is there before the step first, then program order.
+    order = sorted((i for i in range(len(drafts.ops)) if alive[i]), key=lambda i: drafts.ops[i].kernels > 0)
+    names = _names(drafts, order)
+    members: dict[int, int] = {}
+    for i in order:
+        members[groups[i]] = members.get(groups[i], 0) + 1
+    readers = drafts.readers(alive)
+    used = [bool(readers[v]) or value.is_result for v, value in enumerate(drafts.values)]
+    ops = [
+        Op(
+            name=names[i],
+            kind=op.kind,
+            flops=op.flops,
+            bytes_moved=op.moved_bytes + _written_bytes(drafts, op, used),
+            kept_bytes=kept[i],
+            workspace_bytes=op.workspace_bytes,
+            kernels=op.kernels,
+            colocation=groups[i] if members[groups[i]] > 1 else None,
+            phase=op.phase,
+            forward_of=names.get(op.mirror) if op.mirror is not None else None,
+            dtype=op.dtype,
+            module=op.module,
+        )
+        for i, op in ((i, drafts.ops[i]) for i in order)
+    ]
+    tensors = [
+        Tensor(names[value.producer], value.size_bytes, tuple(names[i] for i in readers[v]))
+        for v, value in enumerate(drafts.values)
+        if used[v] and alive[value.producer]
+    ]
+    return OpGraph.build(ops, tensors, name)
+
+
+def _written_bytes(drafts: Drafts, op: Draft, used: list[bool]) -> int:
+    return 0 if not op.kernels else sum(drafts.values[v].size_bytes for v in op.outputs if used[v])
+
+
+def _names(drafts: Drafts, order: list[int]) -> dict[int, str]:
+    """Unique names: module path, ``/``, label, and ``_1``, ``_2`` ... from the second of its name on."""
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    count: dict[str, int] = {}
+    for i in order:
+        op = drafts.ops[i]
+        base = f"{op.module}/{op.label}" if op.module else op.label
+        name = base
+        while name in taken:
+            count[base] = count.get(base, 0) + 1
+            name = f"{base}_{count[base]}"
+        taken.add(name)
+        names[i] = name
+    return names

@@ -1,0 +1,98 @@
+"""Lending a model to a tracer: weights replaced by fakes without memory, everything put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils import _pytree as pytree
+
+from graphs.errors import CaptureError
+
+Replace = Callable[[torch.Tensor], torch.Tensor]
+_PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+
+
+class Faker:
+    """Fake twins of tensors. Tied tensors get one twin, tensors that share memory get twins that share memory.
+
+    Tensors on ``meta`` get twins on the CPU, so that models built without weights meet their inputs on one device.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._memory: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._twins.get(id(tensor))
+        if known is not None:
+            return known[1]
+        twin = self._twin(tensor)
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        # The original is held too, so that its id stays its own.
+        self._twins[id(tensor)] = (tensor, twin)
+        return twin
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
+            return self._mode.from_tensor(tensor)
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor.dtype)
+        with torch.no_grad(), self._mode:
+            if key not in self._memory:
+                device = "cpu" if tensor.device.type == "meta" else tensor.device
+                n_elements = storage.nbytes() // tensor.dtype.itemsize
+                self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device=device)
+            return self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+
+    def arguments(self, value: Any) -> Any:
+        """Positional or keyword arguments with a twin for each tensor."""
+        return pytree.tree_map_only(torch.Tensor, self, value)
+
+
+@contextmanager
+def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
+    """Run a block with the model in training or evaluation mode and its tensors replaced; put all back afterwards.
+
+    Whatever the block does to attributes of the model's modules (new caches, reassigned buffers) is undone too.
+
+    Raises:
+        CaptureError: a lazy module has not seen its first input.
+    """
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
+            raise CaptureError(
+                f"module {path!r} ({type(module).__name__}) is lazy and has no weights yet; expected known shapes, "
+                "run the model once before capturing it."
+            )
+    saved = [(module, dict(vars(module))) for module in modules.values()]
+    random_state = torch.get_rng_state()
+    try:
+        for module, _ in saved:
+            _replace_tensors(module, replace)
+            module.training = train
+        yield
+    finally:
+        for module, attributes in saved:
+            vars(module).clear()
+            vars(module).update(attributes)
+        torch.set_rng_state(random_state)
+
+
+def _replace_tensors(module: nn.Module, replace: Replace) -> None:
+    # New dictionaries, so that the model's own ones are never written.
+    for kind in ("_parameters", "_buffers"):
+        tensors = vars(module)[kind]
+        vars(module)[kind] = {name: None if t is None else replace(t) for name, t in tensors.items()}
+    vars(module)["_modules"] = dict(module._modules)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, torch.Tensor):
+            vars(module)[name] = replace(value)

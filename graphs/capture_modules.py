@@ -1,0 +1,1 @@
+def capture_modules(*a): raise NotImplementedError

@@ -1,0 +1,251 @@
+"""`Coarse`: a graph whose ops are groups of another graph's ops, and `contract`, which makes one.
+
+What a coarse graph promises: it is acyclic, FLOPs, bytes, kernels (so also launch overheads) and kept bytes are those of the
+fine graph, and memory is never less than the fine graph needs when a group's ops run one after the other. What it
+cannot promise is the same time: a group starts when all its inputs are there and its outputs appear at its end, and
+the larger of two sums is not the sum of the larger terms. So coarse graphs are for searching, and a placement is
+always scored on the fine graph, after `Coarse.expand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.errors import GraphError, MismatchError
+from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Coarse:
+    """A coarse graph and the way back.
+
+    Attributes:
+        graph: the coarse graph; a group is named after its first op.
+        fine: the graph it was made from.
+        group_of: int64 [fine.n_ops], the coarse op of each fine op.
+    """
+
+    graph: OpGraph
+    fine: OpGraph
+    group_of: IntArray
+
+    def expand(self, assignment: IntArray) -> IntArray:
+        """Values per coarse op, e.g. device numbers, as values per fine op: [graph.n_ops] -> [fine.n_ops].
+
+        Raises:
+            MismatchError: not one value for each coarse op.
+        """
+        values = np.asarray(assignment)
+        if values.shape != (self.graph.n_ops,):
+            raise MismatchError(f"expected one value for each of {self.graph.n_ops} groups, got shape {values.shape}.")
+        return values[self.group_of]
+
+    def expand_names(self, placement: Mapping[str, str]) -> dict[str, str]:
+        """A placement of the coarse graph, op name -> device name, as a placement of the fine graph.
+
+        Raises:
+            MismatchError: a group is missing or unknown.
+        """
+        for name in (*placement, *self.graph.op_names):
+            if name not in placement or name not in set(self.graph.op_names):
+                raise MismatchError(f"group {name!r} is not in both the placement and the coarse graph.")
+        names = self.graph.op_names
+        return {
+            op: placement[names[group]] for op, group in zip(self.fine.op_names, self.group_of.tolist(), strict=True)
+        }
+
+    def then(self, coarsen: Callable[[OpGraph], Coarse]) -> Coarse:
+        """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; leads back to the same `fine`."""
+        further = coarsen(self.graph)
+        return Coarse(further.graph, self.fine, further.group_of[self.group_of])
+
+
+def contract(graph: OpGraph, labels: IntArray) -> Coarse:
+    """Merge all ops with the same label into one op.
+
+    A merged op sums FLOPs, bytes moved, kept bytes and kernels; has a measured time where all its ops have one (that
+    for any device standing in for a missing one); and takes kind and dtype from its op of most FLOPs. Tensors
+    inside a group vanish, but count as workspace while they live, in the fine graph's topological order. Colocation
+    groups that meet in a merged op become one. Pins are intersected.
+
+    Args:
+        graph: the fine graph.
+        labels: int64 [n_ops]; groups are numbered by their first op.
+
+    Raises:
+        GraphError: the groups form a cycle, or the pins of a group contradict each other.
+    """
+    group_of, first = _numbered(labels)
+    n = len(first)
+    heaviest = _heaviest(graph, group_of, first)
+    tensors = _outer_tensors(graph, group_of, n)
+    time_keys, time_s = _measured(graph, group_of, n)
+    members = _members(group_of, n)
+    coarse = OpGraph(
+        name=f"{graph.name} ({n} groups)",
+        op_names=tuple(graph.op_names[i] for i in first),
+        kinds=tuple(graph.kinds[i] for i in heaviest),
+        dtypes=tuple(graph.dtypes[i] for i in heaviest),
+        modules=tuple(_common_module([graph.modules[i] for i in ops]) for ops in members),
+        flops=np.bincount(group_of, weights=graph.flops, minlength=n),
+        bytes_moved=np.bincount(group_of, weights=graph.bytes_moved, minlength=n),
+        kept_bytes=_summed(graph.kept_bytes, group_of, n),
+        workspace_bytes=_workspace(graph, group_of, n),
+        kernels=_summed(graph.kernels, group_of, n),
+        colocation=_colocation(graph.colocation, group_of, n),
+        phase=graph.phase[first],
+        forward_of=_forward_of(graph, group_of, n),
+        pins=tuple(_common_pins(graph, ops) for ops in members),
+        time_keys=time_keys,
+        time_s=time_s,
+        tensor_producer=tensors[0],
+        tensor_bytes=tensors[1],
+        tensor_transfer_s=tensors[2],
+        consumer_ptr=tensors[3],
+        consumers=tensors[4],
+    )
+    return Coarse(coarse, graph, group_of)
+
+
+def _numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
+    """Labels as numbers 0, 1, ... by first appearance, and the first op of each."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)], np.sort(first).astype(np.int64)
+
+
+def _members(group_of: IntArray, n: int) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in range(n)]
+    for op, group in enumerate(group_of.tolist()):
+        result[group].append(op)
+    return result
+
+
+def _summed(values: IntArray, group_of: IntArray, n: int) -> IntArray:
+    result = np.zeros(n, dtype=np.int64)
+    np.add.at(result, group_of, values)  # bincount would go through floats
+    return result
+
+
+def _heaviest(graph: OpGraph, group_of: IntArray, first: IntArray) -> IntArray:
+    """Per group, its op of most FLOPs, then most bytes moved, then the first."""
+    order = np.lexsort((np.arange(graph.n_ops), -graph.bytes_moved, -graph.flops, group_of))
+    starts = np.searchsorted(group_of[order], np.arange(len(first)))
+    return order[starts].astype(np.int64)
+
+
+def _common_module(modules: list[str]) -> str:
+    """The longest module path that holds all: ``a.b.c`` and ``a.b.d`` give ``a.b``."""
+    low, high = min(modules).split("."), max(modules).split(".")
+    if modules[0] == modules[-1] and low == high:
+        return modules[0]
+    paths = [module.split(".") for module in set(modules)]
+    depth = 0
+    while all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
+        depth += 1
+    return ".".join(paths[0][:depth])
+
+
+def _common_pins(graph: OpGraph, ops: list[int]) -> tuple[str, ...]:
+    pinned = [op for op in ops if graph.pins[op]]
+    if not pinned:
+        return ()
+    common = [kind for kind in graph.pins[pinned[0]] if all(kind in graph.pins[op] for op in pinned)]
+    if not common:
+        shown = " and ".join(f"{graph.op_names[op]!r} to {graph.pins[op]}" for op in pinned[:2])
+        raise GraphError(f"ops of one group are pinned to unlike devices ({shown}); do not merge them.")
+    return tuple(common)
+
+
+def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ...], FloatArray]:
+    times = graph.time_s.copy()
+    if ANY_DEVICE in graph.time_keys:
+        anywhere = times[:, [graph.time_keys.index(ANY_DEVICE)]]
+        times = np.where(np.isnan(times), anywhere, times)
+    sums = np.zeros((n, len(graph.time_keys)))
+    np.add.at(sums, group_of, times)
+    kept = [j for j in range(len(graph.time_keys)) if not np.isnan(sums[:, j]).all()]
+    return tuple(graph.time_keys[j] for j in kept), sums[:, kept]
+
+
+def _forward_of(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
+    """The forward group, where all of a group's backward ops mirror ops of one other group; else -1."""
+    backward = np.flatnonzero(graph.forward_of >= 0)
+    group, mirrored = group_of[backward], group_of[graph.forward_of[backward]]
+    low, high = np.full(n, n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    np.minimum.at(low, group, mirrored)
+    np.maximum.at(high, group, mirrored)
+    return np.where((low == high) & (high != np.arange(n)), high, -1).astype(np.int64)
+
+
+def _colocation(labels: IntArray, group_of: IntArray, n: int) -> IntArray:
+    """Colocation groups of the coarse ops: united where they meet, dropped where one coarse op holds them all."""
+    united = nx.utils.UnionFind()
+    label_of: dict[int, int] = {}
+    for op in np.flatnonzero(labels >= 0).tolist():
+        label, group = int(labels[op]), int(group_of[op])
+        united.union(label_of.setdefault(group, label), label)
+    roots = {group: united[label] for group, label in sorted(label_of.items())}
+    count: dict[int, int] = {}
+    for root in roots.values():
+        count[root] = count.get(root, 0) + 1
+    number: dict[int, int] = {}
+    result = np.full(n, -1, dtype=np.int64)
+    for group, root in roots.items():
+        if count[root] > 1:
+            result[group] = number.setdefault(root, len(number))
+    return result
+
+
+def _inner(graph: OpGraph, group_of: IntArray) -> NDArray[np.bool_]:
+    """Bool [m]: tensors that are read, and only inside their producer's group."""
+    producer, consumer, tensor = graph.edge_list
+    leaves = np.zeros(graph.n_tensors, dtype=bool)
+    leaves[tensor[group_of[producer] != group_of[consumer]]] = True
+    return ~leaves & (np.diff(graph.consumer_ptr) > 0)
+
+
+def _outer_tensors(
+    graph: OpGraph, group_of: IntArray, n: int
+) -> tuple[IntArray, IntArray, FloatArray, IntArray, IntArray]:
+    """Producer, bytes, transfer_s, consumer_ptr and consumers of the tensors between groups, and of the results."""
+    kept = np.flatnonzero(~_inner(graph, group_of))
+    kept = kept[np.argsort(group_of[graph.tensor_producer[kept]], kind="stable")]
+    number = np.full(graph.n_tensors, -1, dtype=np.int64)
+    number[kept] = np.arange(len(kept))
+    producer, consumer, tensor = graph.edge_list
+    crossing = group_of[producer] != group_of[consumer]
+    pairs = np.unique(number[tensor[crossing]] * n + group_of[consumer[crossing]])
+    return (
+        group_of[graph.tensor_producer[kept]],
+        graph.tensor_bytes[kept],
+        graph.tensor_transfer_s[kept],
+        np.searchsorted(pairs // n, np.arange(len(kept) + 1)).astype(np.int64),
+        (pairs % n).astype(np.int64),
+    )
+
+
+def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
+    """Per group the most bytes its own workspace and inner tensors hold at once, its ops run in topological order."""
+    position = np.empty(graph.n_ops, dtype=np.int64)
+    position[graph.topological_order] = np.arange(graph.n_ops)
+    born = np.zeros(graph.n_ops, dtype=np.int64)  # inner bytes each op starts to write
+    dies = np.zeros(graph.n_ops, dtype=np.int64)  # inner bytes nobody needs after each op
+    for tensor in np.flatnonzero(_inner(graph, group_of)).tolist():
+        readers = graph.consumers_of(tensor)
+        born[graph.tensor_producer[tensor]] += graph.tensor_bytes[tensor]
+        dies[readers[np.argmax(position[readers])]] += graph.tensor_bytes[tensor]
+    live, peak = [0] * n, [0] * n
+    order = graph.topological_order
+    columns = (group_of[order], born[order], dies[order], graph.workspace_bytes[order])
+    for group, new, old, own in zip(*(column.tolist() for column in columns), strict=True):
+        live[group] += new
+        peak[group] = max(peak[group], live[group] + own)
+        live[group] -= old
+    return np.array(peak, dtype=np.int64)

@@ -1,0 +1,100 @@
+"""Reading and writing files whole: nothing half-written, and one clear sentence when a file is not what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from graphs.errors import GraphFileError
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    The content goes to a temporary file in the same folder, is flushed to the disk, and takes the place of `path`
+    in one step. On any error the temporary file is removed and `path` is untouched.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int = -1) -> bytes:
+    """The first `limit` bytes of a file (all of it when negative).
+
+    Raises:
+        GraphFileError: there is no such file, or it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise GraphFileError(f"cannot read {os.fspath(path)}: {error.strerror}; check the path.") from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        GraphFileError: the file cannot be read, or is not text.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise GraphFileError(
+            f"{os.fspath(path)} is not a text file: byte {error.start} is not UTF-8; expected JSON or a profile."
+        ) from None
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON file; NaN and Infinity, which JSON does not have, are refused.
+
+    Raises:
+        GraphFileError: the file is not JSON or ends too early; the message says line and column.
+    """
+    text, where = read_text(path), os.fspath(path)
+
+    def refuse(word: str) -> NoReturn:
+        raise GraphFileError(f"{where} holds {word}, which is not a JSON number; leave the value out.")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        if not text.strip():
+            raise GraphFileError(f"{where} is empty; expected a JSON object.") from None
+        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+            raise GraphFileError(f"{where} is truncated: the JSON breaks off at {at}; save it again.") from None
+        raise GraphFileError(f"{where} is not JSON: {error.msg} at {at}.") from None
+    except RecursionError:
+        raise GraphFileError(f"{where} nests too deeply to be a graph.") from None
+    except GraphFileError:
+        raise
+    except ValueError as error:  # a number with thousands of digits
+        raise GraphFileError(f"{where} holds a number that cannot be read: {error}.") from None
+
+
+def _mode(target: Path) -> int:
+    """Permissions of the file to replace, or those a plain ``open`` would give a new one."""
+    try:
+        return target.stat().st_mode & 0o7777
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,56 @@
+"""Every error this project raises on purpose.
+
+    PlacementError
+    ├── GraphError            a graph that is not what it says (also a ValueError)
+    │   └── GraphFileError    a graph file that cannot be read
+    ├── CaptureError          a model that cannot be traced
+    ├── ClusterError          a cluster that is not what it says (also a ValueError)
+    ├── UnknownNameError      a model, method, cluster or option that does not exist (also a ValueError)
+    ├── MismatchError         a placement for another graph, or not placing every op exactly once (also a ValueError)
+    └── InfeasibleError       no placement can satisfy memory and pins
+
+Each message is one sentence: what was expected, what came, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlacementError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class GraphError(PlacementError, ValueError):
+    """A graph that breaks a rule of `OpGraph` (cycle, dangling edge, negative size, duplicate name)."""
+
+
+class GraphFileError(GraphError):
+    """A graph file that is truncated, of an unknown version, or not what its name says."""
+
+
+class CaptureError(PlacementError):
+    """A model that could not be traced; the message names the module and the line."""
+
+
+class ClusterError(PlacementError, ValueError):
+    """A cluster that breaks a rule of `Cluster`."""
+
+
+class MismatchError(PlacementError, ValueError):
+    """A placement that does not belong to the graph or the cluster it is used with."""
+
+
+class InfeasibleError(PlacementError):
+    """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free."""
+
+
+class UnknownNameError(PlacementError, ValueError):
+    """A name that is not in a registry; the message lists the valid names and the nearest one."""
+
+    def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
+        self.what, self.name, self.valid = what, name, tuple(valid)
+        near = difflib.get_close_matches(name, self.valid, n=1, cutoff=0.4)
+        hint = f", did you mean {near[0]!r}?" if near else "."
+        super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")

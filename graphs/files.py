@@ -1,0 +1,236 @@
+"""Graph files: our JSON, written atomically, and `load_graph`, which reads every format this project knows.
+
+A saved graph is one JSON object, one op or tensor a line, with only the fields that differ from their defaults::
+
+    {"schema": "placement.opgraph", "version": 1, "name": "net",
+     "ops": [
+      {"name": "a", "kind": "aten.mm", "flops": 2000000.0},
+      {"name": "b", "pins": ["cpu"]}],
+     "tensors": [
+      {"producer": "a", "bytes": 4000, "consumers": ["b"]}]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from graphs.disk import read_bytes, read_json, write_atomically
+from graphs.errors import GraphError, GraphFileError
+from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
+
+__all__ = ["SCHEMA", "VERSION", "load_graph", "load_json_graph", "save_graph", "write_atomically"]
+
+SCHEMA = "placement.opgraph"
+VERSION = 1
+Path = str | os.PathLike[str]
+
+
+def save_graph(graph: OpGraph, path: Path) -> None:
+    """Write a graph as JSON, atomically; `load_json_graph` gives an equal graph, every float to the last bit.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+    """
+    ops, tensors = graph.records()
+    head = json.dumps({"schema": SCHEMA, "version": VERSION, "name": graph.name})[:-1]
+    op_lines = ",\n  ".join(_encode(_differing(op)) for op in ops)
+    tensor_lines = ",\n  ".join(_encode(_differing(tensor)) for tensor in tensors)
+    write_atomically(path, f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]}}\n')
+
+
+def load_json_graph(path: Path) -> OpGraph:
+    """Read a graph that `save_graph` wrote.
+
+    Raises:
+        GraphFileError: a truncated file, another schema, an unknown version, a missing, unknown or mistyped field,
+            a cycle, a dangling edge, a negative size, a duplicate name; the message names the file and the op or line.
+    """
+    return _graph_from_json(read_json(path), os.fspath(path))
+
+
+def load_graph(path: Path) -> OpGraph:
+    """Read a graph of any known format: our JSON, NeurIPS 2020 JSON, a PipeDream profile, ONNX, or ``.pt2``.
+
+    ``.onnx``, ``.pt2`` and ``.json`` are taken at their word; any other file is recognised by its first bytes.
+    A NeurIPS 2020 file also describes devices: `graphs.published.read_neurips` gives both.
+
+    Raises:
+        GraphFileError: the file cannot be read, or is of no known format.
+    """
+    start = read_bytes(path, 4096)
+    suffix = os.path.splitext(os.fspath(path))[1].lower()
+    if suffix in _READERS:
+        return _READERS[suffix](path)
+    if start.startswith(b"PK\x03\x04"):
+        return _read_pt2(path)
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return _read_any_json(path)
+    if is_profile_line(start.decode("utf-8", errors="replace").lstrip().split("\n", 1)[0]):
+        return read_pipedream(path)
+    if start.startswith(b"\x08"):  # the tag of ir_version, the first field of an ONNX model
+        return _read_onnx(path)
+    raise GraphFileError(
+        f"{os.fspath(path)} is of no known format; expected a saved graph (.json), a NeurIPS 2020 problem (.json), "
+        "a PipeDream profile (.txt), an ONNX model (.onnx) or an exported program (.pt2)."
+    )
+
+
+def _read_any_json(path: Path) -> OpGraph:
+    document = read_json(path)
+    if is_neurips_document(document):
+        return neurips_graph(document, os.fspath(path))
+    return _graph_from_json(document, os.fspath(path))
+
+
+def _read_onnx(path: Path) -> OpGraph:
+    from graphs.onnx_reader import read_onnx  # onnx takes a while to import
+
+    return read_onnx(path)
+
+
+def _read_pt2(path: Path) -> OpGraph:
+    from graphs.pt2_reader import read_pt2  # so does torch
+
+    return read_pt2(path)
+
+
+_READERS: dict[str, Callable[[Path], OpGraph]] = {".json": _read_any_json, ".onnx": _read_onnx, ".pt2": _read_pt2}
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode  # made once: json.dumps would make one per line
+
+
+# -- records to JSON and back -------------------------------------------------------------------------------
+
+
+def _defaults(record: type[Op] | type[Tensor]) -> tuple[tuple[str, Any], ...]:
+    """Field names, each with the value that a file leaves out; None, which no other field holds, for a required one."""
+    return tuple(
+        (f.name, {} if f.default_factory is not MISSING else None if f.default is MISSING else f.default)
+        for f in fields(record)
+    )
+
+
+_OP_DEFAULTS, _TENSOR_DEFAULTS = _defaults(Op), _defaults(Tensor)
+
+
+def _differing(record: Op | Tensor) -> dict[str, Any]:
+    """The fields of a record that differ from their defaults, as JSON values."""
+    defaults = _OP_DEFAULTS if isinstance(record, Op) else _TENSOR_DEFAULTS
+    result = {name: value for name, default in defaults if (value := getattr(record, name)) != default}
+    if "phase" in result:
+        result["phase"] = result["phase"].name.lower()
+    return result
+
+
+def _graph_from_json(document: Any, where: str) -> OpGraph:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        got = f"schema {document['schema']!r}" if isinstance(document, dict) and "schema" in document else "no schema"
+        raise GraphFileError(f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}.')
+    if document.get("version") != VERSION:
+        raise GraphFileError(
+            f"{where} is of version {document.get('version')!r}; this release reads version {VERSION}, "
+            "save the graph again or use a newer release."
+        )
+    _check_fields(document, _DOCUMENT, ("ops", "tensors"), where, "the graph")
+    ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
+    tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
+    try:
+        return OpGraph.build(ops, tensors, name=document.get("name", "graph"))
+    except GraphError as error:
+        raise GraphFileError(f"{where}: {error}") from None
+
+
+def _op(entry: Any, number: int, where: str) -> Op:
+    label = entry.get("name") if isinstance(entry, dict) else None
+    _check_fields(entry, _OP, ("name",), where, f"op {label!r}" if isinstance(label, str) else f"ops[{number}]")
+    given = dict(entry)
+    if "phase" in given:
+        given["phase"] = _PHASES[given["phase"]]
+    if "pins" in given:
+        given["pins"] = tuple(given["pins"])
+    return Op(**given)
+
+
+def _tensor(entry: Any, number: int, where: str) -> Tensor:
+    _check_fields(entry, _TENSOR, ("producer", "bytes"), where, f"tensors[{number}]")
+    return Tensor(**{**entry, "consumers": tuple(entry.get("consumers", ()))})
+
+
+# -- types ------------------------------------------------------------------------------------------------------
+
+_PHASES = {phase.name.lower(): phase for phase in Phase}
+Check = tuple[str, Callable[[Any], bool]]  # what is expected, in words, and the test for it
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or type(value) is int
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_STRING: Check = ("a string", lambda value: isinstance(value, str))
+_NUMBER: Check = ("a number", _is_number)
+_COUNT: Check = ("a whole number", lambda value: type(value) is int)
+_STRINGS: Check = ("a list of strings", _is_strings)
+_LIST: Check = ("a list", lambda value: isinstance(value, list))
+_TIMES: Check = (
+    "an object of seconds by device",
+    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+)
+
+_DOCUMENT: Mapping[str, Check] = {
+    "schema": _STRING,
+    "version": _COUNT,
+    "name": _STRING,
+    "ops": _LIST,
+    "tensors": _LIST,
+}
+_OP: Mapping[str, Check] = {
+    "name": _STRING,
+    "kind": _STRING,
+    "flops": _NUMBER,
+    "bytes_moved": _NUMBER,
+    "kept_bytes": _COUNT,
+    "workspace_bytes": _COUNT,
+    "kernels": _COUNT,
+    "colocation": ("a string or a whole number", lambda value: type(value) in (int, str)),
+    "phase": (f"one of {', '.join(_PHASES)}", lambda value: isinstance(value, str) and value in _PHASES),
+    "forward_of": _STRING,
+    "dtype": _STRING,
+    "module": _STRING,
+    "pins": _STRINGS,
+    "time_s": _TIMES,
+}
+_TENSOR: Mapping[str, Check] = {
+    "producer": _STRING,
+    "bytes": _COUNT,
+    "consumers": _STRINGS,
+    "transfer_s": _NUMBER,
+}
+
+
+def _check_fields(entry: Any, known: Mapping[str, Check], needed: tuple[str, ...], where: str, what: str) -> None:
+    if not isinstance(entry, dict):
+        raise GraphFileError(f"{where}: {what} is {_short(entry)}; expected an object with {', '.join(needed)}.")
+    for key, value in entry.items():
+        if key not in known:
+            raise GraphFileError(f"{where}: {what} has unknown field {key!r}; known: {', '.join(known)}.")
+        expected, test = known[key]
+        if not test(value):
+            raise GraphFileError(f"{where}: {what} has {key} = {_short(value)}; expected {expected}.")
+    for key in needed:
+        if key not in entry:
+            raise GraphFileError(f"{where}: {what} has no {key!r}; add it.")
+
+
+def _short(value: Any) -> str:
+    return re.sub(r"(?s)(.{60}).+", r"\1...", repr(value))

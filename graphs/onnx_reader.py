@@ -1,0 +1,310 @@
+"""Read an ONNX model as an `OpGraph`: shapes are inferred, weights are never turned into arrays."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import networkx as nx
+import onnx
+from onnx import TensorProto, helper
+
+from graphs.disk import read_bytes
+from graphs.errors import GraphError, GraphFileError
+from graphs.onnx_costs import Value, bytes_read, flops, subgraphs
+from graphs.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
+from graphs.opgraph import Op, OpGraph, Tensor
+
+Path = str | os.PathLike[str]
+
+# Change only the shape they are read with: their output is their input, so it must not count as a second tensor.
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+_SHAPES = frozenset({"Shape", "Size"})  # known before the step starts
+_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
+
+
+def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """Read an ONNX model; external data files are not opened.
+
+    One op per node, but: views (reshape, squeeze, dropout, ...) are folded into their input, and whatever depends on
+    constants or shapes alone is a constant. Each op keeps the constants it reads; but a weight (two dimensions or more,
+    over 1,024 elements, not integer indices) that several ops read is kept once, and those ops share a colocation
+    group. An ``If``, ``Loop`` or ``Scan`` is one op. FLOPs are counted as in `graphs.onnx_costs`.
+
+    Args:
+        path: the ``.onnx`` file.
+        dims: sizes of the symbolic dimensions, e.g. ``{"batch": 8}``. A symbolic dimension not given, or one that
+            depends on data, counts as 1.
+
+    Raises:
+        GraphFileError: not an ONNX model, an op that reads what nothing produces, or an output of unknown rank; the
+            message names the op. Also for a name in `dims` that the model does not have.
+    """
+    where = os.fspath(path)
+    model = _parse(read_bytes(path), where)
+    _settle_dimensions(model.graph, dims or {}, where)
+    for graph in _graphs(model.graph):
+        for constant in graph.initializer:
+            _drop_data(constant)
+    try:
+        model = infer_shapes(model)
+    except Exception as error:  # onnx raises several unrelated classes here
+        raise GraphFileError(f"{where}: shape inference failed: {_first_line(error)}.") from None
+    try:
+        return _Reading(model.graph, where).finish()
+    except GraphFileError:
+        raise
+    except GraphError as error:
+        raise GraphFileError(f"{where}: {error}") from None
+
+
+def _parse(data: bytes, where: str) -> onnx.ModelProto:
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception:  # protobuf's DecodeError has moved between its releases
+        raise GraphFileError(f"{where} is not an ONNX model, or is truncated: it does not parse.") from None
+    if not model.graph.node:
+        raise GraphFileError(f"{where} is not an ONNX model with operators: its graph is empty.")
+    if model.functions:
+        from onnx import inliner
+
+        model = inliner.inline_local_functions(model)
+    return model
+
+
+# -- dimensions and sizes -------------------------------------------------------------------------------------
+
+
+def _settle_dimensions(graph: onnx.GraphProto, dims: Mapping[str, int], where: str) -> None:
+    """Give every symbolic input dimension its size, and forget stored shapes that still hold a symbol."""
+    shapes = [value.type.tensor_type.shape for value in graph.input]
+    symbols = {dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param}
+    for name, size in dims.items():
+        if name not in symbols:
+            known = ", ".join(sorted(symbols)) or "none"
+            raise GraphFileError(f"{where} has no symbolic dimension {name!r}; it has: {known}.")
+        if size < 1:
+            raise GraphFileError(f"{where}: dimension {name!r} = {size}; expected 1 or more.")
+    sizes = {name: dims.get(name, 1) for name in symbols}
+    for shape in shapes:
+        for dim in shape.dim:
+            if dim.dim_value <= 0:
+                dim.dim_value = sizes.get(dim.dim_param, 1)
+    for inner in _graphs(graph):
+        for value in (*inner.value_info, *inner.output):
+            if not all(_settled(dim, sizes) for dim in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")
+
+
+def _settled(dim: Any, sizes: Mapping[str, int]) -> bool:
+    if dim.dim_param in sizes:
+        dim.dim_value = sizes[dim.dim_param]
+    return bool(dim.HasField("dim_value"))
+
+
+def _drop_data(constant: onnx.TensorProto) -> None:
+    """Forget the data of a weight: shape inference needs none of it, and copies the model."""
+    if prod(constant.dims) > LARGEST_SHAPE_CONSTANT:
+        for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+            constant.ClearField(name)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all graphs inside its control-flow nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _graphs(inner)
+
+
+def _value(elem_type: int, shape: Iterable[int]) -> Value:
+    if elem_type == TensorProto.STRING:
+        return Value(tuple(shape), "string", 8)
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    return Value(tuple(shape), dtype.name, dtype.itemsize)
+
+
+def _known_values(graph: onnx.GraphProto) -> dict[str, Value]:
+    """Every value whose rank is known, by name, also those inside control flow."""
+    result: dict[str, Value] = {}
+    for inner in _graphs(graph):
+        for info in (*inner.input, *inner.value_info, *inner.output):
+            tensor = info.type.tensor_type
+            if info.type.HasField("tensor_type") and tensor.HasField("shape") and tensor.elem_type:
+                result[info.name] = _value(tensor.elem_type, (max(dim.dim_value, 1) for dim in tensor.shape.dim))
+        for constant in inner.initializer:
+            result[constant.name] = _value(constant.data_type, constant.dims)
+        for sparse in inner.sparse_initializer:
+            result[sparse.values.name] = _value(sparse.values.data_type, sparse.dims)
+        for node in inner.node:
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.HasField("t"):
+                    result[node.output[0]] = _value(attribute.t.data_type, attribute.t.dims)
+    return result
+
+
+# -- the graph --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Reading:
+    """State of one pass over the nodes, in the file's order, which ONNX requires to be topological."""
+
+    graph: onnx.GraphProto
+    where: str
+    ops: list[Op] = field(default_factory=list)
+    outputs: list[tuple[str, str]] = field(default_factory=list)  # (op, value)
+    readers: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # value -> ops
+    alias: dict[str, str] = field(default_factory=dict)  # output of a view -> its input
+    constants: dict[str, str | None] = field(default_factory=dict)  # value -> the weight it is made of, if one
+    keeper: dict[str, str] = field(default_factory=dict)  # weight -> the op that keeps it
+    tied: Any = field(default_factory=nx.utils.UnionFind)  # op names
+
+    def finish(self) -> OpGraph:
+        graph = self.graph
+        self.values = _known_values(graph)
+        for constant in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+            self.constants[constant.name] = constant.name if self._is_weight(constant.name) else None
+        available = {info.name for info in graph.input} | set(self.constants) | {""}
+        self.wanted = {name for node in graph.node for name in _reads(node)} | {info.name for info in graph.output}
+        names = _op_names(graph.node)
+        for node, name in zip(graph.node, names, strict=True):
+            missing = [value for value in _reads(node) if value not in available]
+            if missing:
+                raise GraphFileError(
+                    f"{self.where}: op {name!r} ({node.op_type}) reads {missing[0]!r}, which no op before it produces."
+                )
+            available.update(node.output)
+            self._add(node, name)
+        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or _stem(self.where))
+
+    def _is_weight(self, name: str) -> bool:
+        # Small constants, masks and indices are cheaper to copy than to share: they must not tie layers together.
+        value = self.values[name]
+        large = len(value.shape) >= 2 and prod(value.shape) > LARGEST_SHAPE_CONSTANT
+        return large and value.dtype not in ("int32", "int64", "bool", "string")
+
+    def _add(self, node: onnx.NodeProto, name: str) -> None:
+        reads = _reads(node)
+        if node.op_type in _SHAPES or (
+            all(value in self.constants for value in reads) and node.op_type not in _RANDOM and not subgraphs(node)
+        ):
+            weights = {root for value in reads if (root := self.constants.get(value))}
+            weight = min(weights) if len(weights) == 1 and node.op_type not in _SHAPES else None
+            self.constants.update(dict.fromkeys(node.output, weight))
+            return
+        used = [output for output in node.output if output and output in self.wanted]
+        if node.op_type in _VIEWS and node.input[0] not in self.constants and used in ([], [node.output[0]]):
+            self.alias[node.output[0]] = self._source(node.input[0])
+            return
+        self.ops.append(self._op(node, name, used))
+        for value in dict.fromkeys(self._source(value) for value in reads if value not in self.constants):
+            self.readers[value].append(name)
+        self.outputs += [(name, output) for output in used]
+
+    def _op(self, node: onnx.NodeProto, name: str, used: list[str]) -> Op:
+        for output in used:
+            if output not in self.values:
+                raise GraphFileError(
+                    f"{self.where}: op {name!r} ({node.op_type}) has an output {output!r} of unknown shape; store the "
+                    "shape in the model (value_info) before reading it."
+                )
+        reads = _reads(node)
+        known = [self.values[value] for value in (*reads, *used) if value in self.values]
+        work = flops(node, self.values)
+        integer_product = node.op_type in ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+        return Op(
+            name=name,
+            kind=f"{node.domain or 'onnx'}.{node.op_type}",
+            flops=work,
+            bytes_moved=float(
+                sum(bytes_read(node, value, i, self.values) for i, value in enumerate(reads))
+                + sum(self.values[output].bytes for output in used)
+            ),
+            kept_bytes=self._kept(node, name),
+            dtype="int8" if integer_product else next((value.dtype for value in known if value.is_float), "float32"),
+            module=_module(node),
+        )
+
+    def _kept(self, node: onnx.NodeProto, name: str) -> int:
+        """Bytes of the constants an op keeps; also ties it to the other readers of its weights."""
+        inside = [
+            constant.name for graph in subgraphs(node) for inner in _graphs(graph) for constant in inner.initializer
+        ]
+        kept = sum(self.values[constant].bytes for constant in inside)
+        for value in dict.fromkeys(_reads(node)):
+            weight = self.constants.get(value)
+            if weight is not None:
+                if weight not in self.keeper:
+                    self.keeper[weight] = name
+                    kept += self.values[weight].bytes
+                self.tied.union(self.keeper[weight], name)
+            elif value in self.constants and value in self.values:
+                kept += self.values[value].bytes
+        return kept
+
+    def _grouped(self) -> list[Op]:
+        label = {name: min(group) for group in map(set, self.tied.to_sets()) if len(group) > 1 for name in group}
+        return [_with_colocation(op, label.get(op.name)) for op in self.ops]
+
+    def _tensors(self) -> list[Tensor]:
+        return [Tensor(op, self.values[value].bytes, tuple(self.readers.get(value, ()))) for op, value in self.outputs]
+
+    def _source(self, value: str) -> str:
+        return self.alias.get(value, value)
+
+
+def _with_colocation(op: Op, label: str | None) -> Op:
+    return op if label is None else replace(op, colocation=label)
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """The values a node reads, in order; a control-flow node also reads what its graphs take from outside."""
+    return [value for value in node.input if value] + [value for graph in subgraphs(node) for value in _captured(graph)]
+
+
+def _captured(graph: onnx.GraphProto) -> list[str]:
+    inside = {info.name for info in graph.input} | {constant.name for constant in graph.initializer}
+    result = []
+    for node in graph.node:
+        result += [value for value in _reads(node) if value not in inside]
+        inside.update(node.output)
+    return result + [info.name for info in graph.output if info.name not in inside]
+
+
+def _op_names(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    """Node names where given and unique, else the first output's name, which ONNX makes unique."""
+    taken: set[str] = set()
+    result = []
+    for number, node in enumerate(nodes):
+        output = next((name for name in node.output if name), f"node{number}")
+        name = next(name for name in (node.name, output, f"{output}#{number}") if name and name not in taken)
+        taken.add(name)
+        result.append(name)
+    return result
+
+
+def _module(node: onnx.NodeProto) -> str:
+    """Module path as torch's exporters store it: a property, or a node name such as ``/layers/0/attn/MatMul``."""
+    for entry in node.metadata_props:
+        if entry.key == "pkg.torch.onnx.name_scopes":
+            try:
+                scopes = ast.literal_eval(entry.value)
+                return str(scopes[-2])
+            except (ValueError, SyntaxError, IndexError, TypeError):
+                return ""
+    parts = node.name.split("/")
+    return ".".join(parts[1:-1]) if len(parts) > 2 and not parts[0] else ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _stem(where: str) -> str:
+    return os.path.splitext(os.path.basename(where))[0]

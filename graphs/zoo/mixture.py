@@ -1,0 +1,169 @@
+"""A causal transformer whose feed-forward networks are mixtures of experts, each expert a branch of its own.
+
+Paper: D. Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic sharding", 2021,
+section 2.2 and algorithm 1: top-2 gating within groups of tokens, each expert with a fixed capacity, dispatch and
+combination as matrix products, so that every shape is static. Here every layer is a mixture, a group is one sequence,
+and the second expert is not dropped at random. The sizes are ours: 8 layers of width 1024 with 8 experts of 4096, the
+smallest at which moving tokens to another device costs less than computing them there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphs.zoo.records import ZooModel
+from graphs.zoo.transformers import attend, causal_mask, init_normal, split_heads
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    batch_size: int = 16
+    tokens: int = 512
+    layers: int = 8
+    width: int = 1024
+    heads: int = 16
+    experts: int = 8
+    expert_width: int = 4096
+    vocabulary: int = 32_000
+    balance_weight: float = 0.01
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one sequence that one expert takes: twice an even share, as each token asks two experts."""
+        return 2 * self.tokens // self.experts
+
+
+class Router(nn.Module):
+    """Top-2 gating: x [N, T, D] to the combination weights [N, T, E, C] and the load-balancing loss (a scalar).
+
+    Weight [n, t, e, c] is that of expert e for token t, which sits in the expert's slot c; all zero where t does not
+    go to e, or came too late for its capacity.
+    """
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__()
+        self.experts, self.capacity = config.experts, config.capacity
+        self.gate = nn.Linear(config.width, config.experts, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gates = self.gate(x).softmax(2)
+        weights, chosen = gates.topk(2, dim=2)
+        weights = weights / weights.sum(2, keepdim=True)
+        first, second = (F.one_hot(choice, self.experts).to(x.dtype) for choice in chosen.unbind(2))
+        # All first choices are seated before any second choice.
+        seat_first = first.cumsum(1) - first
+        seat_second = second.cumsum(1) - second + first.sum(1, keepdim=True)
+        combine = self._seated(first * weights[..., :1], seat_first) + self._seated(
+            second * weights[..., 1:], seat_second
+        )
+        balance = (gates.mean(1) * first.mean(1)).mean() * self.experts**2
+        return combine, balance
+
+    def _seated(self, weights: Tensor, seats: Tensor) -> Tensor:
+        """Weights and seat numbers [N, T, E] to [N, T, E, C]; a seat beyond the capacity matches no slot."""
+        slots = torch.arange(self.capacity, device=seats.device, dtype=seats.dtype)
+        return weights.unsqueeze(3) * (seats.unsqueeze(3) == slots)
+
+
+class Expert(nn.Module):
+    """A feed-forward network, [N, C, D] to the same."""
+
+    def __init__(self, width: int, inner_width: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner_width)
+        self.contract = nn.Linear(inner_width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.contract(F.relu(self.expand(x)))
+        return result
+
+
+class Mixture(nn.Module):
+    """x [N, T, D] to the weighted sum of its tokens' experts [N, T, D] and the load-balancing loss."""
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__()
+        self.router = Router(config)
+        self.experts = nn.ModuleList(Expert(config.width, config.expert_width) for _ in range(config.experts))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        combine, balance = self.router(x)
+        total: Tensor | None = None
+        for expert, weights in zip(self.experts, combine.unbind(2), strict=True):
+            seated = torch.bmm((weights > 0).to(x.dtype).transpose(1, 2), x)
+            returned = torch.bmm(weights, expert(seated))
+            total = returned if total is None else total + returned
+        assert total is not None, "a mixture has at least one expert"
+        return total, balance
+
+
+class MixtureLayer(nn.Module):
+    """Self-attention and a mixture on normalised inputs, each added to its input.
+
+    x [N, T, D] and mask [T, T] to the same shape as x and the load-balancing loss.
+    """
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.project = nn.Linear(width, width, bias=False)
+        self.norm_mixture = nn.LayerNorm(width)
+        self.mixture = Mixture(config)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.norm_attention(x)
+        query, key, value = (split_heads(linear(normed), self.heads) for linear in (self.query, self.key, self.value))
+        x = x + self.dropout(self.project(attend(query, key, value, mask, self.dropout)))
+        mixed, balance = self.mixture(self.norm_mixture(x))
+        return x + self.dropout(mixed), balance
+
+
+class MixtureTransformer(nn.Module):
+    """Words [N, T] to the logits of the next word [N, T, V].
+
+    With labels [N, T], to the mean cross-entropy plus the weighted load-balancing losses.
+    """
+
+    mask: Tensor
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__()
+        self.balance_weight = config.balance_weight
+        self.word_embedding = nn.Embedding(config.vocabulary, config.width)
+        self.position_embedding = nn.Embedding(config.tokens, config.width)
+        self.layers = nn.ModuleList(MixtureLayer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.register_buffer("mask", causal_mask(config.tokens), persistent=False)
+        init_normal(self)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
+        x = self.word_embedding(words) + self.position_embedding.weight
+        balances: list[Tensor] = []
+        for layer in self.layers:
+            x, balance = layer(x, self.mask)
+            balances.append(balance)
+        logits: Tensor = self.output(self.norm(x))
+        if labels is None:
+            return logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return loss + self.balance_weight * torch.stack(balances).mean()
+
+
+def transformer_moe(small: bool) -> ZooModel:
+    config = MixtureConfig()
+    if small:
+        config = MixtureConfig(2, tokens=32, layers=2, width=16, heads=2, experts=4, expert_width=32, vocabulary=20)
+    words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
+    labels = torch.randint_like(words, config.vocabulary)
+    return ZooModel(MixtureTransformer(config), (words,), (words, labels))

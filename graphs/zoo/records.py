@@ -1,0 +1,43 @@
+"""What the zoo hands out: `ModelSpec` says what a model is, `ZooModel` is one, ready to capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One line of the registry; reading it loads no torch.
+
+    Attributes:
+        name: the registry name.
+        summary: one line for people.
+        source: paper and year.
+        batch_size: samples in one step of the full configuration.
+        build: ``"module:function"``; the function takes ``small`` and returns a `ZooModel`.
+    """
+
+    name: str
+    summary: str
+    source: str
+    batch_size: int
+    build: str
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model with inputs of the right shapes.
+
+    Attributes:
+        model: called with ``args`` it returns logits, called with ``train_args`` the scalar loss.
+        args: inputs of one inference step.
+        train_args: the same inputs followed by the targets.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    train_args: tuple[Any, ...]

@@ -1,0 +1,147 @@
+"""The registry of the zoo, and `build`, which makes a model from its name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from graphs.errors import UnknownNameError
+from graphs.zoo.records import ModelSpec, ZooModel
+
+MODELS: dict[str, ModelSpec] = {
+    "alexnet": ModelSpec(
+        name="alexnet",
+        summary="5 convolutions and 3 fully connected layers, 224x224 images",
+        source="Krizhevsky 2014; batch of PipeDream, SOSP 2019",
+        batch_size=256,
+        build="graphs.zoo.convnets:alexnet",
+    ),
+    "vgg16": ModelSpec(
+        name="vgg16",
+        summary="13 convolutions and 3 fully connected layers, 224x224 images",
+        source="Simonyan and Zisserman 2015; batch of PipeDream, SOSP 2019",
+        batch_size=64,
+        build="graphs.zoo.convnets:vgg16",
+    ),
+    "inception_v3": ModelSpec(
+        name="inception_v3",
+        summary="11 inception blocks of up to 4 branches, 299x299 images",
+        source="Szegedy et al. 2016; batch of Mirhoseini et al. 2017",
+        batch_size=32,
+        build="graphs.zoo.inception:inception_v3",
+    ),
+    "resnet50": ModelSpec(
+        name="resnet50",
+        summary="16 bottleneck blocks, 224x224 images",
+        source="He et al. 2016; batch of PipeDream, SOSP 2019",
+        batch_size=128,
+        build="graphs.zoo.convnets:resnet50",
+    ),
+    "resnet152": ModelSpec(
+        name="resnet152",
+        summary="50 bottleneck blocks, 224x224 images",
+        source="He et al. 2016; batch of Mirhoseini et al. 2018",
+        batch_size=128,
+        build="graphs.zoo.convnets:resnet152",
+    ),
+    "nasnet_large": ModelSpec(
+        name="nasnet_large",
+        summary="NASNet-A 6@4032: 22 cells of 5 two-branch blocks, 331x331 images",
+        source="Zoph et al. 2018",
+        batch_size=32,
+        build="graphs.zoo.nasnet:nasnet_large",
+    ),
+    "rnnlm": ModelSpec(
+        name="rnnlm",
+        summary="2-layer LSTM language model, hidden 2048, 40 steps unrolled by cell",
+        source="Jozefowicz et al. 2016; sizes of Mirhoseini et al. 2018",
+        batch_size=64,
+        build="graphs.zoo.recurrent:rnnlm",
+    ),
+    "nmt2": ModelSpec(
+        name="nmt2",
+        summary="2+2-layer LSTM translation with attention, hidden 1024, 40 steps unrolled by cell",
+        source="Luong et al. 2015; sizes of Mirhoseini et al. 2018",
+        batch_size=64,
+        build="graphs.zoo.translation:nmt2",
+    ),
+    "nmt4": ModelSpec(
+        name="nmt4",
+        summary="4+4-layer LSTM translation with attention, hidden 1024, 30 steps unrolled by cell",
+        source="Luong et al. 2015; sizes of Mirhoseini et al. 2018",
+        batch_size=64,
+        build="graphs.zoo.translation:nmt4",
+    ),
+    "nmt8": ModelSpec(
+        name="nmt8",
+        summary="8+8-layer LSTM translation with attention, hidden 1024, 20 steps unrolled by cell",
+        source="Luong et al. 2015; sizes of Mirhoseini et al. 2018",
+        batch_size=64,
+        build="graphs.zoo.translation:nmt8",
+    ),
+    "gnmt": ModelSpec(
+        name="gnmt",
+        summary="8+8-layer residual LSTM translation, bidirectional first layer, 20 steps unrolled by cell",
+        source="Wu et al. 2016; batch of PipeDream, SOSP 2019",
+        batch_size=64,
+        build="graphs.zoo.translation:gnmt",
+    ),
+    "s2vt": ModelSpec(
+        name="s2vt",
+        summary="video captioning: two stacked LSTMs over frames, then words, 80 steps unrolled by cell",
+        source="Venugopalan et al. 2015; batch of PipeDream, SOSP 2019",
+        batch_size=80,
+        build="graphs.zoo.recurrent:s2vt",
+    ),
+    "bert_base": ModelSpec(
+        name="bert_base",
+        summary="12-layer bidirectional encoder with both pre-training heads, 128 tokens",
+        source="Devlin et al. 2019",
+        batch_size=32,
+        build="graphs.zoo.transformers:bert_base",
+    ),
+    "gpt2": ModelSpec(
+        name="gpt2",
+        summary="12-layer causal language model, embedding tied to the output layer, 1024 tokens",
+        source="Radford et al. 2019",
+        batch_size=8,
+        build="graphs.zoo.transformers:gpt2",
+    ),
+    "transformer_moe": ModelSpec(
+        name="transformer_moe",
+        summary="8-layer causal transformer, 8 experts per layer as parallel branches, top-2 routing",
+        source="Lepikhin et al. 2021",
+        batch_size=16,
+        build="graphs.zoo.mixture:transformer_moe",
+    ),
+    "two_tower": ModelSpec(
+        name="two_tower",
+        summary="retrieval: deep user and item towers that meet in a dot product",
+        source="Huang et al. 2013; loss of Yi et al. 2019",
+        batch_size=4096,
+        build="graphs.zoo.two_tower:two_tower",
+    ),
+}
+
+
+def build(name: str, device: str = "meta", small: bool = False) -> ZooModel:
+    """Make a model of the zoo and inputs for it.
+
+    Args:
+        name: a key of `MODELS`.
+        device: where parameters and inputs live; on ``"meta"`` nothing is allocated, elsewhere they are random
+            (seed torch for the same ones again).
+        small: a reduced configuration of the same structure, cheap enough to run anywhere.
+
+    Raises:
+        UnknownNameError: no model of that name.
+    """
+    if name not in MODELS:
+        raise UnknownNameError("model", name, MODELS)
+    import torch
+
+    module, function = MODELS[name].build.split(":")
+    builder = cast(Callable[[bool], ZooModel], getattr(importlib.import_module(module), function))
+    with torch.device(device):
+        return builder(small)
