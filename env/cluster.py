@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class Link:
                 f"link {self.src} -> {self.dst} has latency_s = {self.latency_s}; expected a finite number, 0 or more."
             )
 
+    @property
+    def is_free(self) -> bool:
+        """Whether its ends share one memory (no latency, infinite bandwidth): routes do not list it."""
+        return self.latency_s == 0 and math.isinf(self.bandwidth_bytes_per_s)
+
 
 def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:
     """A full-duplex connection."""
@@ -92,12 +98,12 @@ def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) ->
 
 @dataclass(frozen=True)
 class Route:
-    """The fastest path from one device to another.
+    """The fastest path from one device to another, around other devices where there is a way around.
 
     Attributes:
-        links: indices into `Cluster.links`, in travelling order.
+        links: indices into `Cluster.links`, in travelling order; free links left out.
         latency_s: sum over the links.
-        bandwidth_bytes_per_s: of the slowest link.
+        bandwidth_bytes_per_s: of the slowest link; infinite without links.
     """
 
     links: tuple[int, ...]
@@ -130,9 +136,7 @@ class Cluster:
         if not self.devices:
             raise ClusterError(f"cluster {self.name!r} has no devices; add at least one.")
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
-        _refuse_twice(
-            (f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for"
-        )
+        _refuse_twice((f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for")
         _ = self.routes
 
     @staticmethod
@@ -218,47 +222,67 @@ class Cluster:
 
 
 def _routes(cluster: Cluster) -> dict[tuple[int, int], Route]:
-    # A path's time is its latency plus size / its slowest link, which is no sum over links: so for every bandwidth
-    # that occurs, take the least latency over links at least that fast, and keep the best of these paths.
-    found: dict[tuple[int, int], tuple[float, int, Route]] = {}
-    for floor in sorted({link.bandwidth_bytes_per_s for link in cluster.links}, reverse=True):
-        fast = nx.DiGraph()
-        fast.add_nodes_from(cluster.graph)
-        for index, link in enumerate(cluster.links):
-            if link.bandwidth_bytes_per_s >= floor:
-                fast.add_edge(link.src, link.dst, index=index, weight=link.latency_s + 1e-12)  # tie: fewer links
-        for source, device in enumerate(cluster.devices):
-            paths = nx.single_source_dijkstra_path(fast, device.name)
-            for target, other in enumerate(cluster.devices):
-                if source == target or other.name not in paths:
-                    continue
-                path = paths[other.name]
-                links = tuple(fast.edges[u, v]["index"] for u, v in zip(path, path[1:], strict=False))
-                latency_s = sum(cluster.links[i].latency_s for i in links)
-                bandwidth = min(cluster.links[i].bandwidth_bytes_per_s for i in links)
-                time_s = latency_s + ROUTE_BYTES / bandwidth
-                best = found.get((source, target))
-                if best is None or (time_s, len(links)) < best[:2]:
-                    found[source, target] = time_s, len(links), Route(links, latency_s, bandwidth)
+    n = cluster.n_devices
+    found = _fastest(cluster, forwarding=False)
+    if len(found) < n * (n - 1):
+        found = {**_fastest(cluster, forwarding=True), **found}
     for source, device in enumerate(cluster.devices):
         for target, other in enumerate(cluster.devices):
             if source != target and (source, target) not in found:
                 raise ClusterError(
-                    f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; add the missing links."
+                    f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; "
+                    "add the missing links."
                 )
-    return {pair: route for pair, (_, _, route) in sorted(found.items())}
+    return dict(sorted(found.items()))
+
+
+def _fastest(cluster: Cluster, forwarding: bool) -> dict[tuple[int, int], Route]:
+    """The fastest routes that exist; ``forwarding``: devices in between may pass a tensor on, as switches do."""
+    # A path's time is its latency plus size / its slowest link, which is no sum over links: so for every bandwidth
+    # that occurs, take the least latency over links at least that fast, and keep the best of these paths.
+    found: dict[tuple[int, int], tuple[float, int, Route]] = {}
+    for floor in sorted({link.bandwidth_bytes_per_s for link in cluster.links}, reverse=True):
+        for source, device in enumerate(cluster.devices):
+            fast = nx.DiGraph()
+            fast.add_nodes_from(cluster.graph)
+            for index, link in enumerate(cluster.links):
+                starts_here = forwarding or link.src == device.name or link.src not in cluster.device_index
+                if link.bandwidth_bytes_per_s >= floor and starts_here:
+                    fast.add_edge(link.src, link.dst, index=index, weight=link.latency_s + 1e-12)  # tie: fewer links
+            paths = nx.single_source_dijkstra_path(fast, device.name)
+            for target, other in enumerate(cluster.devices):
+                if source != target and other.name in paths:
+                    path = paths[other.name]
+                    route = _route(cluster, [fast.edges[edge]["index"] for edge in pairwise(path)])
+                    time_s = route.latency_s + ROUTE_BYTES / route.bandwidth_bytes_per_s
+                    best = found.get((source, target))
+                    if best is None or (time_s, len(path)) < best[:2]:
+                        found[source, target] = time_s, len(path), route
+    return {pair: route for pair, (_, _, route) in found.items()}
+
+
+def _route(cluster: Cluster, path: Iterable[int]) -> Route:
+    used = [i for i in path if not cluster.links[i].is_free]
+    return Route(
+        links=tuple(used),
+        latency_s=sum((cluster.links[i].latency_s for i in used), 0.0),
+        bandwidth_bytes_per_s=min((cluster.links[i].bandwidth_bytes_per_s for i in used), default=math.inf),
+    )
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
-    unknown = set(data) - {"name", "summary", "source", "devices", "links"}
-    if unknown:
-        raise UnknownNameError("cluster key", sorted(unknown)[0], ("name", "summary", "source", "devices", "links"))
+    known = ("name", "summary", "source", "devices", "links")
+    for key in data:
+        if key not in known:
+            raise ClusterError(f"a cluster has unknown key {key!r}; known: {', '.join(known)}.")
+    for key in ("devices", "links"):
+        entries = data.get(key, [])
+        if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+            raise ClusterError(f"{key} is {entries!r}; expected tables, each under its own [[{key}]].")
     return Cluster(
         name=str(data.get("name", default_name)),
         devices=tuple(_record(Device, entry, "device") for entry in data.get("devices", ())),
-        links=tuple(
-            link for entry in data.get("links", ()) for link in _links_from_entry(entry)
-        ),
+        links=tuple(link for entry in data.get("links", ()) for link in _links_from_entry(entry)),
         summary=str(data.get("summary", "")),
         source=str(data.get("source", "")),
     )
@@ -285,7 +309,9 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     try:
         return kind(**entry)
     except TypeError as error:
-        raise ClusterError(f"a {what} is incomplete or has a wrong type ({error}); known keys: {', '.join(fields)}.") from None
+        raise ClusterError(
+            f"a {what} is incomplete or has a wrong type ({error}); known keys: {', '.join(fields)}."
+        ) from None
 
 
 def _refuse_twice(names: Iterable[str], message: str) -> None:

@@ -1,11 +1,14 @@
 """The compiled event loop behind `env.simulator`. It is docs/score.md, on flat arrays.
 
 Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the producer
-and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices.
+and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
-Why it is fast: a transfer's start and end are known when it is requested (links serve first come, first served), and
-transfers of one pair end in the order they were requested. So each pair is a linked list of which only the head is an
-event, and the next event is the least of one number per device for ops and one for arrivals: no event heap.
+Why it is fast. Links serve first come, first served, so a transfer's start and end are known when it is requested, and
+an op's ready time is known when its last input is requested: only ends of ops are events, one number per device, and no
+event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
+link that is always free, every route is padded to the same number of links, and the few candidates of a device are
+scanned without branches (more than `BUFFER` of them go to heaps). Memory over time is summed up afterwards, in buckets
+of time; only buckets that may hold the peak are sorted.
 """
 
 from __future__ import annotations
@@ -15,89 +18,75 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
+BUFFER = 32  # candidates per device that are scanned; more are kept in heaps
 INF = np.inf
+Index = NDArray[np.int32]
 
 
 class Arrays(NamedTuple):
-    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices, L links."""
+    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices, L links, H links in the longest route."""
 
     op_s: FloatArray  # [n, D]
-    output_ptr: IntArray  # [n + 1]
+    edge_ptr: Index  # [n + 1], edges an op feeds
+    consumer: Index  # [e]
+    edge_tensor: Index  # [e]
+    input_ptr: Index  # [n + 1]
+    input_edge: Index  # [e], edges grouped by consumer
+    edge_bytes: FloatArray  # [e], 0 where the transfer time is measured
+    edge_latency: FloatArray  # [e], 0 where the transfer time is measured, else 1
+    edge_measured_s: FloatArray  # [e], per link of the route; 0 where modelled
+    topological: Index  # [n]
     tensor_bytes: IntArray  # [m]
-    tensor_transfer_s: FloatArray  # [m], NaN where modelled
-    consumer_ptr: IntArray  # [m + 1]
-    consumers: IntArray  # [e]
-    input_ptr: IntArray  # [n + 1]
-    input_edge: IntArray  # [e], edges grouped by consumer
-    edge_tensor: IntArray  # [e]
-    topological: IntArray  # [n]
+    tensor_producer: IntArray  # [m]
     kept_bytes: IntArray  # [n]
     workspace_bytes: IntArray  # [n]
     output_bytes: IntArray  # [n], sum over the op's tensors
     latency_s: FloatArray  # [D, D]
     bandwidth: FloatArray  # [D, D]
-    route_ptr: IntArray  # [D * D + 1]
+    hops: FloatArray  # [D, D], links of the route
+    route: Index  # [D, D, H], links of the route, the last one repeated; link L (always free) on the diagonal
+    route_ptr: IntArray  # [D * D + 1], routes without padding
     route_link: IntArray  # [...]
 
 
 class State(NamedTuple):
-    """Scratch of one simulation. A *pair* array is indexed [target, source]."""
+    """Scratch of one simulation."""
 
     priority: FloatArray  # [n], higher first
-    edge_s: FloatArray  # [e], transfer time of each edge that crosses devices
-    missing: IntArray  # [n], inputs not yet on the op's device
-    uses: IntArray  # [m + e], outstanding uses of each copy
-    copy_of: IntArray  # [e], the copy each edge reads
-    heap: IntArray  # [n], ready ops of device d from base[d] on
-    base: IntArray  # [D + 1]
-    size: IntArray  # [D], ready ops of each device
-    running: IntArray  # [D], op
-    running_until: FloatArray  # [D], infinite when idle
-    changed: IntArray  # [D], 1 when the device may have something to start
-    arrival: FloatArray  # [D], least head_time of each target
-    head_time: FloatArray  # [D, D], next event of each pair's first transfer, infinite without one
-    waiting: IntArray  # [D, D], 1 when that transfer has not started yet
-    head: IntArray  # [D, D], first transfer
-    tail: IntArray  # [D, D], last transfer
-    following: IntArray  # [e], next transfer of the same pair, or -1
-    link_free: FloatArray  # [L], when the last transfer requested so far leaves each link
-    sent: IntArray  # [D], last transfer to each target, so that a tensor is sent only once
-    now_bytes: IntArray  # [D]
-    counted_at: FloatArray  # [D], instant of the last change of now_bytes
-    order: FloatArray  # [n], explicit order
-
-
-@njit(cache=True, nogil=True)
-def new_state(n, m, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
-    """Memory for `run`; reusable."""
-    return State(
-        np.empty(n),
-        np.empty(n_edges),
-        np.empty(n, np.int64),
-        np.empty(m + n_edges, np.int64),
-        np.empty(n_edges, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n_devices + 1, np.int64),
-        np.empty(n_devices, np.int64),
-        np.empty(n_devices, np.int64),
-        np.empty(n_devices),
-        np.empty(n_devices, np.int64),
-        np.empty(n_devices),
-        np.empty((n_devices, n_devices)),
-        np.empty((n_devices, n_devices), np.int64),
-        np.empty((n_devices, n_devices), np.int64),
-        np.empty((n_devices, n_devices), np.int64),
-        np.empty(n_edges, np.int64),
-        np.empty(n_links),
-        np.empty(n_devices, np.int64),
-        np.empty(n_devices, np.int64),
-        np.empty(n_devices),
-        np.empty(n),
-    )
+    edge_s: FloatArray  # [e], transfer time of each edge, 0 on one device
+    arrival_s: FloatArray  # [e], when the tensor is (or will be) on its consumer's device; infinite until requested
+    op_s: FloatArray  # [n], time of each op where it is placed
+    missing: Index  # [n], inputs not requested yet
+    ready_s: FloatArray  # [n], arrival of the last input requested so far
+    copy_of: Index  # [e], the copy each edge reads
+    base: Index  # [D + 1], where a device's ops begin in the next three
+    candidate: Index  # [n], ops whose ready time is known
+    candidate_ready_s: FloatArray  # [n], ready times of `candidate`, side by side for the scan
+    candidate_key: FloatArray  # [n], priorities likewise
+    ready: Index  # [n], heap by priority of ready ops beyond BUFFER
+    future: Index  # [n], heap by ready time of the others
+    n_candidates: Index  # [D]
+    n_ready: Index  # [D]
+    n_future: Index  # [D]
+    running: Index  # [D], op or -1
+    next_s: FloatArray  # [D], end of the running op, or, idle, when the next op may be ready
+    never: FloatArray  # [D], infinite while an op runs, else 0
+    pair_bytes: FloatArray  # [D * D]
+    link_free: FloatArray  # [L + 1], when the last transfer requested so far leaves each link
+    sent: Index  # [D + 1], last transfer to each device, so that a tensor is sent only once
+    free_s: FloatArray  # [m + e], last use of each copy
+    bucket_in: IntArray  # [D * buckets], bytes allocated
+    bucket_out: IntArray  # [D * buckets], bytes freed
+    bucket_head: Index  # [D * buckets], last change of memory in the bucket, or -1
+    change_s: FloatArray  # [2 n + m + 2 e], instants of changes of memory
+    change_bytes: IntArray  # [2 n + m + 2 e]
+    change_next: Index  # [2 n + m + 2 e], previous change of the same bucket, or -1
+    sorted_change: Index  # [2 n + m + 2 e]
 
 
 class Output(NamedTuple):
@@ -108,27 +97,72 @@ class Output(NamedTuple):
     link_bytes: FloatArray  # [L]
     op_start: FloatArray  # [n]
     op_end: FloatArray  # [n]
-    transfer_tensor: IntArray  # [e]
-    transfer_source: IntArray  # [e]
-    transfer_target: IntArray  # [e]
-    transfer_start: FloatArray  # [e]
-    transfer_end: FloatArray  # [e]
+    op_rank: Index  # [n], place in the sequence of starts
+    transfer_tensor: Index  # [e + 1]
+    transfer_pair: Index  # [e + 1]
+    transfer_start: FloatArray  # [e + 1]
+    transfer_end: FloatArray  # [e + 1]
 
 
 @njit(cache=True, nogil=True)
-def new_output(n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
+def buckets_for(n, n_devices):  # type: ignore[no-untyped-def]
+    """Buckets of time per device for the memory sum: a few changes of memory in each."""
+    return max(16, n // n_devices)
+
+
+@njit(cache=True, nogil=True)
+def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """Memory for `run`; reusable."""
+    changes = 2 * n + m + 2 * e
+    buckets = n_devices * buckets_for(n, n_devices)
+    return State(
+        priority=np.empty(n),
+        edge_s=np.empty(e),
+        arrival_s=np.empty(e),
+        op_s=np.empty(n),
+        missing=np.empty(n, np.int32),
+        ready_s=np.empty(n),
+        copy_of=np.empty(e, np.int32),
+        base=np.empty(n_devices + 1, np.int32),
+        candidate=np.empty(n, np.int32),
+        candidate_ready_s=np.empty(n),
+        candidate_key=np.empty(n),
+        ready=np.empty(n, np.int32),
+        future=np.empty(n, np.int32),
+        n_candidates=np.empty(n_devices, np.int32),
+        n_ready=np.empty(n_devices, np.int32),
+        n_future=np.empty(n_devices, np.int32),
+        running=np.empty(n_devices, np.int32),
+        next_s=np.empty(n_devices),
+        never=np.empty(n_devices),
+        pair_bytes=np.empty(n_devices * n_devices),
+        link_free=np.empty(n_links + 1),
+        sent=np.empty(n_devices + 1, np.int32),
+        free_s=np.empty(m + e),
+        bucket_in=np.empty(buckets, np.int64),
+        bucket_out=np.empty(buckets, np.int64),
+        bucket_head=np.empty(buckets, np.int32),
+        change_s=np.empty(changes),
+        change_bytes=np.empty(changes, np.int64),
+        change_next=np.empty(changes, np.int32),
+        sorted_change=np.empty(changes, np.int32),
+    )
+
+
+@njit(cache=True, nogil=True)
+def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     """Memory for the results of `run`; reusable."""
     return Output(
-        np.empty(n_devices),
-        np.empty(n_devices, np.int64),
-        np.empty(n_links),
-        np.empty(n),
-        np.empty(n),
-        np.empty(n_edges, np.int64),
-        np.empty(n_edges, np.int64),
-        np.empty(n_edges, np.int64),
-        np.empty(n_edges),
-        np.empty(n_edges),
+        busy_s=np.empty(n_devices),
+        peak_bytes=np.empty(n_devices, np.int64),
+        link_bytes=np.empty(n_links),
+        op_start=np.empty(n),
+        op_end=np.empty(n),
+        op_rank=np.empty(n, np.int32),
+        transfer_tensor=np.empty(e + 1, np.int32),
+        transfer_pair=np.empty(e + 1, np.int32),
+        transfer_start=np.empty(e + 1),
+        transfer_end=np.empty(e + 1),
     )
 
 
@@ -137,7 +171,7 @@ def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
     """The same named tuple holding bare pointers, for the loop below.
 
     numba counts references to every array it touches, which here costs several times the work itself; it does not count
-    pointers. Two-dimensional arrays become flat ones. The caller keeps the arrays alive.
+    pointers. Arrays of several dimensions become flat. The caller keeps the arrays alive.
     """
     result = types.NamedTuple([types.CPointer(array.dtype) for array in arrays.types], arrays.instance_class)
 
@@ -152,38 +186,15 @@ def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _remaining_path(g, s, device, n, n_devices):  # type: ignore[no-untyped-def]
-    """Fill ``s.priority`` with longest remaining paths (s) and ``s.edge_s`` with transfer times under ``device``."""
-    for k in range(n - 1, -1, -1):
-        i = g.topological[k]
-        a = device[i]
-        longest = 0.0
-        for t in range(g.output_ptr[i], g.output_ptr[i + 1]):
-            for e in range(g.consumer_ptr[t], g.consumer_ptr[t + 1]):
-                c = g.consumers[e]
-                b = device[c]
-                rest = s.priority[c]
-                if a != b:
-                    pair = a * n_devices + b
-                    if g.tensor_transfer_s[t] >= 0.0:
-                        seconds = g.tensor_transfer_s[t] * (g.route_ptr[pair + 1] - g.route_ptr[pair])
-                    else:
-                        seconds = g.latency_s[pair] + g.tensor_bytes[t] / g.bandwidth[pair]
-                    s.edge_s[e] = seconds
-                    rest = seconds + rest
-                longest = max(longest, rest)
-        s.priority[i] = g.op_s[i * n_devices + a] + longest
-
-
-@njit(inline="always")
-def _push(heap, base, size, key, item):  # type: ignore[no-untyped-def]
-    """Add ``item`` to the heap at ``heap[base:base + size]``; the largest key leaves first, then the lower item."""
+def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
+    """Add ``item`` to the heap at ``heap[base:base + size]``; the largest ``sign * key`` leaves first, then the lower item."""
     k = size
-    value = key[item]
+    value = sign * key[item]
     while k > 0:
         parent = (k - 1) >> 1
         other = heap[base + parent]
-        if key[other] > value or (key[other] == value and other < item):
+        rival = sign * key[other]
+        if rival > value or (rival == value and other < item):
             break
         heap[base + k] = other
         k = parent
@@ -191,12 +202,12 @@ def _push(heap, base, size, key, item):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _pop(heap, base, size, key):  # type: ignore[no-untyped-def]
+def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
     """Remove and return the first item of a heap of ``size`` items."""
     top = heap[base]
     size -= 1
     item = heap[base + size]
-    value = key[item]
+    value = sign * key[item]
     k = 0
     while True:
         child = 2 * k + 1
@@ -205,10 +216,12 @@ def _pop(heap, base, size, key):  # type: ignore[no-untyped-def]
         first = heap[base + child]
         if child + 1 < size:
             second = heap[base + child + 1]
-            if key[second] > key[first] or (key[second] == key[first] and second < first):
+            better = sign * (key[second] - key[first])
+            if better > 0.0 or (better == 0.0 and second < first):
                 first = second
                 child += 1
-        if key[first] < value or (key[first] == value and item < first):
+        rival = sign * key[first]
+        if rival < value or (rival == value and item < first):
             break
         heap[base + k] = first
         k = child
@@ -216,280 +229,381 @@ def _pop(heap, base, size, key):  # type: ignore[no-untyped-def]
     return top
 
 
-@njit(inline="always")
-def _count(s, peak_bytes, d, now, added):  # type: ignore[no-untyped-def]
-    """Change a device's memory. The peak only sees what lasts beyond an instant: frees come before allocations."""
-    if s.counted_at[d] < now:
-        if s.now_bytes[d] > peak_bytes[d]:
-            peak_bytes[d] = s.now_bytes[d]
-        s.counted_at[d] = now
-    s.now_bytes[d] += added
+@njit(cache=True, nogil=True, error_model="numpy")
+def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
+    for d in range(n_devices + 1):
+        s.base[d] = 0
+        s.sent[d] = n_edges
+    out.transfer_tensor[n_edges] = -1
+    for k in range(n - 1, -1, -1):
+        i = g.topological[k]
+        d = device[i]
+        longest = 0.0
+        for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+            c = g.consumer[e]
+            pair = d * n_devices + device[c]
+            modelled = g.edge_latency[e] * g.latency_s[pair] + g.edge_bytes[e] / g.bandwidth[pair]
+            seconds = modelled + g.edge_measured_s[e] * g.hops[pair]
+            s.edge_s[e] = seconds
+            s.arrival_s[e] = INF
+            rest = seconds + s.priority[c]
+            longest = rest if rest > longest else longest
+        s.op_s[i] = g.op_s[i * n_devices + d]
+        s.priority[i] = s.op_s[i] + longest
+        s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
+        s.ready_s[i] = 0.0
+        s.base[d + 1] += 1
+    if mode == EXPLICIT:
+        for i in range(n):
+            s.priority[i] = -order[i]
+    elif mode == FIFO:
+        for i in range(n):
+            s.priority[i] = 0.0
+    for d in range(n_devices):
+        s.base[d + 1] += s.base[d]
+        s.n_candidates[d] = s.n_ready[d] = s.n_future[d] = 0
+        s.running[d] = -1
+        s.next_s[d] = INF
+        s.never[d] = 0.0
+        out.busy_s[d] = 0.0
+    for pair in range(n_devices * n_devices):
+        s.pair_bytes[pair] = 0.0
+    for link in range(n_links + 1):
+        s.link_free[link] = 0.0
+    for i in range(n):
+        if s.missing[i] == 0:
+            _add_candidate(s, mode, device[i], i, 0.0)
 
 
 @njit(inline="always")
-def _make_ready(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+def _add_candidate(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+    """The ready time of ``i`` is known now, and may lie in the future."""
     if mode == FIFO:
-        s.priority[i] = -now
-    _push(s.heap, s.base[d], s.size[d], s.priority, i)
-    s.size[d] += 1
+        s.priority[i] = -s.ready_s[i]
+    if s.n_candidates[d] == BUFFER and mode != MSR:
+        for k in range(s.base[d], s.base[d] + BUFFER):
+            c = s.candidate[k]
+            if s.ready_s[c] <= now:
+                _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, c)
+                s.n_ready[d] += 1
+            else:
+                _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, c)
+                s.n_future[d] += 1
+        s.n_candidates[d] = 0
+    at = s.base[d] + s.n_candidates[d]
+    s.candidate[at] = i
+    s.candidate_ready_s[at] = s.ready_s[i]
+    s.candidate_key[at] = s.priority[i]
+    s.n_candidates[d] += 1
+    start = s.ready_s[i] + s.never[d]
+    s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
 
 
 @njit(inline="always")
-def _msr_score(g, s, device, i):  # type: ignore[no-untyped-def]
+def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: ignore[no-untyped-def]
+    """The op on ``d`` ends and its tensors are requested where they are needed.
+
+    Returns the number of transfers so far, and whether some other device can start something at this same instant.
+    """
+    i = s.running[d]
+    s.running[d] = -1
+    s.never[d] = 0.0
+    woke = False
+    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+        c = g.consumer[e]
+        t = g.edge_tensor[e]
+        b = device[c]
+        remote = b != d
+        earlier = s.sent[b]
+        if remote and out.transfer_tensor[earlier] == t:
+            end = out.transfer_end[earlier]
+            s.copy_of[e] = m + earlier
+        else:
+            pair = d * n_devices + b
+            start = now
+            for k in range(pair * n_hops, (pair + 1) * n_hops):
+                free = s.link_free[g.route[k]]
+                start = free if free > start else start
+            end = start + s.edge_s[e]
+            for k in range(pair * n_hops, (pair + 1) * n_hops):
+                s.link_free[g.route[k]] = end
+            # A local hand-over fills the same record, which the next transfer overwrites.
+            out.transfer_tensor[x] = t
+            out.transfer_pair[x] = pair
+            out.transfer_start[x] = start
+            out.transfer_end[x] = end
+            s.pair_bytes[pair] += g.tensor_bytes[t]
+            s.copy_of[e] = m + x if remote else t
+            s.sent[b if remote else n_devices] = x
+            x += 1 if remote else 0
+        s.arrival_s[e] = end
+        s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
+        s.missing[c] -= 1
+        if s.missing[c] == 0:
+            _add_candidate(s, mode, b, c, now)
+            woke = woke or (remote and s.ready_s[c] <= now)
+    return x, woke
+
+
+@njit(inline="always")
+def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
     score = 0
-    for e in range(g.consumer_ptr[g.output_ptr[i]], g.consumer_ptr[g.output_ptr[i + 1]]):
-        c = g.consumers[e]
-        score += 1 + (device[c] != device[i]) + (s.missing[c] == 1) + 5 * (s.running_until[device[c]] == INF)
+    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+        c = g.consumer[e]
+        waits_for = 0
+        for k in range(g.input_ptr[c], g.input_ptr[c + 1]):
+            waits_for += s.arrival_s[g.input_edge[k]] > now
+        score += 1 + (device[c] != device[i]) + (waits_for == 1) + 5 * (s.running[device[c]] < 0)
     return score
 
 
 @njit(inline="always")
-def _take_msr(g, s, device, d):  # type: ignore[no-untyped-def]
-    """Remove and return the ready op of ``d`` with the largest MSR score (Mayer et al. 2017)."""
-    first = s.base[d]
-    last = first + s.size[d] - 1
-    best_at = first
-    best = s.heap[first]
-    best_score = _msr_score(g, s, device, best)
-    for at in range(first + 1, last + 1):
-        i = s.heap[at]
-        score = _msr_score(g, s, device, i)
-        if score > best_score or (
-            score == best_score
-            and (s.priority[i] > s.priority[best] or (s.priority[i] == s.priority[best] and i < best))
-        ):
-            best_at, best, best_score = at, i, score
-    s.heap[best_at] = s.heap[last]
-    return best
-
-
-@njit(inline="always")
-def _start_op(g, s, out, device, mode, n_devices, d, now):  # type: ignore[no-untyped-def]
-    """An idle device with ready ops starts the best of them; returns when it ends."""
-    if mode == MSR:
-        i = _take_msr(g, s, device, d)
+def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
+    """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
+    base = s.base[d]
+    best = -1
+    best_at = 0
+    best_key = -INF
+    best_score = -1
+    soonest = INF
+    for at in range(base, base + s.n_candidates[d]):
+        c = s.candidate[at]
+        ready_s = s.candidate_ready_s[at]
+        key = s.candidate_key[at]
+        score = best_score
+        if mode == MSR and ready_s <= now:
+            score = _msr_score(g, s, device, c, now)
+        wins = (key > best_key) | ((key == best_key) & (c < best)) | (best < 0)
+        wins = (ready_s <= now) & (((score == best_score) & wins) | (score > best_score))
+        best_key = key if wins else best_key
+        best_at = at if wins else best_at
+        best = c if wins else best
+        best_score = score if wins else best_score
+        soonest = ready_s if ready_s < soonest else soonest
+    in_heap = False
+    if s.n_ready[d] + s.n_future[d] > 0:
+        while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
+            c = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+            s.n_future[d] -= 1
+            _push(s.ready, base, s.n_ready[d], s.priority, 1.0, c)
+            s.n_ready[d] += 1
+        if s.n_future[d] > 0:
+            soonest = min(soonest, s.ready_s[s.future[base]])
+        if s.n_ready[d] > 0:
+            c = s.ready[base]
+            key = s.priority[c]
+            in_heap = best < 0 or key > best_key or (key == best_key and c < best)
+    if in_heap:
+        best = _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+        s.n_ready[d] -= 1
+    elif best < 0:
+        s.next_s[d] = soonest
+        return n_started
     else:
-        i = _pop(s.heap, s.base[d], s.size[d], s.priority)
-    s.size[d] -= 1
-    seconds = g.op_s[i * n_devices + d]
-    s.running[d] = i
-    s.running_until[d] = now + seconds
-    out.op_start[i] = now
-    out.op_end[i] = now + seconds
-    out.busy_s[d] += seconds
-    _count(s, out.peak_bytes, d, now, g.workspace_bytes[i] + g.output_bytes[i])
-    return now + seconds
+        s.n_candidates[d] -= 1
+        at = base + s.n_candidates[d]
+        s.candidate[best_at] = s.candidate[at]
+        s.candidate_ready_s[best_at] = s.candidate_ready_s[at]
+        s.candidate_key[best_at] = s.candidate_key[at]
+    end = now + s.op_s[best]
+    s.running[d] = best
+    s.next_s[d] = end
+    s.never[d] = INF
+    out.op_start[best] = now
+    out.op_end[best] = end
+    out.op_rank[best] = n_started
+    out.busy_s[d] += s.op_s[best]
+    return n_started + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-untyped-def]
+    n_transfers = 0
+    n_started = 0
+    now = 0.0
+    while True:
+        least = INF
+        first = 0
+        ties = 0
+        for d in range(n_devices):
+            next_s = s.next_s[d]
+            ties = 1 if next_s < least else ties + (next_s == least)
+            first = d if next_s < least else first
+            least = next_s if next_s < least else least
+        if least == INF:
+            return now, n_transfers
+        now = least
+        # Usually one device has something to do now. If several have, all ends come before any start.
+        last = first + 1
+        if ties > 1:
+            first = 0
+            last = n_devices
+        woke = mode == MSR
+        for d in range(first, last):
+            if s.running[d] >= 0 and s.next_s[d] == now:
+                n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
+                woke = woke or others
+                s.next_s[d] = now
+        if woke:
+            first = 0
+            last = n_devices
+        for d in range(first, last):
+            if s.running[d] < 0 and s.next_s[d] <= now:
+                n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
 
 
 @njit(inline="always")
-def _request(g, s, out, n_devices, x, t, e, a, b, now):  # type: ignore[no-untyped-def]
-    """Transfer ``x`` of tensor ``t`` from ``a`` to ``b`` joins the queues of all links of its route."""
-    pair = a * n_devices + b
-    start = now
-    for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
-        start = max(start, s.link_free[g.route_link[k]])
-    end = start + s.edge_s[e]
-    payload = g.tensor_bytes[t]
-    for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
-        s.link_free[g.route_link[k]] = end
-        out.link_bytes[g.route_link[k]] += payload
-    out.transfer_tensor[x] = t
-    out.transfer_source[x] = a
-    out.transfer_target[x] = b
-    out.transfer_start[x] = start
-    out.transfer_end[x] = end
-    s.following[x] = -1
-    if s.head_time[b * n_devices + a] == INF:
-        _set_head(g, s, out, n_devices, x, a, b, now)
-        s.arrival[b] = min(s.arrival[b], s.head_time[b * n_devices + a])
+def _change(s, d, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
+    """Note change ``k`` of a device's memory; returns ``k + 1``."""
+    bucket = d * buckets + min(int(instant * per_second), buckets - 1)
+    if added > 0:
+        s.bucket_in[bucket] += added
     else:
-        s.following[s.tail[b * n_devices + a]] = x
-    s.tail[b * n_devices + a] = x
+        s.bucket_out[bucket] -= added
+    s.change_s[k] = instant
+    s.change_bytes[k] = added
+    s.change_next[k] = s.bucket_head[bucket]
+    s.bucket_head[bucket] = k
+    return k + 1
 
 
 @njit(inline="always")
-def _set_head(g, s, out, n_devices, x, a, b, now):  # type: ignore[no-untyped-def]
-    """Transfer ``x`` becomes the first of its pair: its next event is its start, or, once it has begun, its end."""
-    s.head[b * n_devices + a] = x
-    if out.transfer_start[x] > now:
-        s.waiting[b * n_devices + a] = 1
-        s.head_time[b * n_devices + a] = out.transfer_start[x]
-    else:
-        s.waiting[b * n_devices + a] = 0
-        s.head_time[b * n_devices + a] = out.transfer_end[x]
-        _count(s, out.peak_bytes, b, now, g.tensor_bytes[out.transfer_tensor[x]])
-
-
-@njit(inline="always")
-def _end_op(g, s, out, device, mode, m, n_devices, d, now, n_transfers):  # type: ignore[no-untyped-def]
-    """The op on ``d`` ends: free what only it still used, hand its tensors on; returns the new number of transfers."""
-    i = s.running[d]
-    s.running_until[d] = INF
-    s.changed[d] = 1
-    freed = g.workspace_bytes[i]
-    for k in range(g.input_ptr[i], g.input_ptr[i + 1]):
-        e = g.input_edge[k]
-        copy = s.copy_of[e]
-        s.uses[copy] -= 1
-        if s.uses[copy] == 0:
-            freed += g.tensor_bytes[g.edge_tensor[e]]
-    for t in range(g.output_ptr[i], g.output_ptr[i + 1]):
-        uses = 0
-        for e in range(g.consumer_ptr[t], g.consumer_ptr[t + 1]):
-            c = g.consumers[e]
-            b = device[c]
-            if b == d:
-                uses += 1
-                s.copy_of[e] = t
-                s.missing[c] -= 1
-                if s.missing[c] == 0:
-                    _make_ready(s, mode, d, c, now)
-                continue
-            x = s.sent[b]
-            if x < 0 or out.transfer_tensor[x] != t:
-                x = n_transfers
-                n_transfers += 1
-                uses += 1
-                s.sent[b] = x
-                s.uses[m + x] = 0
-                _request(g, s, out, n_devices, x, t, e, d, b, now)
-            s.copy_of[e] = m + x
-            s.uses[m + x] += 1
-        s.uses[t] = uses
-        if uses == 0:
-            freed += g.tensor_bytes[t]
-    _count(s, out.peak_bytes, d, now, -freed)
-    return n_transfers
-
-
-@njit(inline="always")
-def _advance_transfer(g, s, out, device, mode, m, n_devices, b, now):  # type: ignore[no-untyped-def]
-    """The first transfer of some pair into ``b`` starts or arrives."""
-    a = 0
-    while s.head_time[b * n_devices + a] != now:
-        a += 1
-    x = s.head[b * n_devices + a]
-    if s.waiting[b * n_devices + a] == 0:
+def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second):  # type: ignore[no-untyped-def]
+    """Fill the buckets with every allocation and free of the step."""
+    for bucket in range(n_devices * buckets):
+        s.bucket_in[bucket] = s.bucket_out[bucket] = 0
+        s.bucket_head[bucket] = -1
+    for t in range(m):
+        s.free_s[t] = out.op_end[g.tensor_producer[t]]
+    for x in range(n_transfers):
         t = out.transfer_tensor[x]
-        s.uses[t] -= 1
-        if s.uses[t] == 0:
-            _count(s, out.peak_bytes, a, now, -g.tensor_bytes[t])
-        copy = m + x
-        for e in range(g.consumer_ptr[t], g.consumer_ptr[t + 1]):
-            if s.copy_of[e] == copy:
-                c = g.consumers[e]
-                s.missing[c] -= 1
-                if s.missing[c] == 0:
-                    _make_ready(s, mode, b, c, now)
-                    s.changed[b] = 1
-        x = s.following[x]
-        s.head_time[b * n_devices + a] = INF
-    if x >= 0:
-        _set_head(g, s, out, n_devices, x, a, b, now)
-    least = INF
-    for k in range(n_devices):
-        least = min(least, s.head_time[b * n_devices + k])
-    s.arrival[b] = least
+        s.free_s[m + x] = out.transfer_end[x]
+        s.free_s[t] = max(s.free_s[t], out.transfer_end[x])
+    for e in range(n_edges):
+        end = out.op_end[g.consumer[e]]
+        copy = s.copy_of[e]
+        s.free_s[copy] = end if end > s.free_s[copy] else s.free_s[copy]
+    k = 0
+    for i in range(n):
+        added = g.workspace_bytes[i] + g.output_bytes[i]
+        if added > 0:
+            k = _change(s, device[i], buckets, per_second, out.op_start[i], added, k)
+        if g.workspace_bytes[i] > 0:
+            k = _change(s, device[i], buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
+    for t in range(m):
+        if g.tensor_bytes[t] > 0:
+            d = device[g.tensor_producer[t]]
+            k = _change(s, d, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+    for x in range(n_transfers):
+        size = g.tensor_bytes[out.transfer_tensor[x]]
+        if size > 0:
+            d = out.transfer_pair[x] % n_devices
+            k = _change(s, d, buckets, per_second, out.transfer_start[x], size, k)
+            k = _change(s, d, buckets, per_second, s.free_s[m + x], -size, k)
 
 
 @njit(inline="always")
-def _prepare(g, s, out, device, mode, n, n_devices, n_links):  # type: ignore[no-untyped-def]
-    _remaining_path(g, s, device, n, n_devices)
-    for d in range(n_devices):
-        s.base[d] = s.size[d] = s.now_bytes[d] = out.peak_bytes[d] = 0
-        s.changed[d] = 1
-        s.sent[d] = -1
-        s.running_until[d] = s.arrival[d] = INF
-        s.counted_at[d] = -1.0
-        out.busy_s[d] = 0.0
-    for pair in range(n_devices * n_devices):
-        s.head_time[pair] = INF
-    for link in range(n_links):
-        s.link_free[link] = out.link_bytes[link] = 0.0
-    s.base[n_devices] = 0
-    for i in range(n):
-        d = device[i]
-        s.base[d + 1] += 1
-        s.now_bytes[d] += g.kept_bytes[i]
-        s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
-        if mode == EXPLICIT:
-            s.priority[i] = -s.order[i]
-        elif mode == FIFO:
-            s.priority[i] = 0.0
-    for d in range(n_devices):
-        s.base[d + 1] += s.base[d]
-    for i in range(n):
-        if s.missing[i] == 0:
-            _make_ready(s, mode, device[i], i, 0.0)
+def _peak_within(s, bucket, before, peak):  # type: ignore[no-untyped-def]
+    """The peak over one bucket's changes in order of time, frees first: what ends at an instant is gone at it."""
+    count = 0
+    k = s.bucket_head[bucket]
+    while k >= 0:
+        s.sorted_change[count] = k
+        count += 1
+        k = s.change_next[k]
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, count):
+            k = s.sorted_change[at]
+            hole = at
+            while hole >= gap:
+                other = s.sorted_change[hole - gap]
+                if s.change_s[other] < s.change_s[k] or (
+                    s.change_s[other] == s.change_s[k] and (s.change_bytes[other] < 0 or s.change_bytes[k] > 0)
+                ):
+                    break
+                s.sorted_change[hole] = other
+                hole -= gap
+            s.sorted_change[hole] = k
+        gap //= 3
+    for at in range(count):
+        before += s.change_bytes[s.sorted_change[at]]
+        peak = max(peak, before)
+    return peak
 
 
-@njit(cache=True, nogil=True)
-def run(graph, state, output, device, mode):  # type: ignore[no-untyped-def]
-    """Simulate one step. Returns ``(step time s, number of transfers)``; everything else is left in ``output``.
+@njit(cache=True, nogil=True, error_model="numpy")
+def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  # type: ignore[no-untyped-def]
+    """Fill ``out.peak_bytes``."""
+    for d in range(n_devices):
+        out.peak_bytes[d] = 0
+    for i in range(n):
+        out.peak_bytes[device[i]] += g.kept_bytes[i]
+    if step_s == 0.0:
+        return
+    buckets = buckets_for(n, n_devices)
+    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, buckets / step_s)
+    for d in range(n_devices):
+        kept = out.peak_bytes[d]
+        peak = kept
+        now = kept
+        for bucket in range(d * buckets, (d + 1) * buckets):
+            now += s.bucket_in[bucket] - s.bucket_out[bucket]
+            peak = max(peak, now)
+        now = kept
+        for bucket in range(d * buckets, (d + 1) * buckets):
+            if now + s.bucket_in[bucket] > peak:
+                peak = _peak_within(s, bucket, now, peak)
+            now += s.bucket_in[bucket] - s.bucket_out[bucket]
+        out.peak_bytes[d] = peak
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
+    """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
     Args:
-        graph, state, output: `Arrays`, `State` (``state.order`` is read in EXPLICIT mode) and `Output`.
-        device: int64 [n], device of each op.
+        graph, state, output: `Arrays`, `State` and `Output`.
+        device: int32 [n], device of each op.
         mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
+        order: float64 [n], lower first; read in EXPLICIT mode only.
     """
     n, n_devices = graph.op_s.shape
-    m, n_links = len(graph.tensor_bytes), len(output.link_bytes)
+    m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
+    n_hops = graph.route.shape[2]
     g, s, out = pointers(graph), pointers(state), pointers(output)
-    _prepare(g, s, out, device, mode, n, n_devices, n_links)
-    n_transfers = 0
-    now = -1.0
-    while True:
-        # The next event: an op's end before an arrival, a lower device first.
-        least = INF
-        which = -1
-        for d in range(n_devices):
-            if s.running_until[d] < least:
-                least = s.running_until[d]
-                which = d
-        for d in range(n_devices):
-            if s.arrival[d] < least:
-                least = s.arrival[d]
-                which = n_devices + d
-        if least > now:
-            # All that happens now has happened: idle devices choose.
-            now = max(now, 0.0)
-            for d in range(n_devices):
-                if s.changed[d] == 1:
-                    s.changed[d] = 0
-                    if s.size[d] > 0 and s.running_until[d] == INF:
-                        end = _start_op(g, s, out, device, mode, n_devices, d, now)
-                        if end < least or (end == least and (which >= n_devices or d < which)):
-                            least = end
-                            which = d
-        if which < 0:
-            break
-        now = least
-        if which < n_devices:
-            n_transfers = _end_op(g, s, out, device, mode, m, n_devices, which, now, n_transfers)
-        else:
-            _advance_transfer(g, s, out, device, mode, m, n_devices, which - n_devices, now)
-    for d in range(n_devices):
-        out.peak_bytes[d] = max(out.peak_bytes[d], s.now_bytes[d])
-    return now, n_transfers
+    _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
+    step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
+    for link in range(n_links):
+        out.link_bytes[link] = 0.0
+    moved = 0.0
+    for pair in range(n_devices * n_devices):
+        for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
+            out.link_bytes[g.route_link[k]] += s.pair_bytes[pair]
+        if pair % (n_devices + 1) != 0:
+            moved += s.pair_bytes[pair]
+    return step_s, n_transfers, moved
 
 
 @njit(cache=True, parallel=True)
 def run_batch(g, devices, mode, orders, step_time_s, busy_s, peak_bytes, link_bytes, bytes_moved):  # type: ignore[no-untyped-def]
-    """`run` for every row of ``devices [k, n]``, rows shared out over threads; the last five arrays are outputs [k, ...]."""
+    """`run` for every row of ``devices int32 [k, n]``, shared out over threads; the last five are outputs [k, ...].
+
+    ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
+    """
     k, n = devices.shape
-    m, n_edges, n_links = len(g.tensor_bytes), len(g.consumers), link_bytes.shape[1]
+    m, n_edges, n_links = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1]
     chunks = min(k, 64)
     for chunk in prange(chunks):
         s = new_state(n, m, n_edges, g.op_s.shape[1], n_links)
         out = new_output(n, n_edges, g.op_s.shape[1], n_links)
         for row in range(chunk, k, chunks):
-            if mode == EXPLICIT:
-                s.order[:] = orders[row]
-            step_time_s[row], count = run(g, s, out, devices[row], mode)
+            order = orders[row if mode == EXPLICIT else 0]
+            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], mode, order)
             busy_s[row] = out.busy_s
             peak_bytes[row] = out.peak_bytes
             link_bytes[row] = out.link_bytes
-            moved = 0
-            for x in range(count):
-                moved += g.tensor_bytes[out.transfer_tensor[x]]
-            bytes_moved[row] = moved

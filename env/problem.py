@@ -110,9 +110,7 @@ class Problem:
     def route(self) -> tuple[IntArray, IntArray]:
         """``(ptr [D * D + 1], links)``: the route from a to b is ``links[ptr[a * D + b]:ptr[a * D + b + 1]]``."""
         n = self.cluster.n_devices
-        hops = [
-            self.cluster.routes[a, b].links if a != b else () for a in range(n) for b in range(n)
-        ]
+        hops = [self.cluster.routes[a, b].links if a != b else () for a in range(n) for b in range(n)]
         ptr = np.concatenate([[0], np.cumsum([len(h) for h in hops])]).astype(np.int64)
         return _frozen(ptr), _frozen(np.array([link for h in hops for link in h], dtype=np.int64))
 

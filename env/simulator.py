@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +48,7 @@ class Schedule:
     Attributes:
         device: int64 [n], device of each op.
         op_start_s, op_end_s: float64 [n].
+        order: int64 [n], op numbers in the sequence they start; as an explicit order it repeats the step exactly.
         transfer_tensor, transfer_source, transfer_target: int64 [x], tensor and devices, in order of request.
         transfer_start_s, transfer_end_s: float64 [x].
     """
@@ -56,6 +56,7 @@ class Schedule:
     device: IntArray
     op_start_s: FloatArray
     op_end_s: FloatArray
+    order: IntArray
     transfer_tensor: IntArray
     transfer_source: IntArray
     transfer_target: IntArray
@@ -66,11 +67,6 @@ class Schedule:
     def step_time_s(self) -> float:
         """End of the last op."""
         return float(self.op_end_s.max())
-
-    @cached_property
-    def order(self) -> IntArray:
-        """int64 [n]: ops by start (ties: end, then number); run per device in this order, the step repeats exactly."""
-        return np.lexsort((np.arange(len(self.device)), self.op_end_s, self.op_start_s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +120,18 @@ class Simulator:
     ) -> tuple[Score, Schedule]:
         """Score one placement and say when every op and transfer starts and ends."""
         score, placed, out, count = self._run(device, priority, order)
-        transfers = (out.transfer_tensor, out.transfer_source, out.transfer_target, out.transfer_start, out.transfer_end)
-        return score, Schedule(placed, out.op_start, out.op_end, *(values[:count] for values in transfers))
+        source, target = np.divmod(out.transfer_pair[:count].astype(np.int64), self.problem.cluster.n_devices)
+        return score, Schedule(
+            device=placed.astype(np.int64),
+            op_start_s=out.op_start,
+            op_end_s=out.op_end,
+            order=np.argsort(out.op_rank),
+            transfer_tensor=out.transfer_tensor[:count].astype(np.int64),
+            transfer_source=source,
+            transfer_target=target,
+            transfer_start_s=out.transfer_start[:count],
+            transfer_end_s=out.transfer_end[:count],
+        )
 
     def batch(
         self, devices: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, orders: ArrayLike | None = None
@@ -141,23 +147,22 @@ class Simulator:
         feasible = (peak <= self.problem.capacity_bytes).all(axis=1)
         return BatchScores(time_s, busy_s, peak, links, moved, feasible)
 
-    def _run(self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None) -> tuple[Score, IntArray, kernel.Output, int]:
+    def _run(
+        self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None
+    ) -> tuple[Score, kernel.Index, kernel.Output, int]:
         placed = self._checked(device, 1)
         mode, explicit = self._mode(priority, order, placed.shape)
         graph, n_devices = self.problem.graph, self.problem.cluster.n_devices
         n_links = len(self.problem.cluster.links)
         state = kernel.new_state(graph.n_ops, graph.n_tensors, graph.n_edges, n_devices, n_links)
         out = kernel.new_output(graph.n_ops, graph.n_edges, n_devices, n_links)
-        if mode == kernel.EXPLICIT:
-            state.order[:] = explicit
-        time_s, count = kernel.run(self._arrays, state, out, placed, mode)
-        moved = int(graph.tensor_bytes[out.transfer_tensor[:count]].sum())
+        time_s, count, moved = kernel.run(self._arrays, state, out, placed, mode, explicit)
         feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
-        score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, moved, feasible)
+        score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible)
         return score, placed, out, count
 
-    def _checked(self, device: ArrayLike, dimensions: int) -> IntArray:
-        placed = np.ascontiguousarray(device, dtype=np.int64)
+    def _checked(self, device: ArrayLike, dimensions: int) -> kernel.Index:
+        placed = np.ascontiguousarray(device, dtype=np.int32)
         n, n_devices = self.problem.graph.n_ops, self.problem.cluster.n_devices
         if placed.ndim != dimensions or placed.shape[-1] != n:
             raise MismatchError(
@@ -171,11 +176,9 @@ class Simulator:
             )
         return placed
 
-    def _mode(
-        self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]
-    ) -> tuple[int, FloatArray]:
+    def _mode(self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]) -> tuple[int, FloatArray]:
         if order is None:
-            return _MODE[Priority.of(priority)], np.empty((0,) * len(shape))
+            return _MODE[Priority.of(priority)], np.empty((0,) if len(shape) == 1 else (1, 0))
         explicit = np.ascontiguousarray(order, dtype=np.float64)
         if explicit.shape != tuple(shape):
             raise MismatchError(f"an explicit order has one number per op, shape {tuple(shape)}, got {explicit.shape}.")
@@ -183,26 +186,37 @@ class Simulator:
 
 
 def _arrays(problem: Problem) -> kernel.Arrays:
-    graph = problem.graph
+    graph, n_devices = problem.graph, problem.cluster.n_devices
     edge_tensor = graph.edge_list[2]
-    input_ptr, _ = graph.inputs
+    measured_s = graph.tensor_transfer_s[edge_tensor]
+    modelled = np.isnan(measured_s)
     route_ptr, route_link = problem.route
+    hops = np.diff(route_ptr)
+    # Every route is padded to the same length: the loop over it is then free of mispredicted branches.
+    route = np.full((n_devices * n_devices, max(1, hops.max())), len(problem.cluster.links), np.int32)
+    for pair in np.flatnonzero(hops):
+        links = route_link[route_ptr[pair] : route_ptr[pair + 1]]
+        route[pair] = np.pad(links, (0, route.shape[1] - len(links)), mode="edge")
     return kernel.Arrays(
         op_s=problem.op_s,
-        output_ptr=graph.output_ptr,
+        edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
+        consumer=graph.consumers.astype(np.int32),
+        edge_tensor=edge_tensor.astype(np.int32),
+        input_ptr=graph.inputs[0].astype(np.int32),
+        input_edge=np.lexsort((edge_tensor, graph.consumers)).astype(np.int32),
+        edge_bytes=np.where(modelled, graph.tensor_bytes[edge_tensor], 0).astype(np.float64),
+        edge_latency=modelled.astype(np.float64),
+        edge_measured_s=np.where(modelled, 0.0, measured_s),
+        topological=graph.topological_order.astype(np.int32),
         tensor_bytes=graph.tensor_bytes,
-        tensor_transfer_s=graph.tensor_transfer_s,
-        consumer_ptr=graph.consumer_ptr,
-        consumers=graph.consumers,
-        input_ptr=input_ptr,
-        input_edge=np.lexsort((edge_tensor, graph.consumers)).astype(np.int64),
-        edge_tensor=edge_tensor,
-        topological=graph.topological_order,
+        tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,
         output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
+        hops=hops.astype(np.float64),
+        route=route.reshape(n_devices, n_devices, -1),
         route_ptr=route_ptr,
         route_link=route_link,
     )

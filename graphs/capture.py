@@ -6,7 +6,6 @@ tensors, with one update op per parameter. See docs/capture.md for what is count
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphs.capture_emit import emit
-from graphs.capture_failure import capture_failure
+from graphs.capture_export import export
+from graphs.capture_failure import TO_MODULES, capture_failure
 from graphs.capture_fake import Faker, borrowed
 from graphs.capture_joint import Loss, trace_training
 from graphs.capture_lower import lower
@@ -70,10 +71,11 @@ def capture(
         )
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     title = name or type(model).__name__
-    if granularity == "module":
-        return capture_modules(model, positional, kwargs or {}, train, chosen, title)
-    trace = _trace(model, positional, dict(kwargs or {}), train, loss)
-    return emit(lower(trace, chosen), title)
+    with _disable_current_modes():  # the caller's own fake tensor mode, say
+        if granularity == "module":
+            return capture_modules(model, positional, kwargs or {}, train, chosen, title)
+        trace = _trace(model, positional, dict(kwargs or {}), train, loss)
+        return emit(lower(trace, chosen), title)
 
 
 def from_exported_program(program: ExportedProgram, name: str = "exported") -> OpGraph:
@@ -94,15 +96,8 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
             if train:
                 with mode:
                     return trace_training(model, fake_args, fake_kwargs, loss)
-            return trace_of(_export(model, fake_args, fake_kwargs))
+            return trace_of(export(model, fake_args, fake_kwargs))
     except PlacementError:
         raise
     except Exception as error:
-        raise capture_failure(model, error, 'pass granularity="module" to capture leaf modules as ops') from error
-
-
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    with torch.no_grad(), warnings.catch_warnings():
-        # Recurrent layers rebuild their list of weights when these are replaced; that is undone afterwards.
-        warnings.filterwarnings("ignore", message="The tensor attributes? ", category=UserWarning)
-        return torch.export.export(model, args, kwargs, strict=False)
+        raise capture_failure(model, error, TO_MODULES) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +69,7 @@ class Cost(NamedTuple):
     aliases: tuple[int | None, ...] = ()
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(target: Any) -> Signature:
     """Read a call target's schema once."""
     if not isinstance(target, OpOverload):
@@ -77,22 +77,25 @@ def signature(target: Any) -> Signature:
         return Signature(name, f"higher_order.{name}" if isinstance(target, torch._ops.HigherOrderOperator) else name)
     schema = target._schema
     namespace, _, name = schema.name.partition("::")
+    full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     outputs = [out.alias_info for out in schema.returns]
     # Changes shape or gradient tracking in place (``squeeze_``, ``detach_``), not the data.
     identity = name in _IDENTITIES or torch.Tag.inplace_view in target.tags
     written = [] if identity else schema.arguments
-    writes = [(i, arg) for i, arg in enumerate(written) if arg.alias_info and arg.alias_info.is_write]
-    sets = [arg.alias_info.before_set for _, arg in writes]
+    aliased = [(i, arg.name, arg.alias_info) for i, arg in enumerate(written) if arg.alias_info]
+    writes = [(i, arg, alias.before_set) for i, arg, alias in aliased if alias.is_write]
+    sets = [before for _, _, before in writes]
     return Signature(
         name=name,
         kind=f"{namespace}.{name}",
-        writes=tuple((i, arg.name) for i, arg in writes),
+        writes=tuple((i, arg) for i, arg, _ in writes),
         returned=tuple(
-            sets.index(alias.before_set) if alias is not None and alias.before_set in sets else None for alias in outputs
+            sets.index(alias.before_set) if alias is not None and alias.before_set in sets else None
+            for alias in outputs
         ),
         may_alias=any(alias is not None and not alias.is_write for alias in outputs),
         composite=namespace != "prim"
-        and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"),
+        and torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd"),
         uninitialised=name in _UNINITIALISED,
         overwrites=name in _OVERWRITES,
         gathers=name in _GATHERS,
@@ -131,20 +134,22 @@ def _by_formula(target: OpOverload, args: Any, kwargs: Any, output: Any) -> floa
 
 
 @contextmanager
-def without_mkldnn() -> Iterator[None]:
-    """Let composite calls use the general kernels: oneDNN's recurrent layer has no FLOP formula."""
+def general_kernels() -> Iterator[None]:
+    """Keep models off oneDNN's recurrent layer and the attention module's fast path, which have no FLOP formula."""
     # Not torch.backends.mkldnn.flags: it also touches settings that warn on builds without Intel GPUs.
-    enabled = torch._C._get_mkldnn_enabled()
+    mkldnn, fast_path = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_mkldnn_enabled(mkldnn)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @lru_cache(maxsize=16384)
 def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
-    with torch.no_grad(), FakeTensorMode(), without_mkldnn():
+    with torch.no_grad(), FakeTensorMode(), general_kernels():
         fake_args, fake_kwargs = _tensors(args), dict(_tensors(kwargs))
         inputs = [tensor_info(tensor).storage for tensor in _leaves((fake_args, tuple(fake_kwargs.values())))]
         with _Counter() as counter:
@@ -154,11 +159,11 @@ def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
     return Cost(counter.flops, max(counter.kernels, 1), aliases)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what a composite call is made of."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self.kernels = 0.0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -189,17 +194,26 @@ def _tensors(value: Any, device: str | None = None) -> Any:
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    return int(flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape))
+    return int(flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
 def _attention_backward(
     grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
 ) -> int:
-    return int(flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+    return int(flop_counter.sdpa_backward_flop_count(*(t.shape for t in (grad, query, key, value))))  # type: ignore[no-untyped-call]
 
 
-# torch has formulas for every fused attention but the one it uses on the CPU.
+def _convolution_backward(grad: Any, x: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Each of the input's and the weight's gradient takes as much as the forward convolution."""
+    is_transposed, wanted = args[4], args[7]
+    forward = flop_counter.conv_flop_count(x.shape, weight.shape, grad.shape, transposed=is_transposed)
+    return int(forward) * sum(map(bool, wanted[:2]))
+
+
+# torch has formulas for every fused attention but the one it uses on the CPU, and its formula for the backward pass of
+# a convolution counts a grouped one as if it had one group (the two agree on one group).
 _EXTRA_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from graphs.capture_optimizers import Optimizer
 from graphs.capture_trace import PARAMETER
 from graphs.opgraph import Phase
 
@@ -56,6 +57,7 @@ class Value:
         is_result: it leaves the step.
         gradient_of: states it is the final gradient of.
         is_float: whether gradients can flow through it.
+        is_fresh: it is written as a whole; else only the part that ``moved_bytes`` of its producer counts already.
     """
 
     producer: int
@@ -63,6 +65,11 @@ class Value:
     is_result: bool = False
     gradient_of: list[int] = field(default_factory=list)
     is_float: bool = True
+    is_fresh: bool = True
+
+    @property
+    def written_bytes(self) -> int:
+        return self.size_bytes if self.is_fresh else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +105,22 @@ class StateUse:
     @property
     def kept_bytes(self) -> int:
         return self.size_bytes * self.copies
+
+
+def update_draft(use: StateUse, state: int, gradients: list[int], optimizer: Optimizer) -> Draft:
+    """The update of one parameter (``use`` has number ``state``), which from now on keeps its gradient and states."""
+    use.trained, use.copies = True, optimizer.kept_copies
+    return Draft(
+        label=f"{use.name.rpartition('.')[2]}.{optimizer.name}",
+        kind=f"optimizer.{optimizer.name}",
+        module=use.module,
+        dtype=use.dtype,
+        moved_bytes=optimizer.moved_copies * use.size_bytes,
+        phase=Phase.UPDATE,
+        inputs=gradients,
+        states=[state],
+        writes_state=True,
+    )
 
 
 @dataclass(slots=True, eq=False)

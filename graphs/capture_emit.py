@@ -21,7 +21,9 @@ def emit(drafts: Drafts, name: str) -> OpGraph:
     """
     alive = drafts.live()
     if not any(is_alive and not op.is_input for op, is_alive in zip(drafts.ops, alive, strict=True)):
-        raise CaptureError(f"{name} computes nothing from its inputs; expected at least one operation, check its forward.")
+        raise CaptureError(
+            f"{name} computes nothing from its inputs; expected at least one operation, check its forward."
+        )
     _keep_gradients(drafts, alive)
     users = _users(drafts, alive)
     groups = _groups(drafts, users)
@@ -42,7 +44,7 @@ def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:
         if not value.gradient_of or value.is_result or producer.is_input:
             continue
         if all(drafts.ops[i].phase is Phase.UPDATE for i in readers[number]):
-            producer.moved_bytes += value.size_bytes
+            producer.moved_bytes += value.written_bytes
             value.size_bytes = 0
             producer.states += [state for state in value.gradient_of if state not in producer.states]
 
@@ -69,7 +71,8 @@ def _groups(drafts: Drafts, users: list[list[int]]) -> UnionFind:
 def _share_tables(drafts: Drafts, alive: list[bool], users: list[list[int]], groups: UnionFind) -> None:
     """A larger read-only table used by unrelated ops becomes an op of its own, whose tensor is sent to its readers.
 
-    Binding all its readers to one device would glue a model together that, say, shares a mask between its layers.
+    Binding all its readers to one device would glue a model together that, say, shares a mask between its layers. Where
+    it is kept it is counted as kept bytes and as a tensor, on the safe side.
     """
     for number, state in enumerate(drafts.states):
         apart = {groups[i] for i in users[number]}
@@ -80,8 +83,7 @@ def _share_tables(drafts: Drafts, alive: list[bool], users: list[list[int]], gro
         value = drafts.add_value(Value(source, state.size_bytes))
         for i in users[number]:
             drafts.ops[i].inputs.append(value)
-        users[number] = []
-        state.size_bytes = 0
+        users[number] = [source]
 
 
 def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> list[int]:
@@ -144,17 +146,17 @@ def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[in
 
 
 def _written_bytes(drafts: Drafts, op: Draft, used: list[bool]) -> int:
-    return 0 if not op.kernels else sum(drafts.values[v].size_bytes for v in op.outputs if used[v])
+    return 0 if not op.kernels else sum(drafts.values[v].written_bytes for v in op.outputs if used[v])
 
 
 def _names(drafts: Drafts, order: list[int]) -> dict[int, str]:
-    """Unique names: module path, ``/``, label, and ``_1``, ``_2`` ... from the second of its name on."""
+    """Module path, ``/``, label (either may be missing), and ``_1``, ``_2`` ... from the second of its name on."""
     names: dict[int, str] = {}
     taken: set[str] = set()
     count: dict[str, int] = {}
     for i in order:
         op = drafts.ops[i]
-        base = f"{op.module}/{op.label}" if op.module else op.label
+        base = "/".join(part for part in (op.module, op.label) if part) or op.kind
         name = base
         while name in taken:
             count[base] = count.get(base, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
@@ -12,7 +13,10 @@ from torch import nn
 from graphs.errors import CaptureError
 
 _OWN_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _REASON_LENGTH = 200
+TO_MODULES = 'pass granularity="module" to capture leaf modules as ops'
+_DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
 
 def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> CaptureError:
@@ -25,6 +29,19 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
     where = f"in module {module}" if module else f"in {type(model).__name__}"
     at = f" at {place}" if place else ""
     return CaptureError(f"tracing failed {where}{at}: {_reason(error)}; {way_out}.")
+
+
+def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureError:
+    """The error for a traced tensor of unknown size; ``stack_trace`` is the text that torch.export keeps for it."""
+    lines = [
+        f"{file}:{line}" for file, line in _TRACE_LINE.findall(stack_trace) if not file.startswith((*_OWN_FOLDERS, "<"))
+    ]
+    where = f"in module {module!r}" if module else "in the model"
+    at = f" at {lines[-1]}" if lines else ""
+    return CaptureError(
+        f"tracing failed {where}{at}: a tensor there has a size that depends on data ({symbol}), expected fixed sizes; "
+        f"{TO_MODULES}."
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -60,7 +77,10 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _reason(error: BaseException) -> str:
+    kind = type(error).__name__
+    if kind in _DATA_DEPENDENT:
+        return f"control flow or a shape depends on the data in a tensor ({kind})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{kind}: {lines[0]}" if lines else kind
     text = text.rstrip(".;")
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from graphs.errors import CaptureError
@@ -25,7 +25,7 @@ class Faker:
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+        self.mode = mode
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._memory: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
@@ -35,22 +35,25 @@ class Faker:
             return known[1]
         twin = self._twin(tensor)
         if isinstance(tensor, nn.Parameter):
-            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+            # What nn.Parameter does to a tensor subclass, without the copy it makes first.
+            twin.requires_grad_(tensor.requires_grad)
+            twin._is_param = True
         # The original is held too, so that its id stays its own.
         self._twins[id(tensor)] = (tensor, twin)
         return twin
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
-            return self._mode.from_tensor(tensor)
+            return self.mode.from_tensor(tensor)
         storage = tensor.untyped_storage()
         key = (storage._cdata, tensor.dtype)
-        with torch.no_grad(), self._mode:
-            if key not in self._memory:
-                device = "cpu" if tensor.device.type == "meta" else tensor.device
-                n_elements = storage.nbytes() // tensor.dtype.itemsize
-                self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device=device)
-            return self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+        if key not in self._memory:
+            n_elements = storage.nbytes() // tensor.dtype.itemsize
+            self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device="meta")
+        shadow = self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        device = torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+        # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
+        return FakeTensor(self.mode, shadow, device)
 
     def arguments(self, value: Any) -> Any:
         """Positional or keyword arguments with a twin for each tensor."""
@@ -68,12 +71,12 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
     """
     modules = dict(model.named_modules())
     for path, module in modules.items():
-        if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
+        if any(is_lazy(p) for p in module._parameters.values()):
             raise CaptureError(
                 f"module {path!r} ({type(module).__name__}) is lazy and has no weights yet; expected known shapes, "
                 "run the model once before capturing it."
             )
-    saved = [(module, dict(vars(module))) for module in modules.values()]
+    saved = [(module, dict(module.__dict__)) for module in modules.values()]
     random_state = torch.get_rng_state()
     try:
         for module, _ in saved:
@@ -82,17 +85,17 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         yield
     finally:
         for module, attributes in saved:
-            vars(module).clear()
-            vars(module).update(attributes)
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
         torch.set_rng_state(random_state)
 
 
 def _replace_tensors(module: nn.Module, replace: Replace) -> None:
     # New dictionaries, so that the model's own ones are never written.
     for kind in ("_parameters", "_buffers"):
-        tensors = vars(module)[kind]
-        vars(module)[kind] = {name: None if t is None else replace(t) for name, t in tensors.items()}
-    vars(module)["_modules"] = dict(module._modules)
-    for name, value in list(vars(module).items()):
+        tensors = module.__dict__[kind]
+        module.__dict__[kind] = {name: None if t is None else replace(t) for name, t in tensors.items()}
+    module.__dict__["_modules"] = dict(module._modules)
+    for name, value in list(module.__dict__.items()):
         if isinstance(value, torch.Tensor):
-            vars(module)[name] = replace(value)
+            module.__dict__[name] = replace(value)

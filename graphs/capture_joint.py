@@ -1,16 +1,14 @@
-"""Traces by recording: the joint forward and backward graph of a training step, or a forward pass with its module calls."""
+"""Traces by recording: forward and backward of a training step, or a forward pass with its module calls."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from graphs.capture_costs import without_mkldnn
+from graphs.capture_costs import general_kernels
 from graphs.capture_record import Recorder
 from graphs.capture_trace import Trace, input_names
 from graphs.errors import CaptureError
@@ -19,9 +17,7 @@ from graphs.opgraph import Phase
 Loss = Callable[[Any], torch.Tensor]
 
 
-def trace_training(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | None
-) -> Trace:
+def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | None) -> Trace:
     """Forward pass, loss and gradients of all trainable parameters.
 
     Raises:
@@ -35,12 +31,12 @@ def trace_training(
             "capture it with train=False."
         )
     # One thread, so that autograd runs the backward pass where the recorder can see it.
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False), without_mkldnn(), recorder:
-        with recorder.calls.watched():
-            value = (loss or default_loss)(model(*args, **kwargs))
-            _check_loss(value)
-            recorder.phase = Phase.BACKWARD
-            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with torch.enable_grad(), one_thread, general_kernels(), recorder, recorder.calls.watched():
+        value = (loss or default_loss)(model(*args, **kwargs))
+        _check_loss(value)
+        recorder.phase = Phase.BACKWARD
+        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     pairs = [
         (recorder.node_of(p), recorder.node_of(gradient))
         for p, gradient in zip(parameters.values(), gradients, strict=True)
@@ -52,7 +48,7 @@ def trace_training(
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """One forward pass without gradients; every op knows the module call it was made in."""
     recorder = Recorder(model, input_names(model, args, kwargs))
-    with torch.no_grad(), without_mkldnn(), recorder, recorder.calls.watched():
+    with torch.no_grad(), general_kernels(), recorder, recorder.calls.watched():
         output = model(*args, **kwargs)
     results = tuple(recorder.node_of(tensor) for tensor in output_tensors(output))
     return Trace(recorder.graph, recorder.states, recorder.inputs, results, leaves=recorder.calls.leaves)
@@ -70,8 +66,8 @@ def default_loss(output: Any) -> torch.Tensor:
     tensors = [tensor for tensor in output_tensors(output) if tensor.is_floating_point()]
     if not tensors:
         raise CaptureError(
-            f"the model returns {type(output).__name__} without a floating-point tensor; expected an output to train on, "
-            "give loss=, a function from the output to a scalar."
+            f"the model returns {type(output).__name__} without a floating-point tensor; expected an output to train "
+            "on, give loss=, a function from the output to a scalar."
         )
     if len(tensors) == 1 and tensors[0].ndim == 0:
         return tensors[0]
@@ -93,11 +89,20 @@ def _check_loss(value: Any) -> None:
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
-    """All tensors in a nested output; plain dataclasses are opened too."""
-    found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += output_tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-    return found
+    """All tensors in a nested output, each once; dataclasses and other objects (say, caches) are opened."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[int] = set()
+    stack = [output]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif id(value) not in seen and not isinstance(value, (nn.Module, type, str)):
+            seen.add(id(value))
+            if isinstance(value, Mapping):
+                stack += reversed(list(value.values()))
+            elif isinstance(value, (list, tuple, set)):
+                stack += reversed(list(value))
+            else:
+                stack += reversed(list(getattr(value, "__dict__", {}).values()))
+    return list(found.values())

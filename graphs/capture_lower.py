@@ -1,13 +1,13 @@
 """From a traced step to drafts: views folded, writes versioned, states owned once.
 
-Every tensor of the trace belongs to a `_Root`, the tensor whose memory it shares. A view has its base's root and is no op.
-A write in place makes a new version of the root, so the graph is functional and later readers depend on the writer.
+Every tensor of the trace belongs to a `_Root`, the tensor whose memory it shares. A view has its base's root and is no
+op. A write in place makes a new version of the root, so the graph is functional and later readers depend on the writer.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,14 +15,17 @@ import torch
 from torch import fx
 
 from graphs.capture_costs import Signature, cost, signature
-from graphs.capture_drafts import Draft, Drafts, StateUse, Value
+from graphs.capture_drafts import Draft, Drafts, StateUse, Value, update_draft
+from graphs.capture_nodes import dtype_name, flat, layouts, nested, subgraph_flops, subgraphs_of, written_nodes
 from graphs.capture_optimizers import Optimizer
 from graphs.capture_trace import CONSTANT, State, Trace, module_of, value_of
-from graphs.capture_values import Layout, TensorInfo
+from graphs.capture_values import TensorInfo
 from graphs.opgraph import Phase
 
 # Higher-order calls that only run their one subgraph under some setting (gradients off, autocast, checkpointing).
 _WRAPPERS = ("wrap", "tag_activation_checkpoint", "invoke_subgraph")
+# Calls that bring a number to the host, where the program may decide by it: somebody reads it, though no op does.
+_TO_HOST = ("item", "_local_scalar_dense", "is_nonzero", "equal")
 
 
 def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
@@ -44,15 +47,28 @@ class _Root:
     state: int | None = None
 
 
-class _Number(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class _Number:
     """A Python number computed from tensors (``item``, sizes): who reads it reads them."""
 
     roots: tuple[_Root, ...]
 
 
 class _Read(NamedTuple):
+    """A tensor argument; ``info`` is None for one that is only read through a number."""
+
     root: _Root
     info: TensorInfo | None
+
+
+class _CallFacts(NamedTuple):
+    """A call node with its arguments and results resolved; ``outputs`` holds None for what is no tensor."""
+
+    node: fx.Node
+    facts: Signature
+    reads: list[_Read]
+    written: list[_Read]
+    outputs: list[TensorInfo | None]
 
 
 class _Walk:
@@ -68,20 +84,28 @@ class _Walk:
         self._open_states()
 
     def _open_states(self) -> None:
-        by_storage: dict[int, _Root] = {}
+        """One root for states whose memory overlaps (tied weights), several for neighbours in one storage."""
+        known: dict[int, list[tuple[range, _Root]]] = {}
         for node, state in self._trace.states.items():
-            root = by_storage.get(state.storage)
-            if root is None:
-                root = by_storage[state.storage] = self._state_root(state, node)
-            elif root.state is not None:
-                use = self.drafts.states[root.state]
-                use.size_bytes = root.size_bytes = max(use.size_bytes, state.size_bytes)
-            self._roots[node] = root
+            memory = state.info.memory
+            of_storage = known.setdefault(state.info.storage, [])
+            for i, (other, root) in enumerate(of_storage):
+                if memory.start < other.stop and other.start < memory.stop:
+                    union = range(min(memory.start, other.start), max(memory.stop, other.stop))
+                    of_storage[i] = (union, root)
+                    if union != other and root.state is not None:
+                        self.drafts.states[root.state].size_bytes = root.size_bytes = len(union)
+                    self._roots[node] = root
+                    break
+            else:
+                self._roots[node] = self._state_root(state)
+                of_storage.append((memory, self._roots[node]))
 
-    def _state_root(self, state: State, node: fx.Node) -> _Root:
-        use = StateUse(state.name, state.kind, state.size_bytes, _dtype_name(value_of(node).layout.dtype))
+    def _state_root(self, state: State) -> _Root:
+        layout = state.info.layout
+        use = StateUse(state.name, state.kind, layout.distinct_bytes, dtype_name(layout.dtype))
         self.drafts.states.append(use)
-        return _Root(state.size_bytes, state=len(self.drafts.states) - 1)
+        return _Root(layout.distinct_bytes, state=len(self.drafts.states) - 1)
 
     # -- nodes ----------------------------------------------------------------------------------------------
 
@@ -100,7 +124,7 @@ class _Walk:
             self._roots[node] = _Number(())
             return
         label = self._trace.inputs.get(node, node.name)
-        draft = self.drafts.add(Draft(label, "input", "", _dtype_name(info.layout.dtype), kernels=0))
+        draft = self.drafts.add(Draft(label, "input", "", dtype_name(info.layout.dtype), kernels=0))
         self._roots[node] = self._new_root(draft, info)
 
     def _attribute(self, graph: fx.Graph, node: fx.Node) -> None:
@@ -108,62 +132,53 @@ class _Walk:
         value = operator.attrgetter(str(node.target))(owner) if owner is not None else None
         if isinstance(value, torch.Tensor) and node not in self._roots:
             node.meta.setdefault("val", value)
-            info = value_of(node)
-            state = State(str(node.target), CONSTANT, info.storage, info.layout.distinct_bytes)
-            self._roots[node] = self._state_root(state, node)
+            self._roots[node] = self._state_root(State(str(node.target), CONSTANT, value_of(node)))
 
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
-            source = self._roots[node.args[0]]  # type: ignore[index]
-            self._roots[node] = source[node.args[1]] if type(source) is tuple else source
+            source, index = node.args
+            roots = self._roots[source] if isinstance(source, fx.Node) else None
+            self._roots[node] = roots[index] if type(roots) is tuple and isinstance(index, int) else roots
             return
-        subgraphs = _subgraphs(node)
+        subgraphs = subgraphs_of(node)
         if len(subgraphs) == 1 and str(node.target).startswith(_WRAPPERS):
             self._inline(node, subgraphs[0])
             return
         facts = signature(node.target)
-        reads = [read for leaf in _flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
-        outputs = _flat(value_of(node))
-        written = [read for argument in _written(node, facts) for read in self._reads_of(argument)]
-        if not written and not any(isinstance(info, TensorInfo) for info in outputs):
+        reads = [read for leaf in flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
+        written = [read for argument in written_nodes(node, facts) for read in self._reads_of(argument)]
+        outputs = [info if isinstance(info, TensorInfo) else None for info in flat(value_of(node))]
+        if not written and not any(outputs):
             self._roots[node] = _Number(tuple({id(read.root): read.root for read in reads}.values()))
+            if facts.name in _TO_HOST:
+                self._keep(reads)
             return
-        self._operation(node, facts, reads, outputs, written, subgraphs)
+        self._tensor_call(_CallFacts(node, facts, reads, written, outputs), subgraphs)
 
-    def _operation(
-        self,
-        node: fx.Node,
-        facts: Signature,
-        reads: list[_Read],
-        outputs: list[Any],
-        written: list[_Read],
-        subgraphs: list[fx.GraphModule],
-    ) -> None:
-        counted = cost(node.target, _layouts(node.args), _layouts(node.kwargs), _layouts(node))
-        bases = [_base(i, info, reads, written, counted.aliases, facts) for i, info in enumerate(outputs)]
-        fresh = [info for info, base in zip(outputs, bases, strict=True) if base is None and info is not None]
-        if not written and (not fresh or facts.uninitialised or _is_literal(reads, fresh)):
-            # A view, memory not yet written, or a single number made from nothing: no work, no op.
-            roots = [base or (_Root(_bytes(info)) if info else None) for base, info in zip(bases, outputs, strict=True)]
-            self._roots[node] = _nested(value_of(node), iter(roots))
-            return
-        if written and not fresh and all(self._is_counter(read) for read in written):
-            self._roots[node] = _nested(value_of(node), iter(bases))
-            return
-        flops = counted.flops if not subgraphs else max(_subgraph_flops(sub) for sub in subgraphs)
-        number = self._draft(node, facts, reads, written, outputs)
-        draft = self.drafts.ops[number]
-        draft.flops, draft.kernels = flops, counted.kernels
-        roots = [
-            base or (self._new_root(number, info) if info else None) for base, info in zip(bases, outputs, strict=True)
-        ]
-        for read in written:
-            self._write(number, read.root)
-        self._roots[node] = _nested(value_of(node), iter(roots))
+    def _tensor_call(self, call: _CallFacts, subgraphs: list[fx.GraphModule]) -> None:
+        node, facts, reads, written, outputs = call
+        counted = cost(node.target, layouts(node.args), layouts(node.kwargs), layouts(node))
+        roots = [_base(call, i, counted.aliases) for i in range(len(outputs))]
+        fresh = [info for info, root in zip(outputs, roots, strict=True) if root is None and info is not None]
+        # A view, memory not yet written, a single number made from nothing, or a step counter: no work, no op.
+        is_free = not written and (not fresh or facts.uninitialised or _is_literal(reads, fresh))
+        is_counter = bool(written) and not fresh and all(_is_counter(read) for read in written)
+        number = None
+        if not is_free and not is_counter:
+            number = self._draft(call)
+            draft = self.drafts.ops[number]
+            draft.flops = counted.flops if not subgraphs else max(subgraph_flops(sub) for sub in subgraphs)
+            draft.kernels = counted.kernels
+        for i, info in enumerate(outputs):
+            if roots[i] is None and info is not None:
+                roots[i] = _Root(info.layout.size_bytes) if number is None else self._new_root(number, info)
+        if number is not None:
+            for read in written:
+                self._write(number, read.root)
+        self._roots[node] = nested(value_of(node), iter(roots))
 
-    def _draft(
-        self, node: fx.Node, facts: Signature, reads: list[_Read], written: list[_Read], outputs: list[Any]
-    ) -> int:
+    def _draft(self, call: _CallFacts) -> int:
+        node, facts, reads, written, outputs = call
         draft = Draft(
             label=facts.name,
             kind=facts.kind,
@@ -176,17 +191,18 @@ class _Walk:
         self._draft_of[node] = number
         if draft.phase is Phase.BACKWARD:
             self._mirrors.append((number, node.meta.get("mirror")))
-        targets = {id(read.root) for read in written}
-        seen = [read for read in reads if not (facts.overwrites and id(read.root) in targets and _covers(written))]
-        draft.inputs = list(dict.fromkeys(read.root.value for read in seen if read.root.value is not None))
+        replaced = {id(read.root) for read in written} if facts.overwrites else set()
+        loaded = [read for read in reads if id(read.root) not in replaced]
+        # What is overwritten in part only is still needed as a whole.
+        needed = loaded if _covers(written) else reads
+        draft.inputs = list(dict.fromkeys(read.root.value for read in needed if read.root.value is not None))
+        draft.moved_bytes = _moved_bytes(facts, loaded, written, outputs)
         for read in reads:
             state = read.root.state
             if state is not None and state not in draft.states:
                 draft.states.append(state)
                 self._first_user.setdefault(state, number)
                 self.drafts.states[state].written |= facts.statistics
-        loaded = [read for read in reads if not (facts.overwrites and id(read.root) in targets)]
-        draft.moved_bytes = _moved_bytes(facts, loaded, written, outputs)
         return number
 
     def _new_root(self, draft: int, info: TensorInfo) -> _Root:
@@ -197,20 +213,11 @@ class _Walk:
     def _write(self, number: int, root: _Root) -> None:
         draft = self.drafts.ops[number]
         if root.state is None:
-            root.value = self.drafts.add_value(Value(number, root.size_bytes))
+            root.value = self.drafts.add_value(Value(number, root.size_bytes, is_fresh=False))
             return
         self.drafts.states[root.state].written = True
         draft.writes_state = True
         root.value = self.drafts.add_value(Value(number, 0))
-
-    def _is_counter(self, read: _Read) -> bool:
-        """A step counter (``num_batches_tracked``): one integer, not worth an op."""
-        return (
-            read.root.state is not None
-            and read.info is not None
-            and read.info.layout.n_elements == 1
-            and not read.info.layout.dtype.is_floating_point
-        )
 
     def _inline(self, node: fx.Node, subgraph: fx.GraphModule) -> None:
         placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
@@ -224,8 +231,8 @@ class _Walk:
                 placeholder.meta["info"] = value_of(operand)  # type: ignore[arg-type]
         self.run(subgraph.graph)
         output = next(n for n in reversed(subgraph.graph.nodes) if n.op == "output").args[0]
-        leaves = iter([self._roots.get(leaf) for leaf in _flat(output)])
-        self._roots[node] = _nested(output, leaves)
+        leaves = iter([self._roots.get(leaf) for leaf in flat(output)])
+        self._roots[node] = nested(output, leaves)
 
     def _reads_of(self, node: Any) -> Iterator[_Read]:
         roots = self._roots.get(node) if isinstance(node, fx.Node) else None
@@ -235,7 +242,7 @@ class _Walk:
         elif isinstance(roots, _Number):
             yield from (_Read(root, None) for root in roots.roots)
         elif isinstance(roots, tuple):
-            for root, info in zip(_flat(roots), _flat(value_of(node)), strict=True):
+            for root, info in zip(flat(roots), flat(value_of(node)), strict=True):
                 if isinstance(root, _Root):
                     yield _Read(root, info)
 
@@ -244,18 +251,21 @@ class _Walk:
     def mark_results(self) -> None:
         """Mark what leaves the step or replaces a state."""
         for node in self._trace.results:
-            for read in self._reads_of(node):
-                if read.root.value is not None:
-                    self.drafts.values[read.root.value].is_result = True
+            self._keep(self._reads_of(node))
         for state_node, node in self._trace.writes:
             root = self._roots[state_node]
             for read in self._reads_of(node):
-                if read.root.value is None or self._is_counter(_Read(root, read.info)):
+                if read.root.value is None or _is_counter(_Read(root, read.info)):
                     continue
                 writer = self.drafts.ops[self.drafts.values[read.root.value].producer]
                 self.drafts.states[root.state].written = writer.writes_state = True
                 if root.state not in writer.states:
                     writer.states.append(root.state)
+
+    def _keep(self, reads: Iterable[_Read]) -> None:
+        for read in reads:
+            if read.root.value is not None:
+                self.drafts.values[read.root.value].is_result = True
 
     def link_mirrors(self) -> None:
         """Give each backward op its forward op; where that one is no op, the nearest before it."""
@@ -288,87 +298,19 @@ class _Walk:
             use = self.drafts.states[state]
             if use.trained:
                 continue
-            use.trained, use.copies = True, optimizer.kept_copies
             values = [read.root.value for read in self._reads_of(gradient) if read.root.value is not None]
-            self.drafts.add(
-                Draft(
-                    label=f"{use.name.rpartition('.')[2]}.{optimizer.name}",
-                    kind=f"optimizer.{optimizer.name}",
-                    module=use.module,
-                    dtype=use.dtype,
-                    moved_bytes=optimizer.moved_copies * use.size_bytes,
-                    phase=Phase.UPDATE,
-                    inputs=values,
-                    states=[state],
-                    writes_state=True,
-                )
-            )
+            self.drafts.add(update_draft(use, state, values, optimizer))
             for value in values:
                 self.drafts.values[value].gradient_of.append(state)
 
 
-def _flat(value: Any) -> list[Any]:
-    """Leaves of nested lists, tuples and dicts; records are leaves."""
-    if type(value) in (TensorInfo, Layout, _Number) or not isinstance(value, (tuple, list, dict)):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value
-    return [leaf for item in items for leaf in _flat(item)]
-
-
-def _nested(shape: Any, leaves: Iterator[Any]) -> Any:
-    """The leaves, nested as ``shape`` is."""
-    if type(shape) is TensorInfo or not isinstance(shape, (tuple, list)):
-        return next(leaves)
-    return tuple(_nested(item, leaves) for item in shape)
-
-
-def _layouts(value: Any) -> Any:
-    """Arguments or results with their `Layout` for each tensor, as tuples all the way down."""
-    if isinstance(value, fx.Node):
-        value = value_of(value)
-    if type(value) is TensorInfo:
-        return value.layout
-    if isinstance(value, dict):
-        return tuple((key, _layouts(item)) for key, item in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(_layouts(item) for item in value)
-    return value
-
-
-def _subgraphs(node: fx.Node) -> list[fx.GraphModule]:
-    if not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return []
-    owner = node.graph.owning_module
-    names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
-    found = [operator.attrgetter(name)(owner) for name in names]
-    return [module for module in found if isinstance(module, fx.GraphModule)]
-
-
-def _subgraph_flops(subgraph: fx.GraphModule) -> float:
-    """FLOPs of a branch or loop body, once."""
-    calls = [node for node in subgraph.graph.nodes if node.op == "call_function"]
-    return sum(cost(n.target, _layouts(n.args), _layouts(n.kwargs), _layouts(n)).flops for n in calls)
-
-
-def _written(node: fx.Node, facts: Signature) -> list[Any]:
-    """Nodes of the arguments that a call writes in place."""
-    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in facts.writes]
-    return [leaf for leaf in _flat(found) if isinstance(leaf, fx.Node)]
-
-
-def _base(
-    number: int,
-    info: Any,
-    reads: list[_Read],
-    written: list[_Read],
-    aliases: tuple[int | None, ...],
-    facts: Signature,
-) -> _Root | None:
+def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> _Root | None:
     """The root whose memory output ``number`` shares, None if it has its own."""
-    if not isinstance(info, TensorInfo):
+    info = call.outputs[number]
+    if info is None:
         return None
-    tensors = [read for read in reads if read.info is not None]
-    if facts.identity:
+    tensors = [read for read in call.reads if read.info is not None]
+    if call.facts.identity:
         return tensors[0].root
     for read in tensors:
         if read.info is not None and read.info.storage == info.storage:
@@ -377,12 +319,15 @@ def _base(
     if number < len(aliases):
         alias = aliases[number]
         return None if alias is None else tensors[alias].root
-    returned = facts.returned[number] if number < len(facts.returned) else None
-    return None if returned is None or returned >= len(written) else written[returned].root
+    returned = call.facts.returned[number] if number < len(call.facts.returned) else None
+    return None if returned is None or returned >= len(call.written) else call.written[returned].root
 
 
-def _bytes(info: TensorInfo) -> int:
-    return info.layout.size_bytes
+def _is_counter(read: _Read) -> bool:
+    """A step counter among the states (``num_batches_tracked``): one integer."""
+    if read.root.state is None or read.info is None:
+        return False
+    return read.info.layout.n_elements == 1 and not read.info.layout.dtype.is_floating_point
 
 
 def _is_literal(reads: list[_Read], fresh: list[TensorInfo]) -> bool:
@@ -393,25 +338,24 @@ def _covers(written: list[_Read]) -> bool:
     return all(read.info is not None and read.info.layout.distinct_bytes >= read.root.size_bytes for read in written)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _op_dtype(outputs: list[TensorInfo | None], reads: list[_Read]) -> str:
+    dtypes = [info.layout.dtype for info in (*outputs, *(read.info for read in reads)) if info is not None]
+    return dtype_name(next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0]))
 
 
-def _op_dtype(outputs: list[Any], reads: list[_Read]) -> str:
-    dtypes = [info.layout.dtype for info in (*outputs, *(read.info for read in reads)) if isinstance(info, TensorInfo)]
-    return _dtype_name(next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0]))
-
-
-def _moved_bytes(facts: Signature, loaded: list[_Read], written: list[_Read], outputs: list[Any]) -> float:
+def _moved_bytes(
+    facts: Signature, loaded: list[_Read], written: list[_Read], outputs: list[TensorInfo | None]
+) -> float:
     """Bytes read, each piece of memory once, and bytes written in place."""
-    produced = sum(info.layout.size_bytes for info in outputs if isinstance(info, TensorInfo))
+    produced = sum(info.layout.size_bytes for info in outputs if info is not None)
     pieces: dict[tuple[Any, ...], int] = {}
     for i, (root, info) in enumerate(loaded):
         if info is not None:
             size = info.layout.distinct_bytes
             if facts.gathers and i == 0:
                 size = min(size, produced)
-            pieces.setdefault((id(root), info.offset, info.layout.shape, info.layout.stride), size)
+            # The storage tells views apart in a program read from a file, which has lost their offsets too.
+            pieces.setdefault((id(root), info.storage, info.offset, info.layout.shape, info.layout.stride), size)
     of_root: dict[int, int] = {}
     for (root_id, *_), size in pieces.items():
         of_root[root_id] = of_root.get(root_id, 0) + size
@@ -420,7 +364,7 @@ def _moved_bytes(facts: Signature, loaded: list[_Read], written: list[_Read], ou
     for read in written:
         size = read.info.layout.distinct_bytes if read.info is not None else 0
         if facts.scatters:
-            others = sum(_bytes(r.info) for r in loaded if r.info is not None and r.root is not read.root)
+            others = sum(r.info.layout.size_bytes for r in loaded if r.info is not None and r.root is not read.root)
             size = min(size, others)
         total += size
     return float(total)

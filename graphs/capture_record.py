@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._C._autograd import _get_sequence_nr
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture_trace import BUFFER, CONSTANT, PARAMETER, State, Trace
+from graphs.capture_trace import BUFFER, CONSTANT, PARAMETER, State
 from graphs.capture_values import TensorInfo, describe, tensor_info
 from graphs.opgraph import Phase
 
@@ -65,11 +66,11 @@ class ModuleCalls:
         self._stack.pop()
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operator calls as fx nodes while it is active.
 
-    A backward op is linked to its forward op by autograd's sequence numbers: a forward operator makes its gradient function
-    just before it runs, and that function is the current one while the backward operators run.
+    A backward op is linked to its forward op by autograd's sequence numbers: a forward operator makes its gradient
+    function just before it runs, and that function is the current one while the backward operators run.
 
     Attributes:
         graph, states, inputs: as in `Trace`.
@@ -78,7 +79,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, inputs: list[tuple[str, torch.Tensor]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.states: dict[fx.Node, State] = {}
         self.inputs: dict[fx.Node, str] = {}
@@ -89,7 +90,7 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, StorageWeakRef] = {}
         self._owner: dict[int, fx.Node] = {}
         self._last_placeholder: fx.Node | None = None
-        self._first_sequence = torch.autograd._get_sequence_nr()
+        self._first_sequence = _get_sequence_nr()
         for kind, tensors in ((PARAMETER, model.named_parameters), (BUFFER, model.named_buffers)):
             for name, tensor in tensors(remove_duplicate=False):
                 self._add_state(name, kind, tensor)
@@ -116,7 +117,7 @@ class Recorder(TorchDispatchMode):
         return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        sequence = torch.autograd._get_sequence_nr() - 1
+        sequence = _get_sequence_nr() - 1
         output = func(*args, **(kwargs or {}))
         if func.namespace != "prim":
             self._record(func, args, kwargs or {}, output, sequence)
@@ -154,7 +155,7 @@ class Recorder(TorchDispatchMode):
         self._nodes[info] = node
         if info.storage not in self._storages and info.storage >= 0:
             # A weak reference keeps the address from being used again, without keeping the memory.
-            self._storages[info.storage] = StorageWeakRef(tensor.untyped_storage())
+            self._storages[info.storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._by_storage.setdefault(info.storage, node)
 
     def _node(self, found: fx.Node | tuple[fx.Node, int]) -> fx.Node:
@@ -190,5 +191,5 @@ class Recorder(TorchDispatchMode):
         info = tensor_info(tensor)
         if node is None:
             return self._node(self._nodes[info])
-        self.states[node] = State(name, kind, info.storage, info.layout.distinct_bytes)
+        self.states[node] = State(name, kind, info)
         return node

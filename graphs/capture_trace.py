@@ -13,7 +13,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from graphs.capture_values import describe
+from graphs.capture_failure import data_dependent_size
+from graphs.capture_values import TensorInfo, UnknownSizeError, describe
 
 PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
 
@@ -25,14 +26,12 @@ class State:
     Attributes:
         name: dotted path, e.g. ``"encoder.0.weight"``.
         kind: ``"parameter"``, ``"buffer"`` or ``"constant"``.
-        storage: identity of its memory; tied tensors have the same.
-        size_bytes: bytes of that memory this state covers; the largest of tied ones counts.
+        info: its layout and memory; states whose memory overlaps are tied.
     """
 
     name: str
     kind: str
-    storage: int
-    size_bytes: int
+    info: TensorInfo
 
     @property
     def module(self) -> str:
@@ -43,8 +42,8 @@ class State:
 class Trace:
     """A step in program order.
 
-    Node metadata read by `capture_lower`: ``info`` (or ``val``, described on demand), ``module`` (or ``nn_module_stack``),
-    ``phase``, ``mirror`` (a backward node's forward node), ``call`` (a number for each call of a leaf module).
+    Node metadata read by `capture_lower`: ``info`` (or ``val``, described on demand), ``module`` (or
+    ``nn_module_stack``), ``phase``, ``mirror`` (a backward node's forward node), ``call`` (number of a module call).
 
     Attributes:
         graph: placeholders, calls and one output.
@@ -66,10 +65,17 @@ class Trace:
 
 
 def value_of(node: fx.Node) -> Any:
-    """`TensorInfo` of a node's value, nested as the value is (see `describe`)."""
+    """`TensorInfo` of a node's value, nested as the value is (see `describe`).
+
+    Raises:
+        CaptureError: a size depends on data; the message names the module and the line.
+    """
     info = node.meta.get("info", node)
     if info is node:
-        info = node.meta["info"] = describe(node.meta.get("val"))
+        try:
+            info = node.meta["info"] = describe(node.meta.get("val"))
+        except UnknownSizeError as error:
+            raise data_dependent_size(module_of(node), str(node.meta.get("stack_trace", "")), str(error)) from None
     return info
 
 
@@ -121,10 +127,12 @@ def _state(program: ExportedProgram, name: str, kind: str, node: fx.Node) -> Sta
     if value is None:
         value = program.constants.get(name)
     info = describe(value) if isinstance(value, torch.Tensor) else value_of(node)
-    return State(name, kind, info.storage, info.layout.distinct_bytes)
+    return State(name, kind, info)
 
 
-def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def input_names(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of every tensor among the arguments, named after ``forward``'s parameters."""
     try:
         bound: Mapping[str, Any] = inspect.signature(model.forward).bind(*args, **kwargs).arguments

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphs.errors import CaptureError
+
+class UnknownSizeError(Exception):
+    """A symbolic size whose value depends on data; carries its symbol."""
 
 
 class Layout(NamedTuple):
@@ -42,7 +44,15 @@ class TensorInfo(NamedTuple):
 
     layout: Layout
     storage: int
-    offset: int
+    offset: int  # elements
+
+    @property
+    def memory(self) -> range:
+        """The bytes of its storage from its first element to its last."""
+        layout = self.layout
+        last = sum((extent - 1) * step for extent, step in zip(layout.shape, layout.stride, strict=True))
+        n_elements = last + 1 if layout.n_elements else 0
+        return range(self.offset * layout.dtype.itemsize, (self.offset + n_elements) * layout.dtype.itemsize)
 
 
 def describe(value: Any) -> Any:
@@ -59,10 +69,12 @@ def describe(value: Any) -> Any:
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
-    """Raises: CaptureError: a symbolic size without a known value."""
+    """Raises: UnknownSizeError."""
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
-        return TensorInfo(Layout(_numbers(shape), _row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0)
+        return TensorInfo(
+            Layout(_numbers(shape), _row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
+        )
     storage = tensor.untyped_storage()
     layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
     return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
@@ -87,8 +99,5 @@ def _number(size: Any) -> int:
         return size
     hint = size.node.hint
     if hint is None:
-        raise CaptureError(
-            f"a tensor has the size {size}, which depends on data; expected static shapes, capture the model with "
-            'example inputs instead, or pass granularity="module".'
-        )
+        raise UnknownSizeError(str(size))
     return int(hint)

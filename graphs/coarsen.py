@@ -6,15 +6,16 @@ different device kinds (by their own pins or those of their colocation group), a
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
 
 import numpy as np
 
-from graphs.contract import Coarse, contract
+from graphs.coarsen_size import to_size
+from graphs.contract import Coarse, contract, merge_classes, neighbours
 from graphs.errors import GraphError
-from graphs.opgraph import IntArray, OpGraph
+from graphs.opgraph import OpGraph
 
-__all__ = ["ELEMENTWISE", "Coarse", "by_module", "contract", "fuse_chains", "fuse_elementwise", "merge_classes"]
+__all__ = ["ELEMENTWISE", "Coarse", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size"]
 
 # Kinds without prefix and overload: "aten.relu.default", "onnx.Relu" and "ReLU" are all "relu".
 # fmt: off
@@ -35,7 +36,7 @@ def fuse_chains(graph: OpGraph) -> Coarse:
 
     Acyclic, because a chain is entered at its head only. A chain is cut where two colocation groups would meet.
     """
-    return _fuse(graph, lambda op, before, fan_out: fan_out[before] == 1)
+    return _fuse(graph, lambda op, readers: readers == 1)
 
 
 def fuse_elementwise(graph: OpGraph) -> Coarse:
@@ -44,7 +45,7 @@ def fuse_elementwise(graph: OpGraph) -> Coarse:
     Acyclic, because a group is entered at its first op only. Where two colocation groups would meet, it is not merged.
     """
     elementwise = [_base(kind) in ELEMENTWISE for kind in graph.kinds]
-    return _fuse(graph, lambda op, before, fan_out: elementwise[op])
+    return _fuse(graph, lambda op, readers: elementwise[op])
 
 
 def by_module(graph: OpGraph, depth: int | None = None) -> Coarse:
@@ -70,33 +71,42 @@ def by_module(graph: OpGraph, depth: int | None = None) -> Coarse:
     return contract(graph, np.array(label, dtype=np.int64) * (graph.n_ops + 1) + np.array(stage, dtype=np.int64))
 
 
-def merge_classes(graph: OpGraph) -> IntArray:
-    """int64 [n]: ops of one number have the same phase and the same allowed device kinds, and so may be merged."""
-    allowed: dict[int, frozenset[str] | None] = {}  # by colocation group; None is any device
-    for op in np.flatnonzero(graph.colocation >= 0).tolist():
-        label, own = int(graph.colocation[op]), frozenset(graph.pins[op]) or None
-        before = allowed.get(label)
-        allowed[label] = own if before is None else before if own is None else before & own
-    numbers: dict[tuple[int, frozenset[str] | None], int] = {}
-    result = [
-        numbers.setdefault((phase, allowed[group] if group >= 0 else frozenset(pins) or None), len(numbers))
-        for phase, group, pins in zip(graph.phase.tolist(), graph.colocation.tolist(), graph.pins, strict=True)
-    ]
-    return np.array(result, dtype=np.int64)
-
-
 def _base(kind: str) -> str:
     """``aten.relu_.default`` and ``ReLU(inplace)`` as ``relu``."""
     parts = kind.lower().split("(")[0].split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
-def _fuse(graph: OpGraph, wanted: object) -> Coarse:
-    raise NotImplementedError
+def _fuse(graph: OpGraph, wanted: Callable[[int, int], bool]) -> Coarse:
+    """Merge each op with one input op into it where ``wanted(op, number of that input op's readers)``."""
+    before, after = neighbours(graph)
+    classes, colocation = merge_classes(graph).tolist(), graph.colocation.tolist()
+    head = list(range(graph.n_ops))
+    for op in graph.topological_order.tolist():
+        if len(before[op]) != 1:
+            continue
+        (source,) = before[op]
+        first = head[source]
+        meet = {colocation[first], colocation[op]} - {-1}
+        if classes[source] == classes[op] and len(meet) <= 1 and wanted(op, len(after[source])):
+            head[op] = first
+            colocation[first] = max(meet, default=-1)
+    return contract(graph, np.array(head, dtype=np.int64))
 
 
 def _stages(graph: OpGraph, label: list[int]) -> list[int]:
-    raise NotImplementedError
+    """Per op the largest number of label changes on a path to it, raised where that joins a reader of its label.
 
-
-_ = pairwise
+    Along every edge the stage rises if the label changes and never falls, so groups of equal label and stage cannot
+    form a cycle.
+    """
+    before, after = neighbours(graph)
+    order = graph.topological_order.tolist()
+    stage = [0] * graph.n_ops
+    for op in order:
+        stage[op] = max((stage[b] + (label[b] != label[op]) for b in before[op]), default=0)
+    for op in reversed(order):
+        latest = min((stage[a] - (label[a] != label[op]) for a in after[op]), default=stage[op])
+        if any(label[a] == label[op] and stage[a] == latest for a in after[op]):
+            stage[op] = latest
+    return stage

@@ -1,9 +1,9 @@
 """`Coarse`: a graph whose ops are groups of another graph's ops, and `contract`, which makes one.
 
-What a coarse graph promises: it is acyclic, FLOPs, bytes, kernels (so also launch overheads) and kept bytes are those of the
-fine graph, and memory is never less than the fine graph needs when a group's ops run one after the other. What it
-cannot promise is the same time: a group starts when all its inputs are there and its outputs appear at its end, and
-the larger of two sums is not the sum of the larger terms. So coarse graphs are for searching, and a placement is
+What a coarse graph promises: it is acyclic; FLOPs, bytes, kernels (so also launch overheads) and kept bytes are those
+of the fine graph; and memory is never less than the fine graph needs when the ops of a group run one after the other.
+What it cannot promise is the same time: a group starts when all its inputs are there, its outputs appear at its end,
+and the larger of two sums is not the sum of the larger terms. So coarse graphs are for searching, and a placement is
 always scored on the fine graph, after `Coarse.expand`.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeVar
 
 import networkx as nx
 import numpy as np
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +55,18 @@ class Coarse:
         Raises:
             MismatchError: a group is missing or unknown.
         """
-        for name in (*placement, *self.graph.op_names):
-            if name not in placement or name not in set(self.graph.op_names):
-                raise MismatchError(f"group {name!r} is not in both the placement and the coarse graph.")
         names = self.graph.op_names
+        missing, unknown = set(names) - set(placement), set(placement) - set(names)
+        if missing:
+            raise MismatchError(f"the placement has no device for group {min(missing)!r}; place every group.")
+        if unknown:
+            raise MismatchError(f"the placement names {min(unknown)!r}, which is no group of this coarse graph.")
         return {
             op: placement[names[group]] for op, group in zip(self.fine.op_names, self.group_of.tolist(), strict=True)
         }
 
     def then(self, coarsen: Callable[[OpGraph], Coarse]) -> Coarse:
-        """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; leads back to the same `fine`."""
+        """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; `fine` stays the same."""
         further = coarsen(self.graph)
         return Coarse(further.graph, self.fine, further.group_of[self.group_of])
 
@@ -92,11 +98,11 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
         kinds=tuple(graph.kinds[i] for i in heaviest),
         dtypes=tuple(graph.dtypes[i] for i in heaviest),
         modules=tuple(_common_module([graph.modules[i] for i in ops]) for ops in members),
-        flops=np.bincount(group_of, weights=graph.flops, minlength=n),
-        bytes_moved=np.bincount(group_of, weights=graph.bytes_moved, minlength=n),
-        kept_bytes=_summed(graph.kept_bytes, group_of, n),
+        flops=summed(graph.flops, group_of, n),
+        bytes_moved=summed(graph.bytes_moved, group_of, n),
+        kept_bytes=summed(graph.kept_bytes, group_of, n),
         workspace_bytes=_workspace(graph, group_of, n),
-        kernels=_summed(graph.kernels, group_of, n),
+        kernels=summed(graph.kernels, group_of, n),
         colocation=_colocation(graph.colocation, group_of, n),
         phase=graph.phase[first],
         forward_of=_forward_of(graph, group_of, n),
@@ -110,6 +116,37 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
         consumers=tensors[4],
     )
     return Coarse(coarse, graph, group_of)
+
+
+def merge_classes(graph: OpGraph) -> IntArray:
+    """int64 [n]: ops of one number have the same phase and the same allowed device kinds, and so may be merged.
+
+    The pins of a colocation group bind all its ops. If they contradict each other, an op's own pins count.
+    """
+    allowed: dict[int, frozenset[str] | None] = {}  # by colocation group; None is any device
+    for op in np.flatnonzero(graph.colocation >= 0).tolist():
+        label, own = int(graph.colocation[op]), frozenset(graph.pins[op]) or None
+        before = allowed.get(label)
+        allowed[label] = own if before is None else before if own is None else before & own
+    numbers: dict[tuple[int, frozenset[str] | None], int] = {}
+    result = [
+        numbers.setdefault((phase, (allowed[group] if group >= 0 else None) or frozenset(pins) or None), len(numbers))
+        for phase, group, pins in zip(graph.phase.tolist(), graph.colocation.tolist(), graph.pins, strict=True)
+    ]
+    return np.array(result, dtype=np.int64)
+
+
+def neighbours(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
+    """Per op the ops it reads from, and the ops that read from it, each once."""
+    producer, consumer, _ = graph.edge_list
+    pairs = np.unique(producer * graph.n_ops + consumer).tolist()
+    before: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    after: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    for pair in pairs:
+        source, target = divmod(pair, graph.n_ops)
+        before[target].append(source)
+        after[source].append(target)
+    return before, after
 
 
 def _numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
@@ -127,9 +164,10 @@ def _members(group_of: IntArray, n: int) -> list[list[int]]:
     return result
 
 
-def _summed(values: IntArray, group_of: IntArray, n: int) -> IntArray:
-    result = np.zeros(n, dtype=np.int64)
-    np.add.at(result, group_of, values)  # bincount would go through floats
+def summed(values: NDArray[Number], group_of: IntArray, n: int) -> NDArray[Number]:
+    """Sums per group, [n], of the same type as the values: exact for integers, which bincount is not."""
+    result = np.zeros(n, dtype=values.dtype)
+    np.add.at(result, group_of, values)
     return result
 
 
@@ -142,14 +180,10 @@ def _heaviest(graph: OpGraph, group_of: IntArray, first: IntArray) -> IntArray:
 
 def _common_module(modules: list[str]) -> str:
     """The longest module path that holds all: ``a.b.c`` and ``a.b.d`` give ``a.b``."""
-    low, high = min(modules).split("."), max(modules).split(".")
-    if modules[0] == modules[-1] and low == high:
-        return modules[0]
-    paths = [module.split(".") for module in set(modules)]
-    depth = 0
-    while all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
-        depth += 1
-    return ".".join(paths[0][:depth])
+    # What the smallest and the largest path in sorted order share, all between them share too.
+    paths = sorted(module.split(".") for module in set(modules))
+    pairs = zip(paths[0], paths[-1], strict=False)
+    return ".".join(low for low, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _common_pins(graph: OpGraph, ops: list[int]) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ class UnknownNameError(PlacementError, ValueError):
 
     def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
         self.what, self.name, self.valid = what, name, tuple(valid)
-        near = difflib.get_close_matches(name, self.valid, n=1, cutoff=0.4)
+        near = [v for v in self.valid if name and v.startswith(name)]
+        near = near or difflib.get_close_matches(name, self.valid, n=1, cutoff=0.4)
         hint = f", did you mean {near[0]!r}?" if near else "."
         super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")

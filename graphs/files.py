@@ -24,7 +24,16 @@ from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
 
-__all__ = ["SCHEMA", "VERSION", "load_graph", "load_json_graph", "save_graph", "write_atomically"]
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "graph_from_document",
+    "graph_to_json",
+    "load_graph",
+    "load_json_graph",
+    "save_graph",
+    "write_atomically",
+]
 
 SCHEMA = "placement.opgraph"
 VERSION = 1
@@ -37,11 +46,16 @@ def save_graph(graph: OpGraph, path: Path) -> None:
     Raises:
         OSError: the folder does not exist or cannot be written.
     """
+    write_atomically(path, graph_to_json(graph))
+
+
+def graph_to_json(graph: OpGraph) -> str:
+    """The text of `save_graph`, for files that hold a graph beside other things."""
     ops, tensors = graph.records()
     head = json.dumps({"schema": SCHEMA, "version": VERSION, "name": graph.name})[:-1]
     op_lines = ",\n  ".join(_encode(_differing(op)) for op in ops)
     tensor_lines = ",\n  ".join(_encode(_differing(tensor)) for tensor in tensors)
-    write_atomically(path, f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]}}\n')
+    return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]}}\n'
 
 
 def load_json_graph(path: Path) -> OpGraph:
@@ -51,7 +65,7 @@ def load_json_graph(path: Path) -> OpGraph:
         GraphFileError: a truncated file, another schema, an unknown version, a missing, unknown or mistyped field,
             a cycle, a dangling edge, a negative size, a duplicate name; the message names the file and the op or line.
     """
-    return _graph_from_json(read_json(path), os.fspath(path))
+    return graph_from_document(read_json(path), os.fspath(path))
 
 
 def load_graph(path: Path) -> OpGraph:
@@ -85,7 +99,7 @@ def _read_any_json(path: Path) -> OpGraph:
     document = read_json(path)
     if is_neurips_document(document):
         return neurips_graph(document, os.fspath(path))
-    return _graph_from_json(document, os.fspath(path))
+    return graph_from_document(document, os.fspath(path))
 
 
 def _read_onnx(path: Path) -> OpGraph:
@@ -129,7 +143,8 @@ def _differing(record: Op | Tensor) -> dict[str, Any]:
     return result
 
 
-def _graph_from_json(document: Any, where: str) -> OpGraph:
+def graph_from_document(document: Any, where: str) -> OpGraph:
+    """The graph in a parsed JSON value; `where` names its file in errors, which are those of `load_json_graph`."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = f"schema {document['schema']!r}" if isinstance(document, dict) and "schema" in document else "no schema"
         raise GraphFileError(f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}.')

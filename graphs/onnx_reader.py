@@ -31,9 +31,10 @@ _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "Rando
 def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
     """Read an ONNX model; external data files are not opened.
 
-    One op per node, but: views (reshape, squeeze, dropout, ...) are folded into their input, and whatever depends on
-    constants or shapes alone is a constant. Each op keeps the constants it reads; but a weight (two dimensions or more,
-    over 1,024 elements, not integer indices) that several ops read is kept once, and those ops share a colocation
+    One op per input (kind ``"input"``, no kernels) and one per node, but: views (reshape, squeeze, dropout, ...) are
+    folded into their input, and whatever depends on constants or shapes alone is a constant. Each op keeps the
+    constants it reads; but a weight (two dimensions or more, over 1,024 elements, not integer indices) that several
+    ops read is kept once, and those ops share a colocation
     group. An ``If``, ``Loop`` or ``Scan`` is one op. FLOPs are counted as in `graphs.onnx_costs`.
 
     Args:
@@ -172,7 +173,12 @@ class _Reading:
             self.constants[constant.name] = constant.name if self._is_weight(constant.name) else None
         available = {info.name for info in graph.input} | set(self.constants) | {""}
         self.wanted = {name for node in graph.node for name in _reads(node)} | {info.name for info in graph.output}
-        names = _op_names(graph.node)
+        inputs = [info.name for info in graph.input if info.name in self.wanted and info.name not in self.constants]
+        for name in inputs:
+            self._check_known(name, "input", [name])
+            self.ops.append(Op(name=name, kind="input", kernels=0, dtype=self.values[name].dtype))
+            self.outputs.append((name, name))
+        names = _op_names(graph.node, taken=set(inputs))
         for node, name in zip(graph.node, names, strict=True):
             missing = [value for value in _reads(node) if value not in available]
             if missing:
@@ -208,12 +214,7 @@ class _Reading:
         self.outputs += [(name, output) for output in used]
 
     def _op(self, node: onnx.NodeProto, name: str, used: list[str]) -> Op:
-        for output in used:
-            if output not in self.values:
-                raise GraphFileError(
-                    f"{self.where}: op {name!r} ({node.op_type}) has an output {output!r} of unknown shape; store the "
-                    "shape in the model (value_info) before reading it."
-                )
+        self._check_known(name, node.op_type, used)
         reads = _reads(node)
         known = [self.values[value] for value in (*reads, *used) if value in self.values]
         work = flops(node, self.values)
@@ -230,6 +231,14 @@ class _Reading:
             dtype="int8" if integer_product else next((value.dtype for value in known if value.is_float), "float32"),
             module=_module(node),
         )
+
+    def _check_known(self, name: str, kind: str, values: list[str]) -> None:
+        for value in values:
+            if value not in self.values:
+                raise GraphFileError(
+                    f"{self.where}: op {name!r} ({kind}) has an output {value!r} of unknown shape, because its inputs "
+                    "do not fit or onnx does not know the operator; correct it, or store the shape (value_info)."
+                )
 
     def _kept(self, node: onnx.NodeProto, name: str) -> int:
         """Bytes of the constants an op keeps; also ties it to the other readers of its weights."""
@@ -277,9 +286,8 @@ def _captured(graph: onnx.GraphProto) -> list[str]:
     return result + [info.name for info in graph.output if info.name not in inside]
 
 
-def _op_names(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+def _op_names(nodes: Iterable[onnx.NodeProto], taken: set[str]) -> list[str]:
     """Node names where given and unique, else the first output's name, which ONNX makes unique."""
-    taken: set[str] = set()
     result = []
     for number, node in enumerate(nodes):
         output = next((name for name in node.output if name), f"node{number}")

@@ -161,6 +161,9 @@ class OpGraph:
             index[op.name] = i
         listed = sorted(tensors, key=lambda t: _lookup(index, t.producer, "a tensor's producer"))
         rows = [sorted({_lookup(index, c, f"a consumer of op {t.producer!r}") for c in t.consumers}) for t in listed]
+        for tensor in listed:
+            if tensor.transfer_s is not None and tensor.transfer_s != tensor.transfer_s:
+                raise GraphError(f"op {tensor.producer!r} has transfer_s = nan; leave an unmeasured time out.")
         groups: dict[Hashable, int] = {}
         keys = tuple(sorted({key for op in ops for key in op.time_s}))
         column = {key: j for j, key in enumerate(keys)}
@@ -426,14 +429,14 @@ def _counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
     for name, value in zip(names, values, strict=True):
         whole = isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and value.is_integer())
         if not whole or abs(value) >= 2**63:
-            raise GraphError(f"op {name!r} has {what} = {value!r}; expected a whole number below 2**63.")
+            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a whole number below 2**63.")
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
 def _amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, int | float | np.integer | np.floating) or value > sys.float_info.max:
-            raise GraphError(f"op {name!r} has {what} = {value!r}; expected a finite number, 0 or more.")
+            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
     return np.array(values, dtype=np.float64) + 0.0  # + 0.0: minus zero would change the hash
 
 

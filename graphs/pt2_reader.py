@@ -132,8 +132,8 @@ def _inspect(archive: zipfile.ZipFile, where: str) -> None:
 
 def _below_root(members: list[str]) -> list[str]:
     """Names without the archive's one root folder, which files of older versions lack."""
-    roots = {member.partition("/")[0] for member in members}
-    return [member.partition("/")[2] for member in members] if len(roots) == 1 else members
+    root = members[0].partition("/")[0] + "/" if members else ""
+    return [member.removeprefix(root) for member in members] if all(m.startswith(root) for m in members) else members
 
 
 def _json(archive: zipfile.ZipFile, member: str, where: str) -> Any:

@@ -1,0 +1,83 @@
+"""Decides where every operation of a neural network runs, and proves how far that is from optimal.
+
+    import placement
+    graph = placement.capture(model, args, train=True)
+    result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), method="auto", seed=0)
+
+Names are imported when first used, so that ``import placement`` is quick and loads neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.capture import capture
+    from graphs.files import load_graph, save_graph
+    from graphs.opgraph import OpGraph
+    from placement.comparison import Comparison, compare
+    from placement.optimization import METHODS, optimize
+    from placement.result import Result
+    from placement.verification import Verification, verify
+
+__all__ = [
+    "METHODS",
+    "Cluster",
+    "Comparison",
+    "OpGraph",
+    "Result",
+    "Verification",
+    "capture",
+    "compare",
+    "load_graph",
+    "optimize",
+    "save_graph",
+    "verify",
+]
+
+# No module is called like a function here: importing the module would put itself in the function's place.
+_HOME = {
+    "METHODS": "placement.optimization",
+    "Cluster": "env.cluster",
+    "Comparison": "placement.comparison",
+    "OpGraph": "graphs.opgraph",
+    "Result": "placement.result",
+    "Verification": "placement.verification",
+    "capture": "graphs.capture",
+    "compare": "placement.comparison",
+    "load_graph": "graphs.files",
+    "optimize": "placement.optimization",
+    "save_graph": "graphs.files",
+    "verify": "placement.verification",
+}
+
+
+def _refuse_namesakes() -> None:
+    """A user's own ``env.py`` beside their script comes before our package of that name: say so at once."""
+    root = Path(__file__).resolve().parent.parent
+    for name in ("graphs", "env", "baselines"):
+        spec = importlib.util.find_spec(name)
+        origin = None if spec is None else spec.origin
+        if origin is None or Path(origin).resolve() != root / name / "__init__.py":
+            raise ImportError(
+                f"placement needs its own package {name!r} from {root}, but Python finds "
+                f"{origin or 'nothing'} under that name; rename that file or move it out of Python's path."
+            )
+
+
+_refuse_namesakes()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'placement' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

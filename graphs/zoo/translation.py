@@ -174,15 +174,15 @@ def nmt2(small: bool) -> ZooModel:
 
 
 def nmt4(small: bool) -> ZooModel:
-    return _translation(NMT, _small(4) if small else TranslationConfig(layers=4, steps=30))
+    return _translation(NMT, _small(4) if small else TranslationConfig(layers=4, steps=24))
 
 
 def nmt8(small: bool) -> ZooModel:
-    return _translation(NMT, _small(8) if small else TranslationConfig(layers=8, steps=20))
+    return _translation(NMT, _small(8) if small else TranslationConfig(layers=8, steps=14))
 
 
 def gnmt(small: bool) -> ZooModel:
-    return _translation(GNMT, _small(8) if small else TranslationConfig(layers=8, steps=20))
+    return _translation(GNMT, _small(8) if small else TranslationConfig(layers=8, steps=12))
 
 
 def _small(layers: int) -> TranslationConfig:

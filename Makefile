@@ -1,0 +1,50 @@
+# make demo   set up .venv and run the main job: compare every method, print the table, write report.html
+# make test   set up .venv and pass the tests
+# make check  what continuous integration runs: lint, types, tests, wheel
+# make oracle compare the simulator with SimGrid, too (Debian's python3-simgrid; asks for root)
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types wheel check oracle clean
+.DEFAULT_GOAL := demo
+
+.venv/.runtime: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: run make PYTHON=python3.11 (or newer)." >&2; exit 1; }
+	@echo "setting up .venv (once; torch is large) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.test: .venv/.runtime
+	@echo "adding the test tools to .venv (once) ..."
+	@$(PIP) -e '.[test,dev]'
+	@touch $@
+
+demo: .venv/.runtime
+	$(BIN)/placement compare nasnet_large --cluster 4xV100-pcie --seed 0 --html report.html
+
+test: .venv/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.test
+	$(BIN)/mypy
+
+wheel: .venv/.test
+	$(BIN)/python -m build --quiet --wheel --outdir dist
+
+check: lint types test wheel
+
+oracle: .venv/.test
+	apt-get update && apt-get install -y python3-simgrid
+	/usr/bin/python3 -c 'import simgrid'
+	$(BIN)/python -m pytest tests/test_simgrid.py -rs
+
+clean:
+	rm -rf .venv build dist *.egg-info report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,180 @@
+"""Memory while placing: a static account per device, checked and tightened by the simulator.
+
+What fits is known only over time (docs/score.md, "Memory"), after everything is placed. So a heuristic places against
+an `Allowance`, the finished plan is simulated, and where it overflows the heuristic tries again with a tighter one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baselines.plan import Plan
+from baselines.units import Units
+from env.problem import BoolArray, Problem
+from graphs.errors import InfeasibleError
+from graphs.opgraph import FloatArray, IntArray
+from graphs.units import exact_bytes
+
+if TYPE_CHECKING:
+    from env.simulator import Schedule
+
+_ATTEMPTS = 12
+_RELENT = 0.7  # what is left of the charges for activations when nothing fits under them
+
+
+@dataclass(frozen=True, eq=False)
+class Allowance:
+    """The static account of one attempt (U units). A device holds a set of units if the sum of their ``unit_bytes``
+    plus the largest of their ``working_bytes`` is at most its memory; both int64 [U].
+    """
+
+    unit_bytes: IntArray
+    working_bytes: IntArray
+
+
+class Ledger:
+    """Running account of one attempt, for heuristics that place unit by unit."""
+
+    def __init__(self, units: Units, allowance: Allowance) -> None:
+        self._units, self._allowance = units, allowance
+        n_devices = units.problem.cluster.n_devices
+        self.used_bytes = np.zeros(n_devices, dtype=np.int64)  # charged so far, [D]
+        self._largest_bytes = np.zeros(n_devices, dtype=np.int64)
+        self.load_s: FloatArray = np.zeros(n_devices)  # seconds of work placed so far, [D]
+        self.last_device = -1  # of the unit placed last
+
+    def fits(self, unit: int) -> BoolArray:
+        """bool [D]: devices where the unit may run and still has room."""
+        needed = self._allowance.unit_bytes[unit] + np.maximum(self._largest_bytes, self._allowance.working_bytes[unit])
+        result: BoolArray = self._units.allowed[unit] & (self.used_bytes + needed <= self._units.problem.capacity_bytes)
+        return result
+
+    def feasible(self, unit: int) -> IntArray:
+        """Devices where the unit may run and still has room, increasing.
+
+        Raises:
+            InfeasibleError: there is none.
+        """
+        devices = np.flatnonzero(self.fits(unit))
+        if not len(devices):
+            raise no_room(self._units, self._allowance, unit, self.used_bytes, self._largest_bytes)
+        return devices
+
+    def place(self, unit: int, device: int) -> None:
+        """Charge the unit to a device."""
+        self.used_bytes[device] += self._allowance.unit_bytes[unit]
+        self._largest_bytes[device] = max(self._largest_bytes[device], self._allowance.working_bytes[unit])
+        self.load_s[device] += self._units.op_s[unit, device]
+        self.last_device = device
+
+
+def no_room(
+    units: Units, allowance: Allowance, unit: int, used_bytes: IntArray, largest_bytes: IntArray
+) -> InfeasibleError:
+    """The error for a unit that no device has room for, given what is placed (int64 [D] each)."""
+    needed = int(allowance.unit_bytes[unit] + allowance.working_bytes[unit])
+    reserved = np.maximum(largest_bytes - allowance.working_bytes[unit], 0)
+    free = units.problem.capacity_bytes - used_bytes - reserved
+    free = np.where(units.allowed[unit], free, np.iinfo(np.int64).min)
+    device = int(free.argmax())
+    others = int(units.size[unit]) - 1
+    group = f" with the {others} ops of its colocation group" if others else ""
+    return InfeasibleError(
+        f"op {units.label[unit]!r}{group} needs {exact_bytes(needed)} on {units.problem.cluster.devices[device].name}, "
+        f"where {exact_bytes(max(0, int(free[device])))} are free, and no other device has more room for it."
+    )
+
+
+def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Plan:
+    """Call ``build`` again and again until the simulator finds its plan within memory.
+
+    At first only kept bytes are charged. Whatever else is on an overflowing device at its peak is charged, from then
+    on, to the units that put it there, so that they do not meet on a device of that size again.
+
+    Raises:
+        InfeasibleError: none of the attempts fits; names op, device, bytes needed and bytes free.
+    """
+    from env.simulator import Simulator  # loads the compiler: only when something is placed
+
+    problem = units.problem
+    simulator = Simulator(problem)
+    held, share = np.zeros(units.count, dtype=np.int64), 1.0
+    failed: list[tuple[int, Plan]] = []
+    for _ in range(_ATTEMPTS):
+        charged = (share * held).astype(np.int64)
+        try:
+            plan = build(Allowance(units.kept_bytes + charged, np.maximum(units.working_bytes - charged, 0)))
+        except InfeasibleError:
+            if not failed:
+                raise  # kept bytes and one op's tensors at a time are the least any placement needs
+            share *= _RELENT
+            continue
+        over = simulator.score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
+        if over.max() <= 0:
+            return plan
+        failed.append((int(over.max()), plan))
+        _, schedule = simulator.schedule(plan.device, order=plan.order)
+        for device in np.flatnonzero(over > 0).tolist():
+            held = np.maximum(held, _held_at_peak(units, schedule, device))
+    raise overflow(problem, min(failed, key=lambda attempt: attempt[0])[1])
+
+
+def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntArray, Ledger], int]) -> Plan:
+    """Place units (int64 [U]) in this order, each where ``choose(unit, feasible devices, ledger)`` says.
+
+    Raises:
+        InfeasibleError: as `place_within_memory`.
+    """
+
+    def build(allowance: Allowance) -> Plan:
+        ledger = Ledger(units, allowance)
+        device = np.empty(units.count, dtype=np.int64)
+        for unit in order.tolist():
+            device[unit] = choose(unit, ledger.feasible(unit), ledger)
+            ledger.place(unit, int(device[unit]))
+        return Plan(device[units.problem.group_of])
+
+    return place_within_memory(units, build)
+
+
+def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
+    """The error for a plan whose peak exceeds a device's memory."""
+    from env.simulator import Simulator
+    from env.timeline import overflow_reason
+
+    _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
+    reason = overflow_reason(problem, schedule)
+    assert reason is not None, "the simulator and the timeline disagree about memory"
+    return InfeasibleError(reason)
+
+
+def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:
+    """int64 [U]: bytes on a device at its peak, beside kept bytes, by the unit that puts them there.
+
+    An output counts for its producer, a copy from elsewhere for its first consumer on the device.
+    """
+    from env.timeline import memory_steps
+
+    graph = units.problem.graph
+    times_s, size_bytes = memory_steps(units.problem, schedule)[device]
+    peak_s = times_s[size_bytes.argmax()]
+    _, consumer, tensor = graph.edge_list
+    here = schedule.device[graph.tensor_producer] == device
+    read = schedule.device[consumer] == device
+    owner = np.where(here, graph.tensor_producer, graph.n_ops)
+    np.minimum.at(owner, tensor[read & ~here[tensor]], consumer[read & ~here[tensor]])
+    since_s = np.where(here, schedule.op_start_s[graph.tensor_producer], np.inf)
+    until_s = np.where(here, schedule.op_end_s[graph.tensor_producer], 0.0)
+    arrives = schedule.transfer_target == device
+    since_s[schedule.transfer_tensor[arrives]] = schedule.transfer_start_s[arrives]
+    in_use = arrives | here[schedule.transfer_tensor]
+    np.maximum.at(until_s, schedule.transfer_tensor[in_use], schedule.transfer_end_s[in_use])
+    np.maximum.at(until_s, tensor[read], schedule.op_end_s[consumer[read]])
+    live = (since_s <= peak_s) & (peak_s < until_s)
+    runs = (schedule.device == device) & (schedule.op_start_s <= peak_s) & (peak_s < schedule.op_end_s)
+    per_op = np.bincount(owner[live], graph.tensor_bytes[live], graph.n_ops) + graph.workspace_bytes * runs
+    return np.add.reduceat(per_op[units.members], units.ptr[:-1]).astype(np.int64)

@@ -1,0 +1,88 @@
+"""Proofs that no placement fits into memory, each one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from env.problem import BoolArray, Problem
+from graphs.opgraph import IntArray
+from graphs.units import exact_bytes
+
+
+def memory_reason(problem: Problem) -> str | None:
+    """Why provably nothing fits, or None if nothing is proved.
+
+    Three necessary conditions: an op fits, with everything its colocation group keeps, on some device it may run on;
+    the kept bytes of all ops that share a choice of devices fit on these devices; all kept bytes and the largest
+    working set fit on the whole cluster.
+    """
+    working = working_set_bytes(problem)
+    return _group_too_large(problem, working) or _kinds_too_small(problem) or _cluster_too_small(problem, working)
+
+
+def working_set_bytes(problem: Problem) -> IntArray:
+    """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs.
+
+    0 for an op that takes no time on some device it may run on: memory is counted over time, so it may need none.
+    """
+    graph = problem.graph
+    _, consumer, tensor = graph.edge_list
+    size = graph.workspace_bytes.copy()
+    np.add.at(size, graph.tensor_producer, graph.tensor_bytes)
+    np.add.at(size, consumer, graph.tensor_bytes[tensor])
+    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+    return np.where(fastest_s > 0, size, 0)
+
+
+def _group_too_large(problem: Problem, working: IntArray) -> str | None:
+    graph, devices = problem.graph, problem.cluster.devices
+    kept = np.bincount(problem.group_of, graph.kept_bytes, len(problem.groups)).astype(np.int64)
+    room = np.where(problem.allowed, problem.capacity_bytes, -1)
+    largest = room.argmax(axis=1)
+    needed = kept[problem.group_of] + working
+    short = np.flatnonzero(needed > room[np.arange(graph.n_ops), largest])
+    if not len(short):
+        return None
+    i = int(short[np.argmax((needed - room.max(axis=1))[short])])
+    with_group = " and the ops that must share its device" if len(problem.groups[problem.group_of[i]]) > 1 else ""
+    device = devices[int(largest[i])]
+    return (
+        f"op {graph.op_names[i]!r}{with_group} need{'' if with_group else 's'} {exact_bytes(needed[i])} on one device, "
+        f"where the largest that suits, {device.name}, has {exact_bytes(device.memory_bytes)} free."
+    )
+
+
+def _kinds_too_small(problem: Problem) -> str | None:
+    graph = problem.graph
+    choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
+    kept = np.bincount(choice_of.reshape(-1), graph.kept_bytes, len(choices)).astype(np.int64)
+    for choice in choices:
+        inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
+        needed, room = int(kept[inside].sum()), sum(problem.capacity_bytes[choice].tolist())
+        if needed > room:
+            i = _largest(graph.kept_bytes, inside[choice_of.reshape(-1)])
+            names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
+            more = " ..." if choice.sum() > 4 else ""
+            return (
+                f"the ops that may run only on {names}{more}, the largest of them {graph.op_names[i]!r}, keep "
+                f"{exact_bytes(needed)} for the whole step, where {exact_bytes(room)} are free in all."
+            )
+    return None
+
+
+def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
+    graph = problem.graph
+    i = int(working.argmax())
+    needed = int(graph.kept_bytes.sum() + working[i])
+    room = sum(problem.capacity_bytes.tolist())
+    if needed <= room:
+        return None
+    largest = problem.cluster.devices[int(np.where(problem.allowed[i], problem.capacity_bytes, -1).argmax())]
+    return (
+        f"op {graph.op_names[i]!r} needs {exact_bytes(working[i])} while it runs, say on {largest.name}, and all ops "
+        f"keep {exact_bytes(graph.kept_bytes.sum())} besides, where the whole cluster has {exact_bytes(room)} free."
+    )
+
+
+def _largest(values: IntArray, where: BoolArray) -> int:
+    return int(np.where(where, values, -1).argmax())

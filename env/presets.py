@@ -1,0 +1,285 @@
+"""Clusters of real machines, by name.
+
+Compute and memory figures are the vendors' data sheet peaks: dense rates (no structured sparsity), tensor cores where
+a dtype has them, boost clocks. ``float32`` is the plain rate, since PyTorch does not use TF32 for matrix products
+unless told to. A dtype that a device lacks is left out and runs at the float32 rate.
+
+Link figures, per direction:
+
+* NVLink and NVSwitch ports at their nominal rate (copies between V100s reach 96 % of it: Dell, "Deep Learning with
+  NVIDIA" reference guide, 2018, table 3); InfiniBand at its nominal rate.
+* PCIe, QPI and Ethernet at the payload rate that copies reach, which is well below nominal. PCIe 3.0 x16: 12 GB/s of
+  15.75; one socket to the other over Broadwell's QPI: 6 GB/s of 19.2 per link (both: NCCL 2.27, src/graph/topo.h).
+  10 Gbit Ethernet: 1.18 GB/s of 1.25, what TCP in 1,500 byte frames leaves (1,448 of 1,538 bytes).
+* Latency of a whole route: NVLink 3.4 us, PCIe 5.7 us, InfiniBand 14 us (NCCL 2.27, src/graph/tuning.cc, ring, Simple
+  protocol). Half of it on each side of a switch. TCP over Ethernet: 50 us, an assumption.
+
+A kernel launch costs 5 us on a GPU, the estimate of XLA's GPU cost model (gpu_performance_model.cc, 2023), and 1 us on
+a CPU (an assumption: a function call and waking the threads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from env.cluster import Cluster, Device, Link, both_ways
+
+GIB = 2**30
+NVLINK2_BYTES_PER_S = 25e9  # one link; nominal
+A100_PORT_BYTES_PER_S = 300e9  # 12 third-generation links; nominal
+H100_PORT_BYTES_PER_S = 450e9  # 18 fourth-generation links; nominal
+PCIE3_BYTES_PER_S = 12e9  # x16; payload
+QPI_BYTES_PER_S = 6e9  # payload
+NDR_BYTES_PER_S = 50e9  # 400 Gbit/s InfiniBand; nominal
+ETHERNET_BYTES_PER_S = 1.18e9  # 10 Gbit/s; payload
+
+NVLINK_S = 3.4e-6
+PCIE_PORT_S = 5.7e-6 / 2
+PCIE_HOP_S = 0.5e-6  # from one PCIe switch or socket to the next; an assumption
+INFINIBAND_PORT_S = 14e-6 / 2
+ETHERNET_PORT_S = 50e-6 / 2
+
+GPU_LAUNCH_S = 5e-6
+CPU_LAUNCH_S = 1e-6
+
+_LINK_SOURCE = "links: NVLink, InfiniBand nominal; PCIe, QPI and latencies NCCL 2.27 topo.h and tuning.cc"
+_V100_SOURCE = "NVIDIA V100 data sheet, 2020"
+_K40_SOURCE = "NVIDIA Tesla K40 board specification BD-06902, 2013"
+_HASWELL_SOURCE = "Intel ARK, Xeon E5-2699 v3, 2014: 18 cores x 2.3 GHz x 32 float32 FLOP per cycle, 4 x DDR4-2133"
+
+# NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.
+K40 = Device(
+    name="gpu",
+    kind="gpu",
+    model="K40",
+    memory_bytes=12 * GIB,
+    peak_flops={"float32": 4.29e12, "float64": 1.43e12},
+    memory_bytes_per_s=288e9,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+# NVIDIA Tesla P100 PCIe data sheet (2016), 12 GB version.
+P100 = Device(
+    name="gpu",
+    kind="gpu",
+    model="P100-PCIE-12GB",
+    memory_bytes=12 * GIB,
+    peak_flops={"float32": 9.3e12, "float16": 18.7e12, "float64": 4.7e12},
+    memory_bytes_per_s=549e9,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+# NVIDIA V100 data sheet (2020).
+V100_PCIE = Device(
+    name="gpu",
+    kind="gpu",
+    model="V100-PCIE-16GB",
+    memory_bytes=16 * GIB,
+    peak_flops={"float32": 14e12, "float16": 112e12, "float64": 7e12},
+    memory_bytes_per_s=900e9,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+V100_SXM2 = replace(
+    V100_PCIE, model="V100-SXM2-16GB", peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12}
+)
+# NVIDIA T4 data sheet (2019).
+T4 = Device(
+    name="gpu",
+    kind="gpu",
+    model="T4",
+    memory_bytes=16 * GIB,
+    peak_flops={"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
+    memory_bytes_per_s=320e9,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+# NVIDIA A100 data sheet (2021); float64 on tensor cores.
+A100_PCIE = Device(
+    name="gpu",
+    kind="gpu",
+    model="A100-PCIE-40GB",
+    memory_bytes=40 * GIB,
+    peak_flops={"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12},
+    memory_bytes_per_s=1555e9,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+A100_SXM4 = replace(A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9)
+# NVIDIA H100 data sheet (2023); the sheet's tensor core rates are with sparsity, twice these.
+H100 = Device(
+    name="gpu",
+    kind="gpu",
+    model="H100-SXM5-80GB",
+    memory_bytes=80 * GIB,
+    peak_flops={"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12, "float64": 67e12},
+    memory_bytes_per_s=3.35e12,
+    launch_overhead_s=GPU_LAUNCH_S,
+)
+# Intel ARK. AVX2: two 8-wide fused multiply-adds a cycle. How much memory the hosts had is not published.
+HASWELL = Device(
+    name="cpu0",
+    kind="cpu",
+    model="Xeon-E5-2699v3",
+    memory_bytes=256 * GIB,
+    peak_flops={"float32": 18 * 2.3e9 * 32, "float64": 18 * 2.3e9 * 16},
+    memory_bytes_per_s=68e9,
+    launch_overhead_s=CPU_LAUNCH_S,
+)
+# Intel ARK, Xeon Platinum 8259CL as in cloud T4 machines, 24 cores at 2.5 GHz. AVX-512: two 16-wide.
+CASCADE_LAKE = Device(
+    name="cpu0",
+    kind="cpu",
+    model="Xeon-8259CL",
+    memory_bytes=192 * GIB,
+    peak_flops={"float32": 24 * 2.5e9 * 64, "float64": 24 * 2.5e9 * 32},
+    memory_bytes_per_s=140.8e9,
+    launch_overhead_s=CPU_LAUNCH_S,
+)
+
+# GPU pairs of a DGX-1 with V100 and how many NVLinks join them (`nvidia-smi topo -m`; NVIDIA DGX-1 white paper
+# WP-08437, 2017, figure 5). Two fully joined quads; every GPU has one partner in the other quad, and six links in all.
+DGX1_NVLINKS = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
+    (1, 2): 2, (1, 3): 1, (1, 5): 2,
+    (2, 3): 2, (2, 6): 1,
+    (3, 7): 1,
+    (4, 5): 1, (4, 6): 1, (4, 7): 2,
+    (5, 6): 2, (5, 7): 1,
+    (6, 7): 2,
+}  # fmt: skip
+
+
+def _gpus(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
+    return tuple(replace(model, name=f"{prefix}gpu{i}") for i, model in enumerate(models))
+
+
+def _star(names: Iterable[str], switch: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, ...]:
+    return tuple(link for name in names for link in both_ways(name, switch, bandwidth_bytes_per_s, latency_s))
+
+
+def _pcie_host(name: str, devices: tuple[Device, ...], summary: str, source: str) -> Cluster:
+    """Every device on one PCIe switch (or root complex) of its own x16 port."""
+    links = _star((d.name for d in devices), "pcie", PCIE3_BYTES_PER_S, PCIE_PORT_S)
+    return Cluster(name, devices, links, summary, f"{source}; {_LINK_SOURCE}")
+
+
+def _v100_and_cpu() -> Cluster:
+    return _pcie_host(
+        "1xV100",
+        (*_gpus([V100_PCIE]), HASWELL),
+        "one V100 (16 GB) and its host CPU over PCIe 3.0",
+        f"{_V100_SOURCE}; {_HASWELL_SOURCE}; host memory assumed",
+    )
+
+
+def _k40s(count: int) -> Cluster:
+    # Mirhoseini et al. 2018 (ICLR, "A hierarchical model for device placement"): one Haswell CPU and up to eight K40.
+    return _pcie_host(
+        f"{count}xK40-pcie",
+        (*_gpus([K40] * count), HASWELL),
+        f"{count} K40 (12 GB) and their host CPU over PCIe 3.0, as in the device placement papers of 2018",
+        f"{_K40_SOURCE}; {_HASWELL_SOURCE}; one PCIe switch and the host's memory size assumed",
+    )
+
+
+def _v100s_pcie() -> Cluster:
+    return _pcie_host("4xV100-pcie", _gpus([V100_PCIE] * 4), "4 V100 (16 GB) on one PCIe 3.0 switch", _V100_SOURCE)
+
+
+def _dgx1() -> Cluster:
+    gpus = _gpus([V100_SXM2] * 8)
+    links = [
+        link
+        for (a, b), count in DGX1_NVLINKS.items()
+        for link in both_ways(f"gpu{a}", f"gpu{b}", count * NVLINK2_BYTES_PER_S, NVLINK_S)
+    ]
+    for i in range(8):
+        links += both_ways(f"gpu{i}", f"pcie{i // 2}", PCIE3_BYTES_PER_S, PCIE_PORT_S)
+    for switch in range(4):
+        links += both_ways(f"pcie{switch}", f"socket{switch // 2}", PCIE3_BYTES_PER_S, PCIE_HOP_S)
+    links += both_ways("socket0", "socket1", QPI_BYTES_PER_S, PCIE_HOP_S)
+    return Cluster(
+        "8xV100-nvlink",
+        gpus,
+        tuple(links),
+        "DGX-1: 8 V100 (16 GB), uneven NVLink 2 mesh, the other pairs over PCIe and QPI",
+        f"{_V100_SOURCE}; NVIDIA DGX-1 white paper WP-08437, 2017; {_LINK_SOURCE}",
+    )
+
+
+def _a100s() -> Cluster:
+    gpus = _gpus([A100_SXM4] * 8)
+    links = _star((gpu.name for gpu in gpus), "nvswitch", A100_PORT_BYTES_PER_S, NVLINK_S / 2)
+    source = f"NVIDIA A100 data sheet, 2021; {_LINK_SOURCE}"
+    return Cluster("8xA100-nvswitch", gpus, links, "8 A100 (80 GB) on NVSwitch, 300 GB/s per port", source)
+
+
+def _h100s() -> Cluster:
+    gpus = _gpus([H100] * 8)
+    links = _star((gpu.name for gpu in gpus), "nvswitch", H100_PORT_BYTES_PER_S, NVLINK_S / 2)
+    source = f"NVIDIA H100 data sheet, 2023; {_LINK_SOURCE}"
+    return Cluster("8xH100-nvswitch", gpus, links, "8 H100 (80 GB) on NVSwitch, 450 GB/s per port", source)
+
+
+def _h100_hosts() -> Cluster:
+    hosts = [_gpus([H100] * 8, f"host{h}/") for h in range(2)]
+    links: list[Link] = []
+    for h, gpus in enumerate(hosts):
+        links += _star((gpu.name for gpu in gpus), f"host{h}/nvswitch", H100_PORT_BYTES_PER_S, NVLINK_S / 2)
+        # One network adapter for each GPU, as in a DGX H100.
+        links += _star((gpu.name for gpu in gpus), "infiniband", NDR_BYTES_PER_S, INFINIBAND_PORT_S)
+    return Cluster(
+        "2x8xH100-ib",
+        tuple(gpu for gpus in hosts for gpu in gpus),
+        tuple(links),
+        "2 hosts of 8 H100 (80 GB): NVSwitch inside, one 400 Gbit/s InfiniBand port per GPU between",
+        f"NVIDIA H100 data sheet, 2023; NVIDIA DGX H100 data sheet, 2023; {_LINK_SOURCE}",
+    )
+
+
+def _v100_hosts() -> Cluster:
+    # PipeDream's cluster A (Narayanan et al., SOSP 2019, section 5.1): hosts of four V100 on PCIe, 10 Gbit/s Ethernet.
+    hosts = [_gpus([V100_PCIE] * 4, f"host{h}/") for h in range(4)]
+    links: list[Link] = []
+    for h, gpus in enumerate(hosts):
+        links += _star((gpu.name for gpu in gpus), f"host{h}/pcie", PCIE3_BYTES_PER_S, PCIE_PORT_S)
+        links += both_ways(f"host{h}/pcie", "ethernet", ETHERNET_BYTES_PER_S, ETHERNET_PORT_S)
+    return Cluster(
+        "16xV100-10gbe",
+        tuple(gpu for gpus in hosts for gpu in gpus),
+        tuple(links),
+        "4 hosts of 4 V100 (16 GB): PCIe 3.0 inside, one 10 Gbit/s Ethernet port per host between",
+        f"{_V100_SOURCE}; PipeDream, SOSP 2019, cluster A; Ethernet payload and latency assumed; {_LINK_SOURCE}",
+    )
+
+
+def _mixed() -> Cluster:
+    return _pcie_host(
+        "mixed-gpus",
+        _gpus([A100_PCIE, V100_PCIE, V100_PCIE, P100]),
+        "one A100 (40 GB), two V100 (16 GB) and one P100 (12 GB) on one PCIe 3.0 switch",
+        f"NVIDIA A100 data sheet, 2021; {_V100_SOURCE}; NVIDIA P100 PCIe data sheet, 2016",
+    )
+
+
+def _cpu_gpu() -> Cluster:
+    return _pcie_host(
+        "cpu-gpu",
+        (CASCADE_LAKE, *_gpus([T4])),
+        "a server CPU and one T4 (16 GB) over PCIe 3.0",
+        "NVIDIA T4 data sheet, 2019; Xeon Platinum 8259CL: 24 cores x 2.5 GHz x 64 float32 FLOP per cycle, "
+        "6 x DDR4-2933; host memory assumed",
+    )
+
+
+PRESETS: dict[str, Callable[[], Cluster]] = {
+    "1xV100": _v100_and_cpu,
+    "2xK40-pcie": lambda: _k40s(2),
+    "4xK40-pcie": lambda: _k40s(4),
+    "8xK40-pcie": lambda: _k40s(8),
+    "4xV100-pcie": _v100s_pcie,
+    "8xV100-nvlink": _dgx1,
+    "8xA100-nvswitch": _a100s,
+    "8xH100-nvswitch": _h100s,
+    "2x8xH100-ib": _h100_hosts,
+    "16xV100-10gbe": _v100_hosts,
+    "mixed-gpus": _mixed,
+    "cpu-gpu": _cpu_gpu,
+}

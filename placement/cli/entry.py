@@ -1,0 +1,72 @@
+"""From a command line to an exit code: 0 done, 1 infeasible or refuted, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from placement.cli.commands import app
+
+OK, INFEASIBLE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line, every error as one sentence on stderr; returns the exit code."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(list(arguments) or ["--help"], prog_name="placement", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted; no file is half-written.", INTERRUPTED)
+    except Exception as error:
+        return _explain(error)
+    if code == INTERRUPTED:
+        return _say("interrupted; no file is half-written.", INTERRUPTED)
+    return code if isinstance(code, int) else OK
+
+
+def _explain(error: Exception) -> int:
+    # A mistyped option must not wait for the imports below.
+    if _is_usage_error(error):
+        return _say(_usage_sentence(error), BAD_INPUT)
+    from graphs.errors import InfeasibleError, PlacementError
+
+    if isinstance(error, InfeasibleError):
+        return _say(str(error), INFEASIBLE)
+    if isinstance(error, PlacementError):
+        return _say(str(error), BAD_INPUT)
+    if isinstance(error, OSError) and error.filename is not None:
+        return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
+    raise error
+
+
+def _say(sentence: str, code: int) -> int:
+    print("placement:", " ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+def _is_usage_error(error: Exception) -> bool:
+    # Newer versions of typer bring their own copy of click, so its classes are reached through typer.
+    return isinstance(error, typer.BadParameter.__mro__[1])
+
+
+def _usage_sentence(error: Any) -> str:
+    command = error.ctx.command if error.ctx is not None else None
+    if hasattr(error, "possibilities") and command is not None:
+        from graphs.errors import UnknownNameError
+
+        options = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
+        return str(UnknownNameError("option", error.option_name, [*options, "--help"]))
+    sentence = str(error.format_message()).strip()
+    sentence = sentence if sentence.endswith((".", "?")) else f"{sentence}."
+    commands = getattr(command, "commands", None)
+    if commands:
+        return f"{sentence} Valid: {', '.join(commands)}"
+    return f"{sentence} See `{error.ctx.command_path} --help`." if error.ctx is not None else sentence

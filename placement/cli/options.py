@@ -1,0 +1,77 @@
+"""Arguments and options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_PRIORITY = "longest_path"
+DEFAULT_GRANULARITY = "op"
+
+Graph = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH",
+        show_default=False,
+        help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
+        "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
+        "(model, args), (model, args, kwargs) or an OpGraph.",
+    ),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        show_default=False,
+        help="A preset (see `placement clusters`) or a TOML file; not needed where GRAPH brings its own devices.",
+    ),
+]
+Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
+Granularity = Annotated[
+    str, typer.Option("--granularity", metavar="op|module", help="What becomes one op: an operator or a leaf module.")
+]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        show_default=False,
+        help="Size of a symbolic dimension of an ONNX model; repeatable.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+Objective = Annotated[
+    str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, the makespan of one step.")
+]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        "--priority",
+        metavar="NAME",
+        help="How a device chooses among ready ops: longest_path, fifo or msr. Where a method gives its own order, the "
+        "faster of the two counts.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the answer to this file."),
+]
+
+
+def parse_dims(values: list[str] | None) -> dict[str, int]:
+    """``["batch=8"]`` as ``{"batch": 8}``.
+
+    Raises:
+        typer.BadParameter: not NAME=SIZE.
+    """
+    result: dict[str, int] = {}
+    for value in values or ():
+        name, _, size = value.partition("=")
+        if not name or not size.isdecimal():
+            raise typer.BadParameter(f"--dim takes NAME=SIZE with a whole number, for example batch=8, got {value!r}.")
+        result[name] = int(size)
+    return result

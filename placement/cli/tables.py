@@ -1,0 +1,136 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from env.cluster import UNLIMITED_BYTES, Cluster
+from graphs.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from placement.comparison import Comparison
+    from placement.result import Result
+
+BAR_WIDTH = 12
+MAX_BAR_SPEEDUP = 16.0  # a full bar
+
+
+def comparison_table(comparison: Comparison) -> list[RenderableType]:
+    """The bound, one row per method best first, ties said, and why the infeasible ones are."""
+    graph, cluster = comparison.graph, comparison.cluster
+    head = (
+        f"{graph.name} on {cluster.name}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {cluster.n_devices} devices; "
+        f"no placement is faster than {format_seconds(comparison.lower_bound_s)}"
+    )
+    table = _table("method", "step time", "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    width = max(len(result.method) for result in comparison.results)
+    reasons: list[RenderableType] = []
+    for number, result in enumerate(comparison.results):
+        if result.feasible:
+            table.add_row(*_comparison_row(comparison, result), style="bold green" if number == 0 else "")
+        else:
+            reasons.append(Text(f" {result.method:<{width}}  infeasible: {result.reason}", style="red"))
+    return [head, table, *reasons]
+
+
+def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
+    speedup = comparison.speedup(result)
+    note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
+    if result.chosen != result.method:
+        note = f"{note} (chose {result.chosen})".strip()
+    return (
+        result.method,
+        format_seconds(result.step_time_s or 0.0),
+        "-" if speedup is None else f"{speedup:.2f}x",
+        f"{result.gap or 0.0:.1%}",
+        format_bytes(max((result.peak_bytes or {"": 0}).values())),
+        format_bytes(result.bytes_moved or 0),
+        format_seconds(result.solve_time_s),
+        note,
+    )
+
+
+def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
+    """One row per model, with how much placement could gain."""
+    table = _table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
+    for row in rows:
+        best = row["best_speedup"]
+        table.add_row(
+            row["name"],
+            f"{row['ops']:,}",
+            f"{row['edges']:,}",
+            format_count(row["flops"]),
+            format_bytes(row["kept_bytes"]),
+            format_bytes(row["bytes_moved"]),
+            format_seconds(row["work_s"]),
+            f"{best:.2f}x",
+            ProgressBar(total=MAX_BAR_SPEEDUP - 1, completed=min(best, MAX_BAR_SPEEDUP) - 1, width=BAR_WIDTH),
+        )
+    note = (
+        f"one device: op times on a {device} one after the other, whether they fit its memory or not; best speed-up: "
+        "that over the critical path, so no number of these devices can do better."
+    )
+    return [table, Text(note, style="dim")]
+
+
+def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
+    """One row per cluster."""
+    table = _table("cluster", "devices", "links", "summary", left=("devices", "summary"))
+    for cluster in clusters:
+        models = Counter((device.model, device.memory_bytes) for device in cluster.devices)
+        devices = [f"{count} x {model}, {format_memory(size)}" for (model, size), count in models.items()]
+        table.add_row(cluster.name, "\n".join(devices), str(len(cluster.links)), cluster.summary)
+    return [table, Text("`placement clusters NAME` shows devices, links and where the figures come from.", "dim")]
+
+
+def cluster_details(cluster: Cluster) -> list[RenderableType]:
+    """Devices, links and sources of one cluster."""
+    devices = _table("device", "kind", "model", "memory", "float32", "bandwidth", "launch", left=("kind", "model"))
+    for device in cluster.devices:
+        devices.add_row(
+            device.name,
+            device.kind,
+            device.model,
+            format_memory(device.memory_bytes),
+            f"{format_count(device.peak_flops['float32'])}FLOP/s",
+            f"{format_bytes(device.memory_bytes_per_s)}/s",
+            format_seconds(device.launch_overhead_s),
+        )
+    links = _table("link", "to", "bandwidth", "latency", left=("to",))
+    for link in cluster.links:
+        rate = (
+            "unlimited"
+            if link.bandwidth_bytes_per_s == float("inf")
+            else f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
+        )
+        links.add_row(link.src, link.dst, rate, format_seconds(link.latency_s))
+    return [f"{cluster.name}: {cluster.summary}", f"source: {cluster.source}", devices, links]
+
+
+def format_memory(size_bytes: int) -> str:
+    """As `format_bytes`, for memory that may not be modelled."""
+    return "not modelled" if size_bytes >= UNLIMITED_BYTES else format_bytes(size_bytes)
+
+
+def format_count(value: float) -> str:
+    """Three significant figures and a decimal prefix: ``"12.3 T"``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.0f} P" if value >= 99.95 else f"{value:.3g} P"
+
+
+def _table(*headers: str, left: Sequence[str] = ()) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for number, header in enumerate(headers):
+        justify: Any = "left" if number == 0 or header in left or not header else "right"
+        table.add_column(header, justify=justify, no_wrap=header != "summary")
+    return table

@@ -1,0 +1,52 @@
+"""A `Cluster` as JSON values, for files that hold one beside other things."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from env.cluster import Cluster, Device, Link
+from graphs.errors import ClusterError
+
+UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limit needs
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """Everything of a cluster; `cluster_from_dict` of it equals the cluster."""
+    return {
+        "name": cluster.name,
+        "summary": cluster.summary,
+        "source": cluster.source,
+        "devices": [_plain(asdict(device)) for device in cluster.devices],
+        "links": [_plain(asdict(link)) for link in cluster.links],
+    }
+
+
+def cluster_from_dict(data: Any) -> Cluster:
+    """Read what `cluster_to_dict` wrote.
+
+    Raises:
+        ClusterError: a missing or unknown key, a wrong type, or a broken rule of `Cluster`.
+    """
+    try:
+        devices = tuple(Device(**_number(entry)) for entry in data["devices"])
+        links = tuple(Link(**_number(entry)) for entry in data["links"])
+        return Cluster(data["name"], devices, links, data["summary"], data["source"])
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ClusterError(f"the cluster is incomplete or has a wrong type ({error}).") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return UNLIMITED if value == math.inf else value
+
+
+def _number(entry: Any) -> dict[str, Any]:
+    result = {key: _number(value) if isinstance(value, dict) else value for key, value in entry.items()}
+    return {key: math.inf if value == UNLIMITED and _is_rate(key) else value for key, value in result.items()}
+
+
+def _is_rate(key: str) -> bool:
+    return key not in ("name", "kind", "model", "src", "dst")

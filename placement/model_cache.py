@@ -1,0 +1,70 @@
+"""Graphs of built-in models, kept on disk: capturing some of them takes a minute, and they do not change.
+
+The folder is ``$PLACEMENT_CACHE_DIR``, else ``$XDG_CACHE_HOME/placement``, else ``~/.cache/placement``. It holds saved
+graphs and may be deleted at any time; a file that cannot be read or written is simply captured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+from functools import cache
+from pathlib import Path
+
+import graphs
+from graphs.errors import GraphError
+from graphs.files import load_json_graph, save_graph
+from graphs.opgraph import OpGraph
+from graphs.zoo import MODELS, build
+
+
+def model_graph(name: str, train: bool = False, granularity: str = "op") -> OpGraph:
+    """The graph of a built-in model, from the cache if this version captured it before.
+
+    Raises:
+        UnknownNameError: no model of that name, or no such granularity.
+    """
+    if name not in MODELS:
+        build(name)  # says so
+    kind = f"{name}-{'train' if train else 'inference'}-{granularity}"
+    path = cache_dir() / f"{kind}-{_stamp()}.json"
+    try:
+        return load_json_graph(path)
+    except GraphError:
+        pass
+    graph = _capture(name, train, granularity)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f"{kind}-*.json"):
+            old.unlink(missing_ok=True)
+        save_graph(graph, path)
+    except OSError:
+        pass
+    return graph
+
+
+def cache_dir() -> Path:
+    """Where captured graphs are kept."""
+    chosen = os.environ.get("PLACEMENT_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "placement"
+
+
+def _capture(name: str, train: bool, granularity: str) -> OpGraph:
+    from graphs.capture import capture  # loads torch
+
+    zoo = build(name)
+    args = zoo.train_args if train else zoo.args
+    return capture(zoo.model, args, train=train, granularity=granularity, name=name)
+
+
+@cache
+def _stamp() -> str:
+    """Changes with torch and with our own source, so that a graph of another version is never taken for this one's."""
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    root = Path(graphs.__file__).parent
+    for source in sorted(root.rglob("*.py")):
+        digest.update(str(source.relative_to(root)).encode() + source.read_bytes())
+    return digest.hexdigest()[:16]

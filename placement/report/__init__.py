@@ -1,0 +1,7 @@
+"""What a comparison looks like: one HTML page that opens offline, and a Chrome/Perfetto trace."""
+
+from placement.report.html import write_html
+from placement.report.schedules import schedule_of
+from placement.report.trace import write_trace
+
+__all__ = ["schedule_of", "write_html", "write_trace"]

@@ -1,0 +1,73 @@
+// The table of methods: sorting, and the choice of the schedule shown.
+
+function sortTable() {
+  const headers = [...document.querySelectorAll("#methods thead th")];
+  const body = document.querySelector("#methods tbody");
+  // An infeasible row has its reason in place of the cells between name and solve time.
+  const cellOf = (row, column) => {
+    if (!row.classList.contains("infeasible") || column === 0) return row.cells[column];
+    return column === headers.length - 1 ? row.cells[row.cells.length - 1] : null;
+  };
+  const keyOf = (row, column) => {
+    const text = cellOf(row, column)?.dataset.v;
+    return column === 0 ? text : text ? Number(text) : NaN;
+  };
+  headers.forEach((header, column) => {
+    header.querySelector("button").addEventListener("click", () => {
+      const down = header.getAttribute("aria-sort") === "ascending";
+      for (const other of headers) other.setAttribute("aria-sort", "none");
+      header.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
+      rows.sort(([a], [b]) => {
+        if (a !== a || b !== b) return (a !== a) - (b !== b); // without a number: always last
+        return (a > b) - (a < b);
+      });
+      if (down) {
+        const numbered = rows.filter(([key]) => key === key).reverse();
+        rows.splice(0, numbered.length, ...numbered);
+      }
+      body.append(...rows.map(([, row]) => row));
+    });
+  });
+}
+
+function buildPicker() {
+  const picker = document.getElementById("picker");
+  const buttons = schedules.map((schedule, index) => {
+    const button = element("button", "", schedule.method);
+    button.type = "button";
+    button.append(element("b", "", seconds(schedule.step_time_s)));
+    button.addEventListener("click", () => show(index));
+    for (const row of document.querySelectorAll("#methods tbody tr")) {
+      if (row.dataset.schedule !== schedule.method) continue;
+      row.dataset.shown = "";
+      row.title = "show this schedule";
+      row.addEventListener("click", () => {
+        show(index);
+        picker.scrollIntoView({ behavior: "smooth" });
+      });
+    }
+    return button;
+  });
+  picker.append(...buttons);
+  picker.hidden = schedules.length === 0;
+  onShown(() => buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === state.shown))));
+}
+
+function copyCommand() {
+  const button = document.getElementById("copy");
+  if (!button) return;
+  button.addEventListener("click", () => {
+    const range = document.createRange();
+    range.selectNodeContents(document.getElementById("command"));
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    document.execCommand("copy"); // the clipboard API needs https, this page is a file
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+}
+
+sortTable();
+buildPicker();
+copyCommand();

@@ -1,0 +1,115 @@
+"""One self-contained HTML page for a comparison: it opens offline and asks nothing of any network.
+
+The header, the table and the bars are written here and in `placement.report.methods`; the charts are drawn in the page
+by the scripts of ``assets/`` from the data of `placement.report.content`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from os import PathLike
+from string import Template
+
+from env.cluster import UNLIMITED_BYTES
+from env.problem import Problem
+from graphs.disk import write_atomically
+from graphs.units import format_bytes, format_seconds
+from placement.comparison import Comparison
+from placement.report.content import page_data, shown_schedules
+from placement.report.methods import bars, rows
+from placement.report.words import NO_GAP, format_percent, headline, leaders
+
+SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
+
+
+def write_html(comparison: Comparison, path: str | PathLike[str], command: str | None = None) -> None:
+    """Write the report of a comparison.
+
+    Args:
+        command: the command line that repeats it; the comparison's own where None.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name is left as it was.
+    """
+    write_atomically(path, render_html(comparison, command))
+
+
+def render_html(comparison: Comparison, command: str | None = None) -> str:
+    """The page as text."""
+    graph, cluster = comparison.graph, comparison.cluster
+    problem = Problem(graph, cluster)
+    data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Template(_asset("page.html")).substitute(
+        title=escape(f"{graph.name} on {cluster.name}"),
+        graph=escape(graph.name),
+        cluster=escape(cluster.name),
+        headline=escape(headline(comparison)),
+        tiles=_tiles(comparison),
+        rows=rows(comparison),
+        bars=bars(comparison),
+        facts=_facts(comparison, comparison.command if command is None else command),
+        style=_asset("style.css"),
+        script="\n".join(_asset(name) for name in SCRIPTS),
+        data=text.replace("<", "\\u003c"),  # so that no name can end the script element
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("placement.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _tiles(comparison: Comparison) -> str:
+    """The figures to remember, label, value and note."""
+    graph, best = comparison.graph, comparison.best
+    tiles = []
+    if best is not None and best.step_time_s is not None and best.gap is not None:
+        n_others = len(leaders(comparison)) - 1
+        others = f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else ""
+        tiles.append(("best step time", format_seconds(best.step_time_s), best.method + others))
+        speedup = comparison.speedup(best)
+        if speedup is not None and comparison.single_device_s is not None:
+            tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))
+    tiles.append(("lower bound", format_seconds(comparison.lower_bound_s), "no placement can be faster"))
+    if best is not None and best.gap is not None:
+        tiles.append(
+            ("gap", format_percent(best.gap), "at most so far from optimal" if best.gap > NO_GAP else "proven optimal")
+        )
+    tiles.append(("graph", f"{graph.n_ops:,} ops", f"{graph.n_edges:,} edges"))
+    return "\n".join(
+        f'<div class="tile"><dt>{label}</dt><dd>{escape(value)}</dd><dd class="under">{escape(note)}</dd></div>'
+        for label, value, note in tiles
+    )
+
+
+def _facts(comparison: Comparison, command: str) -> str:
+    """What it takes to repeat the comparison."""
+    graph, cluster = comparison.graph, comparison.cluster
+    memory = dict.fromkeys(d.memory_bytes for d in cluster.devices if d.memory_bytes < UNLIMITED_BYTES)
+    kept = format_bytes(int(graph.kept_bytes.sum()))
+    sizes = f"{graph.n_ops:,} ops, {graph.n_tensors:,} tensors, {graph.n_edges:,} edges"
+    facts = {
+        "graph": f"{graph.name}: {sizes}, {graph.flops.sum() / 1e9:,.1f} GFLOP, {kept} kept all step",
+        "graph hash": graph.hash,
+        "cluster": f"{cluster.name}: {_counted([d.model or d.kind for d in cluster.devices])}",
+        "about it": cluster.summary,
+        "its figures": cluster.source,
+        "cluster hash": cluster.hash,
+        "memory": f"{' or '.join(map(format_bytes, memory))} per device" if memory else "not modelled",
+        "objective": comparison.objective,
+        "seed": str(comparison.seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
+    }
+    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
+    replay = (
+        f'<div class="replay"><span>repeat with</span><code id="command">{escape(command)}</code>'
+        '<button type="button" id="copy">copy</button></div>'
+    )
+    return f"{replay if command else ''}<dl>{items}</dl>"
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))

@@ -1,0 +1,16 @@
+"""From a result back to its schedule: the simulator repeats the recorded order."""
+
+from __future__ import annotations
+
+from env.problem import Problem
+from env.simulator import Schedule, Score, Simulator
+from placement.result import Result
+
+
+def schedule_of(problem: Problem, result: Result) -> tuple[Score, Schedule]:
+    """Score and schedule of a result for this problem, every device running its ops in the result's order.
+
+    Raises:
+        MismatchError: the result is infeasible and so has no schedule, or it is for another graph.
+    """
+    return Simulator(problem).schedule(result.device_numbers(), order=result.order_numbers())

@@ -1,0 +1,53 @@
+"""The outcome of a comparison in words."""
+
+from __future__ import annotations
+
+import math
+
+from graphs.units import format_seconds
+from placement.comparison import Comparison
+from placement.ranking import SINGLE
+from placement.result import Result, relative_gap
+
+NO_GAP = 1e-9  # a gap of rounding only
+
+
+def format_percent(fraction: float) -> str:
+    """``12 %``, with one digit after the point below 10 %; rounded up, so that "at most" stays true."""
+    points = 100 * fraction
+    if fraction <= NO_GAP:
+        return "0 %"
+    return f"{math.ceil(points - 1e-6)} %" if points > 9.9 else f"{max(0.1, math.ceil(points * 10 - 1e-6) / 10):.1f} %"
+
+
+def headline(comparison: Comparison) -> str:
+    """The outcome in one sentence; "one device" is the best single device."""
+    best, single_s = comparison.best, comparison.single_device_s
+    if best is None or best.step_time_s is None or best.gap is None:
+        return "No method found a placement that fits."
+    speedup = comparison.speedup(best)
+    if single_s is None or speedup is None:
+        time = format_seconds(best.step_time_s)
+        return f"One device is not enough; {best.method} takes {time}, {_distance(best.gap)}."
+    tied = [r.method for r in leaders(comparison)]
+    if SINGLE in tied or speedup <= 1:
+        gap = relative_gap(single_s, comparison.lower_bound_s)
+        return f"One device is best: no method is faster, and it is {_distance(gap)}."
+    who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
+    ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
+    return f"{who} {ratio} faster than one device, {_distance(best.gap)}."
+
+
+def leaders(comparison: Comparison) -> list[Result]:
+    """The best result and those that tie with it; empty if nothing is feasible."""
+    return [] if comparison.best is None else tied_with(comparison, comparison.best)
+
+
+def tied_with(comparison: Comparison, result: Result) -> list[Result]:
+    """The feasible results as fast as this one, itself included, in the order of the comparison."""
+    first = comparison.ties.get(result.method, result.method)
+    return [r for r in comparison.results if r.feasible and comparison.ties.get(r.method, r.method) == first]
+
+
+def _distance(gap: float) -> str:
+    return f"at most {format_percent(gap)} from optimal" if gap > NO_GAP else "proven optimal"

@@ -1,0 +1,182 @@
+"""What the words on a command line stand for: GRAPH arguments and ``--cluster``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from env.cluster import Cluster
+from env.presets import PRESETS
+from env.published import neurips_cluster
+from graphs.disk import read_text
+from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
+from graphs.files import load_graph
+from graphs.opgraph import OpGraph
+from graphs.published import is_neurips, is_profile_line, read_neurips, read_pipedream
+from graphs.zoo import MODELS
+from placement.model_cache import model_graph
+
+
+@dataclass(frozen=True)
+class Source:
+    """A graph, and the cluster its file brought along, if any."""
+
+    graph: OpGraph
+    cluster: Cluster | None = None
+
+
+def read_source(
+    argument: str, *, train: bool = False, granularity: str = "op", dims: Mapping[str, int] | None = None
+) -> Source:
+    """The graph a GRAPH argument names.
+
+    Args:
+        argument: a built-in model, ``file.py:function``, or a file: a saved graph, a NeurIPS 2020 problem, a PipeDream
+            profile, an ONNX model or an exported program.
+        train: the training graph; for models, functions that return one, and PipeDream profiles.
+        granularity: of what is captured, ``"op"`` or ``"module"``.
+        dims: sizes of the symbolic dimensions of an ONNX model, by name.
+
+    Raises:
+        UnknownNameError: neither a model nor a file.
+        GraphFileError: a file that is not what it says, or an option that does not suit it.
+        CaptureError: the model cannot be traced, or the user's function failed.
+    """
+    file, _, function = argument.rpartition(":")
+    is_function = file.endswith(".py")
+    is_model = argument in MODELS
+    if dims and (is_model or is_function or not argument.endswith(".onnx")):
+        raise GraphFileError(f"--dim gives sizes to an ONNX model, and {argument} is none; leave it out.")
+    if is_model:
+        return Source(model_graph(argument, train, granularity))
+    if is_function:
+        return Source(_from_function(Path(file), function, train, granularity))
+    if argument.endswith(".py"):
+        raise GraphFileError(
+            f"{argument} is a Python file; say which function gives the model, as {argument}:function."
+        )
+    if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
+        raise UnknownNameError("model", argument, MODELS)
+    if granularity != "op":
+        raise GraphFileError(f"--granularity is for models, and {argument} is a file; leave it out.")
+    return _from_file(argument, train, dims or {})
+
+
+def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
+    if path.endswith(".onnx") and not train:
+        from graphs.onnx_reader import read_onnx  # onnx takes a while to import
+
+        return Source(read_onnx(path, dims))
+    if not path.endswith((".onnx", ".pt2")) and is_neurips(path) and not train:
+        graph, devices = read_neurips(path)
+        accelerators, cpus, memory_bytes = devices.accelerators, devices.cpus, devices.accelerator_memory_bytes
+        return Source(graph, neurips_cluster(accelerators, cpus, memory_bytes))
+    if train:
+        if path.endswith(".txt") and is_profile_line(read_text(path).lstrip().split("\n", 1)[0]):
+            return Source(read_pipedream(path, train=True))
+        raise GraphFileError(f"{path} holds the graph it holds; --train is for models and PipeDream profiles.")
+    return Source(load_graph(path))
+
+
+# -- file.py:function -----------------------------------------------------------------------------------------
+
+
+def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGraph:
+    label = f"{path}:{name}"
+    with _user_code(path, label):
+        module = _import_file(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownNameError(f"function in {path}", name, own)
+    with _user_code(path, label):
+        returned = function()
+    if isinstance(returned, OpGraph):
+        if train:
+            raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
+        return returned
+    if not (isinstance(returned, tuple) and len(returned) in (2, 3)):
+        raise CaptureError(
+            f"{label} returned {_describe(returned)}; expected (model, args), (model, args, kwargs) or an OpGraph."
+        )
+    from graphs.capture import capture  # loads torch
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model, args, kwargs = (*returned, None)[:3]
+        return capture(model, args, kwargs, train, granularity=granularity, name=name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_from_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise GraphFileError(f"cannot read {path}: no such file; check the path.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _user_code(path: Path, label: str) -> Iterator[None]:
+    """Run the user's code: what it prints goes to stderr, what it raises becomes one sentence.
+
+    As for a script, modules beside the file can be imported.
+    """
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except GraphFileError:
+        raise
+    except SyntaxError as error:
+        raise CaptureError(f"{label} cannot be imported: {error.msg} (line {error.lineno}).") from None
+    except (Exception, SystemExit) as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
+        where = f" (line {lines[-1]})" if lines else ""
+        raise CaptureError(f"{label} failed{where} with {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+
+
+def _describe(value: Any) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------
+
+
+def read_cluster(argument: str) -> Cluster:
+    """The cluster that a NAME|FILE argument names.
+
+    Raises:
+        UnknownNameError: neither a preset nor a file.
+        ClusterError: the file is not a cluster.
+    """
+    if argument not in PRESETS and (argument.endswith(".toml") or os.path.exists(argument)):
+        return Cluster.from_toml(argument)
+    return Cluster.preset(argument)
+
+
+def cluster_for(source: Source, argument: str | None) -> Cluster:
+    """The cluster that ``--cluster`` names; without it, the one the graph's file brought.
+
+    Raises:
+        UnknownNameError, ClusterError: as `read_cluster`; also where neither names a cluster.
+    """
+    if argument is not None:
+        return read_cluster(argument)
+    if source.cluster is None:
+        raise ClusterError(
+            f"graph {source.graph.name!r} does not say which devices there are; give --cluster a TOML file or one of "
+            f"{', '.join(PRESETS)}."
+        )
+    return source.cluster

@@ -1,0 +1,132 @@
+"""`verify`: is a saved result what it says? Scored again by code that no solver shares."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from env.bounds import lower_bound
+from env.checker import Audit, audit
+from env.cluster import Cluster
+from env.problem import Problem
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph
+from graphs.units import format_seconds
+from placement.result import Result, relative_gap
+
+TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came out of scoring a result again.
+
+    Attributes:
+        result: what was checked.
+        problems: a sentence for each figure that differs and each rule that is broken; empty if the result holds.
+        step_time_s, peak_bytes, bytes_moved, lower_bound_s: as `Result`, computed anew.
+    """
+
+    result: Result
+    problems: tuple[str, ...]
+    step_time_s: float
+    peak_bytes: Mapping[str, int]
+    bytes_moved: int
+    lower_bound_s: float
+
+    @property
+    def holds(self) -> bool:
+        return not self.problems
+
+    def summary(self) -> str:
+        """One line for people, or one per problem."""
+        what = f"{self.result.graph_name} on {self.result.cluster_name}, method {self.result.method}"
+        if self.holds:
+            return f"holds: {what}, {format_seconds(self.step_time_s)} per step"
+        return "\n".join([f"does not hold: {what}", *(f"  {problem}" for problem in self.problems)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "graph": self.result.graph_name,
+            "cluster": self.result.cluster_name,
+            "method": self.result.method,
+            "holds": self.holds,
+            "problems": list(self.problems),
+            "step_time_s": self.step_time_s,
+            "peak_bytes": dict(self.peak_bytes),
+            "bytes_moved": self.bytes_moved,
+            "lower_bound_s": self.lower_bound_s,
+        }
+
+
+def verify(
+    result: Result | str | os.PathLike[str], graph: OpGraph | None = None, cluster: Cluster | None = None
+) -> Verification:
+    """Score a result, or a file that `Result.save` wrote, again and compare every figure.
+
+    Args:
+        result: the result or its file.
+        graph, cluster: what it should be for; by default the ones it holds.
+
+    Raises:
+        GraphFileError: the file cannot be read.
+        MismatchError: not a result; a placement for another graph or cluster; a missing, unknown or doubly placed op;
+            or an infeasible result, which places nothing.
+    """
+    if not isinstance(result, Result):
+        result = Result.load(result)
+    _check_same("graph", result.graph_name, result.graph_hash, graph)
+    _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
+    if result.placement is None or result.order is None:
+        raise MismatchError(
+            f"the result of {result.method!r} places nothing, so there is nothing to verify: {result.reason}"
+        )
+    # Devices only compare their own ops, so any interleaving of the devices' orders is the same order.
+    order = [op for ops in result.order.values() for op in ops]
+    found = audit(result.graph, result.cluster, result.placement, order=order)
+    bound_s = lower_bound(Problem(result.graph, result.cluster)).value_s
+    problems = (*found.problems, *_differences(result, found, bound_s))
+    return Verification(result, problems, found.step_time_s, found.peak_bytes, found.bytes_moved, bound_s)
+
+
+def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | None) -> None:
+    if given is not None and given.hash != there:
+        raise MismatchError(
+            f"this is a placement for another {kind}: for {name!r} with hash {there[:12]}, "
+            f"not for {given.name!r} with hash {given.hash[:12]}."
+        )
+
+
+def _differences(result: Result, found: Audit, bound_s: float) -> Iterator[str]:
+    step_s = found.step_time_s
+    figures = {
+        "step_time_s": (result.step_time_s, step_s),
+        "objective_s": (result.objective_s, step_s),
+        "throughput": (result.throughput, 1 / step_s if step_s > 0 else None),
+        "lower_bound_s": (result.lower_bound_s, bound_s),
+        "gap": (result.gap, relative_gap(step_s, bound_s)),
+        "bytes_moved": (result.bytes_moved, found.bytes_moved),
+    }
+    for name, (said, computed) in figures.items():
+        if not _same(said, computed, 1.0 if name == "gap" else 0.0):
+            yield f"{name} is {computed}, the result says {said}."
+    said_peaks = result.peak_bytes or {}
+    for device, peak in found.peak_bytes.items():
+        if said_peaks.get(device) != peak:
+            yield f"peak_bytes of {device} is {peak}, the result says {said_peaks.get(device)}."
+    for device in said_peaks:
+        if device not in found.peak_bytes:
+            yield f"peak_bytes names {device!r}, which cluster {result.cluster_name!r} does not have."
+    if bound_s > step_s * (1 + TOLERANCE):
+        yield f"the step time {step_s} is below the lower bound {bound_s}, so one of them is wrong."
+
+
+def _same(said: float | None, computed: float | None, scale: float) -> bool:
+    """Whether two figures agree; a gap is a difference of parts of 1, so near 0 it is only as exact as those."""
+    if said is None or computed is None:
+        return said is computed
+    return math.isclose(said, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE * scale)

@@ -1,0 +1,202 @@
+"""No bound may exceed the optimum, and each bites where it should."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from strategies import allowed_placements, problems
+
+from env.bounds import Bound, lower_bound
+from env.cluster import Cluster, Device, both_ways
+from env.problem import Problem
+from env.simulator import Simulator
+from graphs.opgraph import Op, OpGraph, Tensor
+
+
+def device(name: str, memory_bytes: int = 1000, kind: str = "gpu") -> Device:
+    return Device(name, kind, memory_bytes, {"float32": 1.0}, 1.0)
+
+
+def cluster(*devices: Device) -> Cluster:
+    links = tuple(link for d in devices for link in both_ways(d.name, "switch", 1.0, 0.0))
+    return Cluster("test", devices, links)
+
+
+def equal(n: int) -> Cluster:
+    return cluster(*(device(f"d{i}") for i in range(n)))
+
+
+def op(name: str, seconds: float, **more: object) -> Op:
+    return Op(name, time_s={"*": seconds}, **more)  # type: ignore[arg-type]
+
+
+def bound(ops: list[Op], edges: list[tuple[str, str]], on: Cluster) -> Bound:
+    return lower_bound(Problem(OpGraph.build(ops, [Tensor(a, 1, (b,)) for a, b in edges]), on))
+
+
+# -- never above the optimum --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> None:
+    problem = data.draw(problems(max_ops=4, max_devices=3, edges=5))
+    n = problem.graph.n_ops
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
+    placements = np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    orders = np.array(list(itertools.permutations(range(n))), dtype=np.float64)
+    simulator = Simulator(problem)
+    everything, rank = np.repeat(placements, len(orders), axis=0), np.tile(orders, (len(placements), 1))
+    best_s = simulator.batch(everything, orders=rank).step_time_s.min()
+    found = lower_bound(problem)
+    for value in (found.critical_path_s, found.area_s, found.interval_s, found.value_s):
+        assert value <= best_s
+    if found.memory_reason is not None:
+        assert not simulator.batch(everything, orders=rank).feasible.any()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    found = lower_bound(problem)
+    for _ in range(3):
+        score = Simulator(problem).score(data.draw(allowed_placements(problem)))
+        assert found.value_s <= score.step_time_s
+        assert 0 <= found.gap(score.step_time_s) <= 1
+        assert not (score.feasible and found.memory_reason)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_area_is_the_linear_program(data: st.DataObject) -> None:
+    problem = data.draw(problems(max_devices=4))
+    expected = fractional_area_s(problem)
+    found = lower_bound(problem).area_s
+    assert found <= expected * (1 + 1e-9)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def fractional_area_s(problem: Problem) -> float:
+    """min T: each unit spread over its devices, no device busy for longer than T."""
+    n_groups, n_devices = len(problem.groups), problem.cluster.n_devices
+    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
+    allowed = np.array([problem.allowed[members[0]] for members in problem.groups])
+    load = np.zeros((n_devices, n_groups * n_devices + 1))
+    whole = np.zeros((n_groups, n_groups * n_devices + 1))
+    for g in range(n_groups):
+        for d in range(n_devices):
+            load[d, g * n_devices + d] = seconds[g, d]
+            whole[g, g * n_devices + d] = 1.0
+    load[:, -1] = -1.0
+    limits = [(0.0, 1.0 if ok else 0.0) for ok in allowed.ravel()] + [(0.0, None)]
+    objective = np.zeros(n_groups * n_devices + 1)
+    objective[-1] = 1.0
+    solved = linprog(objective, load, np.zeros(n_devices), whole, np.ones(n_groups), limits)
+    assert solved.success
+    return float(solved.fun)
+
+
+# -- each by hand -------------------------------------------------------------------------------------------------
+
+
+def test_the_critical_path_takes_the_fastest_device_and_free_transfers() -> None:
+    ops = [Op("a", time_s={"fast": 1.0, "slow": 9.0}), Op("b", time_s={"fast": 8.0, "slow": 2.0})]
+    devices = (device("fast"), device("slow"))
+    assert bound(ops, [("a", "b")], cluster(*devices)).critical_path_s == pytest.approx(3.0)
+
+
+def test_area_of_equal_devices_is_an_even_share() -> None:
+    ops = [op(f"op{i}", 3.0) for i in range(8)]
+    assert bound(ops, [], equal(4)).area_s == pytest.approx(6.0)
+
+
+def test_area_uses_unequal_devices_and_respects_pins() -> None:
+    devices = (device("gpu0"), device("cpu0", kind="cpu"))
+    ops = [Op(f"op{i}", time_s={"gpu": 1.0, "cpu": 3.0}) for i in range(8)]
+    assert bound(ops, [], cluster(*devices)).area_s == pytest.approx(6.0)  # six on the GPU, two on the CPU
+    pinned = [Op(o.name, time_s=o.time_s, pins=("cpu",)) for o in ops]
+    assert bound(pinned, [], cluster(*devices)).area_s == pytest.approx(24.0)
+
+
+def test_area_keeps_a_colocation_group_whole() -> None:
+    times = ({"d0": 1.0, "d1": 9.0}, {"d0": 9.0, "d1": 1.0})
+    ops = [Op(f"op{i}", time_s=seconds, colocation="both") for i, seconds in enumerate(times)]
+    assert bound(ops, [], equal(2)).area_s == pytest.approx(5.0)  # 10 s wherever it is, spread over two
+    assert bound(ops, [], equal(2)).interval_s == pytest.approx(10.0)  # but it is in one place
+
+
+def test_interval_work_sees_a_bottleneck_between_head_and_tail() -> None:
+    # 5 s, then eight ops of 2 s on two devices, then 7 s: 5 + 8 + 7.
+    middle = [f"m{i}" for i in range(8)]
+    ops = [op("first", 5.0), op("last", 7.0), *(op(name, 2.0) for name in middle)]
+    edges = [("first", name) for name in middle] + [(name, "last") for name in middle]
+    found = bound(ops, edges, equal(2))
+    assert found.critical_path_s == pytest.approx(14.0)
+    assert found.area_s == pytest.approx(14.0)
+    assert found.interval_s == pytest.approx(20.0)
+    assert found.value_s == found.interval_s
+
+
+def test_ops_that_only_one_device_may_run_follow_each_other() -> None:
+    ops = [op("a", 4.0), *(op(f"host{i}", 3.0, pins=("cpu",)) for i in range(3)), op("z", 2.0)]
+    edges = [("a", f"host{i}") for i in range(3)] + [(f"host{i}", "z") for i in range(3)]
+    devices = (device("gpu0"), device("gpu1"), device("cpu0", kind="cpu"))
+    assert bound(ops, edges, cluster(*devices)).interval_s == pytest.approx(4 + 9 + 2)
+
+
+def test_one_device_leaves_no_gap() -> None:
+    ops = [op(f"op{i}", float(i)) for i in range(5)]
+    assert bound(ops, [("op1", "op2")], equal(1)).gap(10.0) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_graph_that_takes_no_time_has_bound_and_gap_zero() -> None:
+    found = bound([op("a", 0.0)], [], equal(2))
+    assert (found.value_s, found.gap(0.0)) == (0.0, 0.0)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_too_large_for_every_device_is_named() -> None:
+    ops = [op("small", 1.0), op("huge", 1.0, kept_bytes=900, workspace_bytes=200)]
+    needed, free = "1.1 kB (1100 bytes)", "1 kB (1000 bytes)"
+    assert bound(ops, [], equal(3)).memory_reason == (
+        f"op 'huge' needs {needed} on one device, where the largest that suits, d0, has {free} free."
+    )
+
+
+def test_a_group_too_large_for_every_device_is_named() -> None:
+    ops = [op(f"op{i}", 1.0, kept_bytes=400, colocation="tied") for i in range(3)]
+    reason = bound(ops, [], equal(3)).memory_reason
+    assert reason is not None
+    assert "'op0' and the ops that must share its device need 1.2 kB (1200 bytes)" in reason
+
+
+def test_more_kept_than_all_devices_hold_is_said() -> None:
+    ops = [op(f"op{i}", 1.0, kept_bytes=600) for i in range(4)]
+    reason = bound(ops, [], equal(2)).memory_reason
+    assert reason is not None
+    assert "keep 2.4 kB (2400 bytes)" in reason
+    assert "2 kB (2000 bytes) are free" in reason
+
+
+def test_more_pinned_than_its_kind_holds_is_said() -> None:
+    ops = [op(f"op{i}", 1.0, kept_bytes=600, pins=("cpu",)) for i in range(2)]
+    devices = (device("gpu0", 10**6), device("cpu0", 1000, kind="cpu"))
+    reason = bound(ops, [], cluster(*devices)).memory_reason
+    assert reason is not None
+    assert "only on cpu0" in reason
+
+
+def test_everything_kept_and_the_largest_working_set_must_fit_together() -> None:
+    ops = [op(f"op{i}", 1.0, kept_bytes=500) for i in range(3)] + [op("work", 1.0, workspace_bytes=900)]
+    reason = bound(ops, [], equal(2)).memory_reason
+    assert reason is not None
+    assert "op 'work' needs 900 bytes" in reason
+    assert bound(ops[:3], [], equal(2)).memory_reason is None

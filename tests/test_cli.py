@@ -1,0 +1,499 @@
+"""Every command, really run: answers, exit codes, and what is said about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from env.cluster import Cluster
+from env.presets import PRESETS
+from graphs.files import load_json_graph, save_graph
+from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.zoo import MODELS
+from placement.cli import app, run
+from placement.optimization import HEURISTICS
+
+ROOT = Path(__file__).resolve().parent.parent
+Call = Callable[..., tuple[int, str, str]]
+CLUSTER = ("--cluster", "4xV100-pcie")
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command line in a folder of its own; exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+
+    def invoke(*words: Any) -> tuple[int, str, str]:
+        code = run([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.json"
+    save_graph(branches(), path)
+    return path
+
+
+def branches(kept_bytes: int = 2**20) -> OpGraph:
+    ops = [Op(name, kept_bytes=kept_bytes, time_s={"*": 1e-3}) for name in "abcd"]
+    tensors = [Tensor("a", 1000, ("b", "c")), Tensor("b", 1000, ("d",)), Tensor("c", 1000, ("d",))]
+    return OpGraph.build(ops, tensors, "branches")
+
+
+def refused(answer: tuple[int, str, str], *fragments: str, code: int = 2) -> None:
+    """One sentence on stderr, nothing on stdout."""
+    assert answer[0] == code
+    assert answer[1] == ""
+    assert answer[2].startswith("placement: ")
+    assert answer[2].count("\n") == 1
+    for fragment in fragments:
+        assert fragment in answer[2]
+
+
+# -- the list of options ----------------------------------------------------------------------------------------
+
+COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
+OPTIONS = {
+    "models": ["--help", "--json", "--train", "NAMES"],
+    "clusters": ["--help", "--json", "--output", "--toml", "-o", "NAME"],
+    "capture": [*COMMON, "--output", "-o", "GRAPH"],
+    "compare": [
+        *COMMON,
+        *[
+            "--cluster",
+            "--html",
+            "--methods",
+            "--objective",
+            "--output",
+            "--priority",
+            "--seed",
+            "--trace",
+            "-o",
+            "GRAPH",
+        ],
+    ],
+    "optimize": [
+        *COMMON,
+        *["--cluster", "--method", "--objective", "--output", "--priority", "--seed", "-o", "GRAPH"],
+    ],
+    "verify": [*COMMON, "--cluster", "--graph", "FILE"],
+}
+
+
+def test_the_options_are_these() -> None:
+    """A change here is a change of the command line: say so in the changelog."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = {}
+    for name, command in commands.items():
+        options = [word for p in command.params for word in p.opts if word.startswith("-")]
+        arguments = [p.name.upper() for p in command.params if not p.opts[0].startswith("-")]
+        found[name] = sorted([*options, "--help", *arguments])
+    assert found == {name: sorted(options) for name, options in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("command", ["", *OPTIONS])
+def test_help(call: Call, command: str) -> None:
+    code, out, err = call(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: placement {command}".strip() in out
+    for option in OPTIONS.get(command, []):
+        assert option in out or option.isupper()
+
+
+def test_no_arguments_is_help(call: Call) -> None:
+    assert call()[1] == call("--help")[1]
+
+
+# -- models -----------------------------------------------------------------------------------------------------
+
+
+def test_models_prints_a_row_and_json_the_same_figures(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("models", "alexnet")
+    assert (code, err) == (0, "")
+    row = next(line for line in out.splitlines() if line.strip().startswith("alexnet"))
+    code, text, _ = call("models", "alexnet", "--json")
+    document = json.loads(text)
+    assert code == 0
+    assert document["train"] is False
+    (model,) = document["models"]
+    assert model["name"] == "alexnet"
+    assert str(model["ops"]) in row
+    assert f"{model['best_speedup']:.2f}x" in row
+    assert model["best_speedup"] == pytest.approx(model["work_s"] / model["critical_path_s"])
+    # 5 convolutions and 3 matrix products of a batch of 256, 1.43 GFLOP an image
+    assert model["flops"] == pytest.approx(256 * 1.43e9, rel=0.01)
+    assert [p.name.startswith("alexnet-inference-op-") for p in (tmp_path / "cache").iterdir()] == [True]
+
+
+def test_a_broken_cache_is_captured_again(call: Call, tmp_path: Path) -> None:
+    first = call("models", "alexnet", "--json")
+    (cached,) = (tmp_path / "cache").iterdir()
+    good = cached.read_bytes()
+    cached.write_text("{", encoding="utf-8")
+    assert call("models", "alexnet", "--json") == first
+    assert cached.read_bytes() == good
+
+
+def test_an_unwritable_cache_does_not_matter(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert call("models", "alexnet")[0] == 0
+
+
+def test_unknown_models_are_named(call: Call) -> None:
+    refused(call("models", "alexnet", "resnet5"), "unknown model 'resnet5', did you mean 'resnet50'?", *MODELS)
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------
+
+
+def test_clusters_lists_every_preset(call: Call) -> None:
+    code, out, err = call("clusters")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in PRESETS)
+    document = json.loads(call("clusters", "--json")[1])
+    assert [cluster["name"] for cluster in document["clusters"]] == list(PRESETS)
+
+
+def test_one_cluster_in_full(call: Call, tmp_path: Path) -> None:
+    out = call("clusters", "4xV100-pcie")[1]
+    cluster = Cluster.preset("4xV100-pcie")
+    assert cluster.source in out
+    assert all(device.name in out for device in cluster.devices)
+    assert len(json.loads(call("clusters", "4xV100-pcie", "--json")[1])["devices"]) == 4
+    path = tmp_path / "mine.toml"
+    assert call("clusters", "4xV100-pcie", "-o", path)[:2] == (0, "")
+    assert Cluster.from_toml(path) == cluster
+    assert call("clusters", "4xV100-pcie", "--toml")[1] == path.read_text(encoding="utf-8")
+    assert call("clusters", path)[1] == out
+
+
+def test_bad_clusters(call: Call, tmp_path: Path) -> None:
+    refused(call("clusters", "4xV100"), "unknown cluster '4xV100', did you mean '4xV100-pcie'?")
+    refused(call("clusters", "--toml"), "need the name of a cluster")
+    (tmp_path / "bad.toml").write_text("devices = 3", encoding="utf-8")
+    refused(call("clusters", "bad.toml"), "bad.toml")
+    refused(call("clusters", "none.toml"), "cannot read cluster file none.toml")
+
+
+# -- capture ----------------------------------------------------------------------------------------------------
+
+
+def test_capture_saves_a_graph(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "again.json"
+    code, out, err = call("capture", graph_file, "-o", path)
+    assert (code, err) == (0, "")
+    assert out == f"branches: 4 ops, 4 edges, saved to {path}\n"
+    assert load_json_graph(path) == branches()
+    document = json.loads(call("capture", path, "--json")[1])
+    assert (document["ops"], document["hash"]) == (4, branches().hash)
+
+
+MODEL_FILE = """
+import torch
+print("this is for stderr")
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), (torch.zeros(2, 4),)
+def with_kwargs():
+    class Net(torch.nn.Module):
+        def forward(self, x, scale):
+            return (x * scale).exp()
+    return Net(), (torch.zeros(2, 4),), {"scale": torch.ones(4)}
+def graph():
+    from graphs.opgraph import Op, OpGraph
+    return OpGraph.build([Op("a")], [], "mine")
+def wrong():
+    return 3
+def broken():
+    return 1 / 0
+NUMBER = 3
+"""
+
+
+def test_capture_takes_a_function_of_a_file(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL_FILE, encoding="utf-8")
+    code, out, err = call("capture", "mine.py:net", "--json")
+    assert code == 0
+    assert json.loads(out)["graph"] == "net"
+    assert "this is for stderr" in err
+    # 2 x 4 x 3 multiplications and additions
+    assert json.loads(out)["flops"] >= 2 * 2 * 4 * 3
+    training = json.loads(call("capture", "mine.py:net", "--train", "--json")[1])
+    assert training["ops"] > json.loads(out)["ops"]
+    assert call("capture", "mine.py:with_kwargs", "--json")[0] == 0
+    assert call("capture", "mine.py:net", "--granularity", "module", "--json")[0] == 0
+    assert json.loads(call("capture", "mine.py:graph", "--json")[1])["graph"] == "mine"
+
+
+def last_line(answer: tuple[int, str, str]) -> tuple[int, str, str]:
+    """Without what the user's file printed."""
+    return answer[0], answer[1], answer[2].splitlines()[-1] + "\n"
+
+
+def test_errors_in_a_users_file_are_one_sentence(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL_FILE, encoding="utf-8")
+    (tmp_path / "syntax.py").write_text("def f(:\n", encoding="utf-8")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(7)\n", encoding="utf-8")
+    for words, fragments in {
+        "mine.py:nett": ["unknown function in mine.py 'nett', did you mean 'net'?"],
+        "mine.py:NUMBER": ["unknown function in mine.py 'NUMBER'"],
+        "mine.py:wrong": ["mine.py:wrong returned a int; expected (model, args)"],
+        "mine.py:broken": ["mine.py:broken failed (line 17) with ZeroDivisionError: division by zero"],
+        "mine.py:graph --train": ["--train is for models"],
+        "mine.py": ["mine.py:function"],
+        "none.py:f": ["cannot read none.py"],
+        "syntax.py:f": ["syntax.py:f cannot be imported", "line 1"],
+        "exits.py:f": ["exits.py:f failed (line 2) with SystemExit: 7"],
+    }.items():
+        refused(last_line(call("capture", *words.split(), "--json")), *fragments)
+    assert str(tmp_path) not in sys.path
+
+
+def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text(graph_file.read_text(encoding="utf-8")[:80], encoding="utf-8")
+    (tmp_path / "noise.bin").write_bytes(b"\x07noise")
+    for words, fragments in {
+        "resnet5": ["unknown model 'resnet5', did you mean 'resnet50'?", "alexnet"],
+        "none.json": ["cannot read none.json"],
+        "half.json": ["half.json is truncated"],
+        "noise.bin": ["noise.bin is of no known format"],
+        f"{graph_file} --train": ["--train is for models"],
+        f"{graph_file} --granularity module": ["--granularity is for models"],
+        f"{graph_file} --dim batch=3": ["--dim gives sizes to an ONNX model"],
+        "alexnet --dim batch": ["--dim takes NAME=SIZE"],
+        "alexnet --granularity layer": ["unknown granularity 'layer'"],
+    }.items():
+        refused(call("capture", *words.split(), "--json"), *fragments)
+
+
+def test_output_paths_are_checked_before_the_work(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    refused(call("capture", graph_file), "--output FILE")
+    refused(call("capture", graph_file, "-o", "none/x.json"), "no folder none")
+    refused(call("capture", graph_file, "-o", tmp_path), "it is a folder")
+    refused(call("compare", graph_file, *CLUSTER, "--html", "none/x.html"), "no folder none")
+    refused(call("optimize", graph_file, *CLUSTER, "-o", "none/x.json"), "no folder none")
+
+
+# -- compare ----------------------------------------------------------------------------------------------------
+
+
+def test_compare_prints_a_ranked_table(call: Call, graph_file: Path) -> None:
+    code, out, err = call("compare", graph_file, *CLUSTER)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "branches on 4xV100-pcie: 4 ops, 4 edges, 4 devices; no placement is faster than 3 ms"
+    for word in ("step time", "speed-up", "gap", "peak memory", "moved", "solve time"):
+        assert word in lines[1]
+    named = [line.split()[0] for line in lines[2:] if line.startswith(" ")]
+    assert sorted(named) == sorted(HEURISTICS)
+    assert any("= " in line for line in lines[2:])
+    assert lines[-1] == f"again: placement compare {graph_file} --cluster 4xV100-pcie --seed 0"
+
+
+def test_the_command_printed_gives_the_same_answer(call: Call, graph_file: Path) -> None:
+    words = ["compare", graph_file, *CLUSTER, "--seed", 4, "--methods", "random,heft", "--priority", "fifo", "--json"]
+    first = json.loads(call(*words)[1])
+    again = json.loads(call(*shlex.split(first["command"])[1:], "--json")[1])
+    for document in (first, again):
+        for row in document["results"]:
+            del row["solve_time_s"]
+    assert first == again
+    assert "--priority fifo" in first["command"]
+
+
+def test_compare_json_is_all_of_stdout(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    code, out, err = call("compare", graph_file, *CLUSTER, "--json", "-o", "results.json", "--methods", "heft, dfs")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert {row["method"] for row in document["results"]} == {"heft", "dfs"}
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == document
+
+
+def test_compare_writes_a_page_and_a_trace(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    code, out, _ = call("compare", graph_file, *CLUSTER, "--html", "r.html", "--trace", "t.json")
+    assert code == 0
+    assert "report: r.html" in out
+    assert "trace: t.json" in out
+    assert "<html" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+
+
+def test_a_problem_that_brings_its_devices_needs_no_cluster(call: Call, tmp_path: Path) -> None:
+    node = {"supportedOnFpga": 1, "cpuLatency": 30.0, "fpgaLatency": 3.0, "isBackwardNode": 0, "size": 10.0}
+    problem = {
+        "maxSizePerFPGA": 100.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "nodes": [{"id": i, **node} for i in range(3)],
+        "edges": [{"sourceId": 0, "destId": i, "cost": 0.5} for i in (1, 2)],
+    }
+    (tmp_path / "neurips.json").write_text(json.dumps(problem), encoding="utf-8")
+    code, out, _ = call("compare", "neurips.json", "--json", "--methods", "single_device,heft")
+    assert code == 0
+    rows = {row["method"]: row for row in json.loads(out)["results"]}
+    assert rows["single_device"]["step_time_s"] == pytest.approx(9e-3)
+    # a transfer between accelerators costs 0.5 ms there and 0.5 ms back
+    assert rows["heft"]["step_time_s"] == pytest.approx(7e-3)
+    assert call("compare", "neurips.json", *CLUSTER, "--methods", "heft")[0] in (1, 0)
+
+
+def test_rows_without_a_placement_say_why(call: Call, tmp_path: Path) -> None:
+    save_graph(branches(kept_bytes=5 * 2**30), tmp_path / "big.json")  # three fit on a V100, four do not
+    code, out, err = call("compare", "big.json", *CLUSTER)
+    assert (code, err) == (0, "")
+    row = next(line for line in out.splitlines() if line.startswith(" single_device"))
+    assert "infeasible: " in row
+    assert "gpu" in row
+    assert "bytes" in row
+
+
+def test_a_graph_that_fits_nowhere_exits_1(call: Call, tmp_path: Path) -> None:
+    save_graph(branches(kept_bytes=100 * 2**30), tmp_path / "huge.json")
+    for command in ("compare", "optimize"):
+        answer = call(command, "huge.json", *CLUSTER, "--json")
+        refused(answer, "op '", "gpu0", "10737418", " bytes", "17179869184 bytes", "free", code=1)
+
+
+def test_no_chosen_method_fits_exits_1(call: Call, tmp_path: Path) -> None:
+    save_graph(branches(kept_bytes=5 * 2**30), tmp_path / "big.json")
+    code, out, err = call("compare", "big.json", *CLUSTER, "--methods", "single_device", "--json")
+    assert code == 1
+    assert json.loads(out)["results"][0]["feasible"] is False
+    assert err.startswith("placement: no method found a placement that fits; single_device: op '")
+    code, _, err = call("optimize", "big.json", *CLUSTER, "--method", "single_device", "-o", "p.json")
+    assert code == 1
+    assert "single_device found no placement that fits" in err
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_bad_options(call: Call, graph_file: Path) -> None:
+    for words, fragments in {
+        f"compare {graph_file}": ["graph 'branches' does not say which devices there are", "4xV100-pcie"],
+        f"compare {graph_file} --cluster 4xV100": ["unknown cluster '4xV100', did you mean '4xV100-pcie'?"],
+        f"compare {graph_file} --cluster 4xV100-pcie --methods heff": ["unknown method 'heff', did you mean 'heft'?"],
+        f"compare {graph_file} --cluster 4xV100-pcie --methods ,": ["--methods names no method"],
+        f"optimize {graph_file} --cluster 4xV100-pcie --method autoo": ["did you mean 'auto'?"],
+        f"compare {graph_file} --cluster 4xV100-pcie --objective lat": ["unknown objective 'lat'"],
+        f"compare {graph_file} --cluster 4xV100-pcie --priority lifo": ["did you mean 'fifo'?", "longest_path"],
+        f"compare {graph_file} --cluster 4xV100-pcie --seed -1": ["--seed", "0"],
+        f"compare {graph_file} --cluster 4xV100-pcie --seed one": ["--seed", "integer"],
+        f"compare {graph_file} --cluter x": ["unknown option '--cluter', did you mean '--cluster'?", "--html"],
+        "compare": ["GRAPH", "placement compare --help"],
+        "comprae": ["comprae", "compare", "Valid: models, clusters"],
+        f"compare {graph_file} extra": ["extra"],
+    }.items():
+        refused(call(*words.split()), *fragments)
+
+
+# -- optimize and verify ------------------------------------------------------------------------------------------
+
+
+def test_optimize_then_verify(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    code, out, err = call("optimize", graph_file, *CLUSTER, "-o", "p.json")
+    assert (code, err) == (0, "")
+    assert "step time" in out
+    assert "saved to p.json" in out
+    graph_file.rename(tmp_path / "moved.json")  # the file stands alone
+    code, out, err = call("verify", "p.json")
+    assert (code, err) == (0, "")
+    assert out.startswith("holds: branches on 4xV100-pcie, method auto, 3.0")
+    document = json.loads(call("verify", "p.json", "--graph", "moved.json", *CLUSTER, "--json")[1])
+    assert document["holds"] is True
+    assert document["problems"] == []
+
+
+def test_optimize_json_has_every_field_but_the_graph(call: Call, graph_file: Path) -> None:
+    code, out, _ = call("optimize", graph_file, *CLUSTER, "--method", "heft", "--seed", 2, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["method"], document["chosen"], document["seed"]) == ("heft", "heft", 2)
+    assert set(document["placement"]) == set("abcd")
+    assert document["graph_hash"] == branches().hash
+    assert "graph" not in document
+
+
+def test_verify_refutes_a_false_figure_with_exit_1(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    call("optimize", graph_file, *CLUSTER, "-o", "p.json")
+    document = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
+    (tmp_path / "p.json").write_text(json.dumps({**document, "step_time_s": 1e-3}), encoding="utf-8")
+    code, out, err = call("verify", "p.json")
+    assert (code, err) == (1, "")
+    assert "step_time_s is 0.003" in out
+    assert "the result says 0.001" in out
+    code, out, _ = call("verify", "p.json", "--json")
+    assert (code, json.loads(out)["holds"]) == (1, False)
+
+
+def test_verify_refuses_what_does_not_fit(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    call("optimize", graph_file, *CLUSTER, "-o", "p.json")
+    other = tmp_path / "other.json"
+    save_graph(branches(kept_bytes=1), other)
+    refused(call("verify", "p.json", "--graph", other), "a placement for another graph")
+    refused(call("verify", "p.json", "--cluster", "1xV100"), "a placement for another cluster")
+    refused(call("verify", graph_file), "branches.json is not a saved result")
+    refused(call("verify", "none.json"), "cannot read none.json")
+    text = (tmp_path / "p.json").read_text(encoding="utf-8")
+    (tmp_path / "p.json").write_text(text.replace('"placement": {', '"placement": {"b": "gpu0",', 1), encoding="utf-8")
+    refused(call("verify", "p.json"), "'b' twice")
+
+
+# -- as a process -------------------------------------------------------------------------------------------------
+
+
+def process(*words: Any, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "placement", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_the_command_as_a_process(graph_file: Path, tmp_path: Path) -> None:
+    started = process("compare", graph_file, *CLUSTER, "--json", cwd=tmp_path)
+    out, err = started.communicate(timeout=300)
+    assert (started.returncode, err) == (0, "")
+    assert json.loads(out)["graph"] == "branches"
+
+
+def test_a_reader_who_leaves_is_no_error(tmp_path: Path) -> None:
+    started = process("clusters", "--json", cwd=tmp_path)
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.close()
+    err = started.stderr.read()
+    started.stderr.close()
+    assert started.wait(timeout=300) == 141
+    assert err == ""
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef f():\n    open('started', 'w').close()\n    time.sleep(600)\n", encoding="utf-8"
+    )
+    started = process("capture", "slow.py:f", "-o", "out.json", cwd=tmp_path)
+    while not (tmp_path / "started").exists():
+        assert started.poll() is None
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=300)
+    assert (started.returncode, out, err.strip()) == (130, "", "placement: interrupted; no file is half-written.")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["slow.py", "started"]

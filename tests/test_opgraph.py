@@ -1,0 +1,238 @@
+"""The core record: laws of building it and giving it back, and one clear error for each broken rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from opgraph_strategies import opgraphs
+
+from graphs import GraphError, Op, OpGraph, Phase, Tensor
+
+
+def chain(*names: str) -> OpGraph:
+    tensors = [Tensor(a, 4, (b,)) for a, b in itertools.pairwise(names)]
+    return OpGraph.build([Op(name) for name in names], tensors)
+
+
+# -- laws ---------------------------------------------------------------------------------------------------------
+
+
+@given(opgraphs())
+def test_records_give_the_graph_back(graph: OpGraph) -> None:
+    again = OpGraph.build(*graph.records(), name=graph.name)
+    assert again == graph
+    assert hash(again) == hash(graph)
+
+
+@given(opgraphs())
+def test_networkx_gives_the_graph_back(graph: OpGraph) -> None:
+    as_networkx = graph.to_networkx()
+    assert nx.is_directed_acyclic_graph(as_networkx)
+    assert as_networkx.number_of_edges() == graph.n_edges
+    assert OpGraph.from_networkx(as_networkx) == graph
+
+
+@given(opgraphs())
+def test_topological_order_puts_every_op_after_its_inputs(graph: OpGraph) -> None:
+    position = np.argsort(graph.topological_order)
+    assert sorted(graph.topological_order.tolist()) == list(range(graph.n_ops))
+    producer, consumer, _ = graph.edge_list
+    assert np.all(position[producer] < position[consumer])
+
+
+@given(opgraphs())
+def test_inputs_and_outputs_describe_the_same_edges(graph: OpGraph) -> None:
+    by_tensor = {(t, int(c)) for t in range(graph.n_tensors) for c in graph.consumers_of(t)}
+    ptr, tensors = graph.inputs
+    by_reader = {(int(t), op) for op in range(graph.n_ops) for t in tensors[ptr[op] : ptr[op + 1]]}
+    assert by_tensor == by_reader
+    for op in range(graph.n_ops):
+        written = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
+        assert np.all(graph.tensor_producer[written] == op)
+    assert graph.output_ptr[-1] == graph.n_tensors
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"kind": "aten.mul"},
+    {"flops": 2.0},
+    {"bytes_moved": 2.0},
+    {"kept_bytes": 2},
+    {"workspace_bytes": 2},
+    {"kernels": 2},
+    {"colocation": "together"},
+    {"phase": Phase.UPDATE},
+    {"forward_of": "a"},
+    {"dtype": "bfloat16"},
+    {"module": "layer"},
+    {"pins": ("cpu",)},
+    {"time_s": {"*": 1.0}},
+    {"name": "c"},
+]
+
+
+def test_every_field_of_an_op_is_tried_below() -> None:
+    assert {key for change in CHANGES for key in change} == {field.name for field in dataclasses.fields(Op)}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
+def test_hash_changes_with_any_field_of_an_op(change: dict[str, Any]) -> None:
+    def graph(b: Op) -> OpGraph:
+        return OpGraph.build([Op("a"), b], [Tensor("a", 4, (b.name,))])
+
+    assert graph(Op("b")).hash != graph(dataclasses.replace(Op("b"), **change)).hash
+
+
+@pytest.mark.parametrize("tensor", [Tensor("a", 5, ("b",)), Tensor("a", 4), Tensor("a", 4, ("b",), 0.1)])
+def test_hash_changes_with_any_field_of_a_tensor(tensor: Tensor) -> None:
+    ops = [Op("a"), Op("b")]
+    assert OpGraph.build(ops, [Tensor("a", 4, ("b",))]).hash != OpGraph.build(ops, [tensor]).hash
+
+
+def test_hash_does_not_change_with_the_name_of_the_graph_but_equality_does() -> None:
+    one = OpGraph.build([Op("a")], [], name="one")
+    two = OpGraph.build([Op("a")], [], name="two")
+    assert one.hash == two.hash
+    assert one != two
+
+
+def test_hash_ignores_the_sign_of_zero_and_the_label_of_a_group() -> None:
+    plain = OpGraph.build([Op("a", flops=0.0, colocation="x"), Op("b", colocation="x", time_s={"*": 0.0})], [])
+    other = OpGraph.build([Op("a", flops=-0.0, colocation=5), Op("b", colocation=5, time_s={"*": -0.0})], [])
+    assert plain.hash == other.hash
+
+
+def test_arrays_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        chain("a", "b").flops[0] = 1
+
+
+def test_a_consumer_named_twice_reads_once() -> None:
+    assert OpGraph.build([Op("a"), Op("b")], [Tensor("a", 4, ("b", "b"))]).n_edges == 1
+
+
+# -- networkx ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_networkx_graph_needs_no_attributes() -> None:
+    graph = OpGraph.from_networkx(nx.DiGraph([(1, 2), (1, 3)]), name="plain")
+    assert graph.op_names == ("1", "2", "3")
+    assert graph.n_tensors == 2  # one per edge: nothing says that both carry the same data
+    assert graph.name == "plain"
+
+
+def test_edges_with_one_tensor_label_are_one_tensor() -> None:
+    source = nx.DiGraph()
+    source.add_edge("a", "b", tensor="x", bytes=8)
+    source.add_edge("a", "c", tensor="x", bytes=8)
+    assert OpGraph.from_networkx(source).tensor_bytes.tolist() == [8]
+
+
+def test_networkx_attributes_may_be_short() -> None:
+    source = nx.DiGraph()
+    source.add_node("a", time_s=0.5, pins="cpu", phase="backward")
+    (op,), _ = OpGraph.from_networkx(source).records()
+    assert (op.time_s, op.pins, op.phase) == ({"*": 0.5}, ("cpu",), Phase.BACKWARD)
+
+
+def networkx_edge(**attributes: Any) -> nx.DiGraph:
+    result = nx.DiGraph()
+    result.add_node("a", **attributes.pop("a", {}))
+    result.add_edge("a", "b", **attributes)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (networkx_edge(a={"flop": 1}), "op 'a' has unknown attribute 'flop'; known: kind, flops"),
+        (networkx_edge(a={"phase": "sideways"}), "op 'a' has phase 'sideways'; expected forward, backward or update"),
+        (networkx_edge(size=1), "edge 'a' -> 'b' has unknown attribute 'size'; known: bytes, tensor, transfer_s"),
+        (networkx_edge(a={"outputs": [4]}, tensor=1), "edge 'a' -> 'b' carries output 1, but op 'a' has 1 outputs"),
+        (networkx_edge(a={"outputs": [4]}, tensor=0, bytes=5), "says 5 bytes .* one tensor has one size"),
+        (nx.DiGraph([("a", "b"), ("b", "a")]), "cycle"),
+    ],
+)
+def test_networkx_errors(source: nx.DiGraph, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        OpGraph.from_networkx(source)
+
+
+# -- broken rules --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "tensors", "message"),
+    [
+        ([], [], "has no ops"),
+        ([Op("a"), Op("a")], [], "op name 'a' appears twice"),
+        ([Op("a")], [Tensor("z", 1)], "a tensor's producer is 'z', but the graph has no op of that name"),
+        ([Op("a")], [Tensor("a", 1, ("z",))], "a consumer of op 'a' is 'z'"),
+        ([Op("a", forward_of="z")], [], "forward_of of op 'a' is 'z'"),
+        ([Op("a")], [Tensor("a", 1, ("a",))], "cycle: a -> a"),
+        ([Op("a"), Op("b", flops=-1.0)], [], "op 'b' has flops = -1.0; expected a finite number, 0 or more"),
+        ([Op("a"), Op("b", flops=math.nan)], [], "op 'b' has flops = nan"),
+        ([Op("a"), Op("b", bytes_moved=math.inf)], [], "op 'b' has bytes_moved = inf"),
+        ([Op("a", bytes_moved=10**400)], [], "op 'a' has bytes_moved = 1000"),
+        ([Op("a", flops="many")], [], "op 'a' has flops = 'many'"),
+        ([Op("a", kept_bytes=-1)], [], "op 'a' has kept_bytes = -1"),
+        ([Op("a", workspace_bytes=-1)], [], "op 'a' has workspace_bytes = -1"),
+        ([Op("a", kernels=-1)], [], "op 'a' has kernels = -1"),
+        ([Op("a", kept_bytes=1.5)], [], "op 'a' has kept_bytes = 1.5; expected a whole number below"),
+        ([Op("a", kept_bytes=math.nan)], [], "op 'a' has kept_bytes = nan"),
+        ([Op("a", kept_bytes=2**63)], [], "op 'a' has kept_bytes = 9223372036854775808"),
+        ([Op("a", time_s={"gpu": -1.0})], [], "op 'a' has time_s on 'gpu' = -1.0"),
+        ([Op("a", time_s={"gpu": math.nan})], [], "op 'a' has time_s on 'gpu' = nan; leave an unmeasured time out"),
+        ([Op("a")], [Tensor("a", -1)], "op 'a' has output bytes = -1"),
+        ([Op("a")], [Tensor("a", 0.5)], "op 'a' has output bytes = 0.5"),
+        ([Op("a"), Op("b")], [Tensor("a", 1, ("b",), -1.0)], "op 'a' has transfer_s = -1.0"),
+        ([Op("a"), Op("b")], [Tensor("a", 1, ("b",), math.nan)], "op 'a' has transfer_s = nan"),
+        ([Op("a", phase=7)], [], "op 'a' has phase = 7; expected 0 to 2"),
+    ],
+)
+def test_broken_rules_name_the_op(ops: list[Op], tensors: list[Tensor], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        OpGraph.build(ops, tensors)
+
+
+def test_a_cycle_is_walked_and_ops_outside_it_are_not_named() -> None:
+    ops = [Op(name) for name in "xabcy"]
+    edges = ["xa", "ab", "bc", "ca", "cy"]
+    with pytest.raises(GraphError) as caught:
+        OpGraph.build(ops, [Tensor(u, 1, (v,)) for u, v in edges])
+    walked = str(caught.value).split("cycle: ")[1].split(";")[0].split(" -> ")
+    assert walked[0] == walked[-1]
+    assert set(walked) == set("abc")
+    assert all(u + v in edges for u, v in itertools.pairwise(walked))
+
+
+def test_a_long_cycle_is_shortened() -> None:
+    names = [f"n{i}" for i in range(50)]
+    tensors = [Tensor(a, 1, (b,)) for a, b in zip(names, [*names[1:], names[0]], strict=True)]
+    with pytest.raises(GraphError, match=r"\.\.\.") as caught:
+        OpGraph.build([Op(name) for name in names], tensors)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"flops": np.zeros(2)}, "flops has 2 entries, expected one for each of 3 ops"),
+        ({"consumers": np.array([1, 9])}, "op number 9, but the ops are 0 to 2"),
+        ({"consumer_ptr": np.array([0, 2])}, "consumer_ptr"),
+        ({"tensor_producer": np.array([1, 0])}, "grouped by an existing producer"),
+        ({"tensor_producer": np.array([0, 3])}, "grouped by an existing producer"),
+        ({"forward_of": np.array([-1, 3, -1])}, "op 'b' has forward_of = 3; expected -1 to 2"),
+        ({"colocation": np.array([-2, -1, -1])}, "op 'a' has colocation = -2"),
+        ({"consumer_ptr": np.array([0, 2, 2]), "consumers": np.array([1, 1])}, "must increase"),
+    ],
+)
+def test_arrays_given_directly_are_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        dataclasses.replace(chain("a", "b", "c"), **change)

@@ -1,0 +1,543 @@
+"""Readers of others' formats, on small files written here: NeurIPS 2020, PipeDream, ONNX and `.pt2`."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from graphs import GraphFileError, Op, OpGraph, Phase
+from graphs.files import load_graph
+from graphs.onnx_reader import read_onnx
+from graphs.pt2_reader import read_pt2
+from graphs.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
+
+# onnx reads its own C extension's types with a deprecated call on some Python versions.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:onnx")
+
+
+def op_of(graph: OpGraph, name: str) -> Op:
+    return next(op for op in graph.records()[0] if op.name == name)
+
+
+def edges_of(graph: OpGraph) -> set[tuple[str, str]]:
+    return {(tensor.producer, reader) for tensor in graph.records()[1] for reader in tensor.consumers}
+
+
+# -- NeurIPS 2020 -----------------------------------------------------------------------------------------------
+
+
+def node(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": number,
+        "name": f"n{number}",
+        "supportedOnFpga": 1,
+        "cpuLatency": 20.0,
+        "fpgaLatency": 2.0,
+        "isBackwardNode": 0,
+        "colorClass": number,
+        "size": 100.0,
+    } | changes
+
+
+def problem(**changes: Any) -> dict[str, Any]:
+    """Forward 1 -> {2, 5}, backward 7 mirrors 2; the ids have gaps."""
+    return {
+        "maxSizePerFPGA": 1000.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "nodes": [node(1), node(2), node(5, supportedOnFpga=0), node(7, isBackwardNode=True, colorClass=2)],
+        "edges": [
+            {"sourceId": 1, "destId": 2, "cost": 3.0},
+            {"sourceId": 1, "destId": 5, "cost": 3.0, "size": 8.0},
+            {"sourceId": 2, "destId": 7, "cost": 0.5},
+        ],
+    } | changes
+
+
+def saved(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / "problem.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_neurips_problem(tmp_path: Path) -> None:
+    path = saved(tmp_path, problem())
+    graph, devices = read_neurips(path)
+    assert devices == PublishedDevices(accelerators=2, cpus=1, accelerator_memory_bytes=1000.0)
+    assert (graph.name, graph.op_names) == ("problem", ("n1", "n2", "n5", "n7"))
+    assert op_of(graph, "n1").time_s == {"accelerator": 0.002, "cpu": 0.02}
+    assert (op_of(graph, "n1").kept_bytes, op_of(graph, "n1").pins, op_of(graph, "n1").colocation) == (100, (), None)
+    assert op_of(graph, "n5").pins == ("cpu",)
+    backward = op_of(graph, "n7")
+    assert (backward.phase, backward.forward_of) == (Phase.BACKWARD, "n2")
+    assert backward.colocation == op_of(graph, "n2").colocation is not None
+    first = graph.records()[1][0]  # one tensor for both readers, no memory, 3 ms
+    assert (first.producer, first.bytes, first.consumers, first.transfer_s) == ("n1", 0, ("n2", "n5"), 0.003)
+    assert load_graph(path) == graph
+
+
+def test_neurips_ids_stand_in_for_names_that_repeat(tmp_path: Path) -> None:
+    graph, _ = read_neurips(saved(tmp_path, problem(nodes=[node(1, name="x"), node(9, name="x")], edges=[])))
+    assert graph.op_names == ("1", "9")
+
+
+def test_neurips_is_told_from_a_saved_graph(tmp_path: Path) -> None:
+    assert is_neurips(saved(tmp_path, problem()))
+    assert not is_neurips(saved(tmp_path, {"schema": "placement.opgraph", "nodes": [], "edges": []}))
+    (tmp_path / "text.txt").write_text("no JSON")
+    assert not is_neurips(tmp_path / "text.txt")
+
+
+EDGE = {"sourceId": 1, "destId": 2, "cost": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": [node(1), node(1)]}, "node id 1 appears twice"),
+        ({"edges": [{**EDGE, "destId": 3}]}, "edge 1 -> 3 ends at node 3, which the file lacks"),
+        ({"edges": [EDGE, {**EDGE, "destId": 5, "cost": 2.0}]}, "the edges of op 'n1' cost 1.0 and 2.0 ms"),
+        ({"edges": [EDGE, {**EDGE, "sourceId": 2, "destId": 1}]}, "cycle"),
+        ({"edges": [{"sourceId": 1, "destId": 2}]}, r"edges\[0\] has no usable 'cost'"),
+        ({"edges": [{**EDGE, "cost": -1}]}, "edge 1 -> 2 has cost = -1; expected a finite number, 0 or more"),
+        ({"nodes": [node(1, size=-4)]}, "op 'n1' has size = -4"),
+        ({"nodes": [node(1, cpuLatency=None)]}, r"nodes\[0\] has no usable 'cpuLatency'"),
+        ({"nodes": {}}, "nodes is not a list"),
+        ({"nodes": [], "edges": []}, "has no ops"),
+        ({"maxFPGAs": -1}, "maxFPGAs = -1"),
+        ({"maxFPGAs": 0, "maxCPUs": 0}, "at least one in all"),
+    ],
+)
+def test_neurips_errors(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphFileError, match=message):
+        read_neurips(saved(tmp_path, problem(**change)))
+
+
+# -- PipeDream ----------------------------------------------------------------------------------------------------
+
+PROFILE = """\
+node1 -- Input -- forward_compute_time=15.5, backward_compute_time=0.000, activation_size=64.0, parameter_size=0.000
+node2 -- Conv2d(3, 8, kernel_size=(3, 3), a -- b) -- forward_compute_time=2.000, backward_compute_time=4.000, \
+activation_size=32.000, parameter_size=100.000
+node3 -- LSTM(8, 4) -- forward_compute_time=1.000, backward_compute_time=3.000, activation_size=[16.0; 4.0; 4.0], \
+parameter_size=50.000
+\tnode1 -- node2
+\tnode2 -- node3
+\tnode1 -- node3
+"""
+
+
+def profile(folder: Path, text: str = PROFILE) -> Path:
+    path = folder / "net.txt"
+    path.write_text(text)
+    return path
+
+
+def test_pipedream_inference(tmp_path: Path) -> None:
+    graph = read_pipedream(profile(tmp_path))
+    ops, tensors = graph.records()
+    assert [(op.name, op.kind, op.kept_bytes, op.time_s) for op in ops] == [
+        ("node1", "Input", 0, {"*": 0.0}),  # data loading does not count
+        ("node2", "Conv2d", 100, {"*": 0.002}),
+        ("node3", "LSTM", 50, {"*": 0.001}),
+    ]
+    assert [tensor.bytes for tensor in tensors] == [64, 32, 24]
+    assert edges_of(graph) == {("node1", "node2"), ("node2", "node3"), ("node1", "node3")}
+    assert load_graph(tmp_path / "net.txt") == graph
+
+
+def test_pipedream_training(tmp_path: Path) -> None:
+    graph = read_pipedream(profile(tmp_path), train=True)
+    assert graph.op_names == ("node1", "node2", "node3", "node2.backward", "node3.backward")
+    backward = op_of(graph, "node2.backward")
+    assert (backward.phase, backward.forward_of, backward.time_s) == (Phase.BACKWARD, "node2", {"*": 0.004})
+    assert backward.colocation == op_of(graph, "node2").colocation
+    assert backward.colocation != op_of(graph, "node3").colocation
+    assert op_of(graph, "node2").kept_bytes == 300  # with gradient and momentum
+    assert ("node3.backward", "node2.backward") in edges_of(graph)
+    assert ("node2", "node3.backward") in edges_of(graph)  # the stashed activation
+    gradient = next(tensor for tensor in graph.records()[1] if tensor.producer == "node3.backward")
+    assert gradient.bytes == 32  # of node2's output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PROFILE + "\tnode3 -- node9\n", "line 7: the edge names node 'node9', which the file lacks"),
+        (PROFILE + "\tnode3 -- node2\n", "cycle: node2 -> node3 -> node2"),
+        (PROFILE.replace("=2.000", "=fast"), "line 2: node 'node2' has forward_compute_time = fast"),
+        (PROFILE.replace("=2.000", "=-2"), "line 2: node 'node2' has forward_compute_time = -2"),
+        (PROFILE.replace("=100.000", "=inf"), "line 2: node 'node2' has parameter_size = inf"),
+        (PROFILE.replace("node3 -- LSTM", "node2 -- LSTM"), "line 3: node 'node2' appears twice"),
+        (PROFILE[:250], "line 2: expected a node"),
+        (PROFILE + "what is this\n", "line 7: expected a node .* got 'what is this'"),
+        ("", "has no ops"),
+    ],
+)
+def test_pipedream_errors_name_the_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphFileError, match=message):
+        read_pipedream(profile(tmp_path, text))
+
+
+# -- ONNX -----------------------------------------------------------------------------------------------------------
+
+FLOAT = TensorProto.FLOAT
+
+
+def weights(name: str, *shape: int) -> TensorProto:
+    return numpy_helper.from_array(np.ones(shape, dtype=np.float32), name)
+
+
+def indices(name: str, *values: int) -> TensorProto:
+    return numpy_helper.from_array(np.array(values, dtype=np.int64), name)
+
+
+def model(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    constants: list[TensorProto],
+    inputs: dict[str, list[Any]],
+    outputs: dict[str, Any],
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
+        constants,
+    )
+    path = folder / "model.onnx"
+    made = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("vendor", 1)], ir_version=8
+    )
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_onnx_conv_net(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="/features/0/Conv", pads=[1, 1, 1, 1], group=2),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Flatten", ["r"], ["f"]),
+        helper.make_node("Gemm", ["f", "v"], ["y"], transB=1),
+    ]
+    constants = [weights("w", 8, 2, 3, 3), weights("b", 8), weights("v", 10, 8 * 36)]
+    graph = load_graph(model(tmp_path, nodes, constants, {"x": [2, 4, 6, 6]}, {"y": [2, 10]}))
+    assert graph.op_names == ("x", "/features/0/Conv", "r", "y")
+    assert edges_of(graph) == {("x", "/features/0/Conv"), ("/features/0/Conv", "r"), ("r", "y")}  # no op for the view
+    conv, gemm = op_of(graph, "/features/0/Conv"), op_of(graph, "y")
+    assert conv.flops == 2 * (2 * 8 * 6 * 6) * (2 * 3 * 3)
+    assert conv.kept_bytes == 4 * (8 * 2 * 3 * 3 + 8)
+    assert conv.bytes_moved == 4 * (2 * 4 * 36 + 8 * 2 * 9 + 8 + 2 * 8 * 36)
+    assert (conv.kind, conv.module, conv.dtype) == ("onnx.Conv", "features.0", "float32")
+    assert gemm.flops == 2 * 2 * 10 * (8 * 36)
+    assert op_of(graph, "x").kernels == 0
+    assert op_of(graph, "r").flops == 0
+    assert graph.tensor_bytes.tolist() == [4 * 2 * 4 * 36, 4 * 2 * 8 * 36, 4 * 2 * 8 * 36, 4 * 2 * 10]
+
+
+def one_node(folder: Path, node: onnx.NodeProto, constants: list[TensorProto], shape: list[int]) -> OpGraph:
+    return read_onnx(model(folder, [node], constants, {"x": shape}, {"y": None}))
+
+
+@pytest.mark.parametrize(
+    ("node", "constants", "shape", "flops"),
+    [
+        (helper.make_node("MatMul", ["x", "w"], ["y"]), [weights("w", 5, 7)], [2, 3, 5], 2 * 2 * 3 * 5 * 7),
+        (helper.make_node("Gemm", ["x", "w"], ["y"], transA=1), [weights("w", 3, 7)], [3, 5], 2 * 3 * 5 * 7),
+        (
+            helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2]),
+            [weights("w", 4, 3, 2, 2)],
+            [1, 4, 5, 5],
+            2 * (4 * 5 * 5) * (3 * 2 * 2),
+        ),
+        (
+            helper.make_node("LSTM", ["x", "w", "r"], ["y", "", ""], hidden_size=4),
+            [weights("w", 1, 16, 3), weights("r", 1, 16, 4)],
+            [5, 2, 3],
+            2 * 5 * 2 * 4 * 4 * (3 + 4),
+        ),
+        (
+            helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=4, direction="bidirectional"),
+            [weights("w", 2, 12, 3), weights("r", 2, 12, 4)],
+            [5, 2, 3],
+            2 * 5 * 2 * 2 * 3 * 4 * (3 + 4),
+        ),
+        (helper.make_node("Einsum", ["x", "w"], ["y"], equation="bij,jk->bik"), [weights("w", 5, 7)], [2, 3, 5], 420),
+        (helper.make_node("Softmax", ["x"], ["y"]), [], [2, 3], 0),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
+)
+def test_onnx_flops(node: onnx.NodeProto, constants: list[Any], shape: list[int], flops: int, tmp_path: Path) -> None:
+    graph = one_node(tmp_path, node, constants, shape)
+    assert graph.flops.sum() == flops
+    assert graph.kept_bytes.sum() == sum(4 * np.prod(constant.dims) for constant in constants)
+
+
+def test_onnx_tied_weight_is_kept_once_and_ties_its_readers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Transpose", ["w"], ["wt"]),  # of a constant: no op, but still that weight
+        helper.make_node("MatMul", ["a", "wt"], ["b"]),
+        helper.make_node("Add", ["b", "small"], ["y"]),
+        helper.make_node("Mul", ["y", "small"], ["z"]),
+    ]
+    constants = [weights("w", 40, 30), weights("small", 2, 40)]
+    graph = read_onnx(model(tmp_path, nodes, constants, {"x": [2, 40]}, {"z": [2, 40]}))
+    assert graph.op_names == ("x", "a", "b", "y", "z")
+    assert [op.kept_bytes for op in graph.records()[0]] == [0, 4 * 1200, 0, 320, 320]  # small ones are copied
+    assert graph.colocation.tolist() == [-1, 0, 0, -1, -1]
+
+
+def test_onnx_symbolic_dimensions(tmp_path: Path) -> None:
+    path = model(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [], {"x": ["batch", 8]}, {"y": ["batch", 8]})
+    assert read_onnx(path).tensor_bytes.tolist() == [32, 32]
+    assert read_onnx(path, dims={"batch": 16}).tensor_bytes.tolist() == [512, 512]
+    with pytest.raises(GraphFileError, match="has no symbolic dimension 'time'; it has: batch"):
+        read_onnx(path, dims={"time": 2})
+    with pytest.raises(GraphFileError, match="dimension 'batch' = 0; expected 1 or more"):
+        read_onnx(path, dims={"batch": 0})
+
+
+def test_onnx_shapes_computed_from_shapes_are_followed(tmp_path: Path) -> None:
+    # Mod and Slice by computed bounds defeat onnx's own propagation; exporters write this for swapaxes.
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Mod", ["two", "three"], ["bound"]),
+        helper.make_node("Slice", ["shape", "zero", "bound"], ["front"]),
+        helper.make_node("Concat", ["front", "minus"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    constants = [indices("two", 2), indices("three", 3), indices("zero", 0), indices("minus", -1), weights("w", 20, 6)]
+    graph = read_onnx(model(tmp_path, nodes, constants, {"x": [2, 3, 4, 5]}, {"y": None}))
+    assert graph.op_names == ("x", "y")
+    assert graph.flops.tolist() == [0, 2 * 2 * 3 * 20 * 6]
+    assert graph.tensor_bytes.tolist() == [480, 4 * 2 * 3 * 6]
+
+
+def test_onnx_several_outputs_and_lookups(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b", "unused"], axis=1, name="split"),
+        helper.make_node("Gather", ["table", "i"], ["rows"], name="lookup"),
+        helper.make_node("Concat", ["a", "rows"], ["y"], axis=1, name="join"),
+    ]
+    path = model(tmp_path, nodes, [weights("table", 1000, 2)], {"x": [4, 6]}, {"y": None, "b": None})
+    loaded = onnx.load(path)
+    loaded.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [4]))
+    path.write_bytes(loaded.SerializeToString())
+    graph = read_onnx(path)
+    tensors = [(tensor.producer, tensor.bytes, tensor.consumers) for tensor in graph.records()[1]]
+    assert ("split", 32, ("join",)) in tensors
+    assert ("split", 32, ()) in tensors  # a result of the model
+    assert sum(producer == "split" for producer, _, _ in tensors) == 2  # what nobody reads is not there
+    assert op_of(graph, "lookup").bytes_moved == 4 * 8 + 2 * 4 * 8  # the rows, not the table
+    assert op_of(graph, "lookup").kept_bytes == 8000
+
+
+def test_onnx_control_flow_is_one_op(tmp_path: Path) -> None:
+    def branch(name: str, width: int) -> onnx.GraphProto:
+        inner = [
+            helper.make_node("MatMul", ["x", f"{name}_w"], [f"{name}_m"]),
+            helper.make_node("ReduceSum", [f"{name}_m"], [f"{name}_y"]),
+        ]
+        output = helper.make_tensor_value_info(f"{name}_y", FLOAT, [1, 1])
+        return helper.make_graph(inner, name, [], [output], [weights(f"{name}_w", 3, width)])
+
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["top"]),
+        helper.make_node("Cast", ["top"], ["yes"], to=TensorProto.BOOL),
+        helper.make_node("Relu", ["h"], ["x"]),
+    ]
+    choice = helper.make_node("If", ["yes"], ["y"], then_branch=branch("then", 4), else_branch=branch("else", 9))
+    nodes = [nodes[2], nodes[0], nodes[1], choice]
+    graph = read_onnx(model(tmp_path, nodes, [], {"h": [2, 3]}, {"y": [1, 1]}))
+    assert ("x", "y") in edges_of(graph)  # read from inside the branches
+    assert op_of(graph, "y").flops == 2 * 2 * 3 * 9  # the dearer branch
+    assert op_of(graph, "y").kept_bytes == 4 * 3 * (4 + 9)
+
+
+def test_onnx_node_names_may_be_missing_or_repeat(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", [u], [v], name=name)
+        for u, v, name in [("x", "a", ""), ("a", "b", "n"), ("b", "y", "n")]
+    ]
+    assert read_onnx(model(tmp_path, nodes, [], {"x": [2]}, {"y": [2]})).op_names == ("x", "a", "n", "y")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([helper.make_node("Relu", ["z"], ["y"], name="act")], r"op 'act' \(Relu\) reads 'z', which no op before it"),
+        (
+            [helper.make_node("Relu", ["b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])],
+            r"op 'a' \(Relu\) reads 'b', which no op before it",
+        ),
+        (
+            [helper.make_node("Mystery", ["x"], ["a"], domain="vendor"), helper.make_node("Relu", ["a"], ["y"])],
+            r"op 'a' \(Mystery\) has an output 'a' of unknown shape",
+        ),
+        ([helper.make_node("MatMul", ["x", "w"], ["y"])], r"op 'y' \(MatMul\) has .* its inputs do not fit"),
+        ([helper.make_node("Relu", ["x"], ["y"], domain="other")], "shape inference failed: .*domain other"),
+    ],
+)
+def test_onnx_errors_name_the_op(nodes: list[onnx.NodeProto], message: str, tmp_path: Path) -> None:
+    path = model(tmp_path, nodes, [weights("w", 9, 9)], {"x": [2, 3]}, {"y": None})
+    with pytest.raises(GraphFileError, match=message):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage, not protobuf", b"\x08\x08"])
+def test_onnx_garbage(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(GraphFileError, match="is not an ONNX model"):
+        load_graph(tmp_path / "model.onnx")
+
+
+def test_onnx_external_weights_are_not_opened(tmp_path: Path) -> None:
+    path = model(
+        tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"])], [weights("w", 64, 64)], {"x": [1, 64]}, {"y": None}
+    )
+    onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    assert read_onnx(path).kept_bytes.tolist() == [0, 4 * 64 * 64]
+
+
+# -- .pt2 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small program with a symbolic size, a buffer and a constant."""
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 3)
+            self.register_buffer("shift", torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x.reshape(-1, 4)).relu() + self.shift * torch.tensor([1.0, 2.0, 3.0])
+
+    n = torch.export.Dim("n", min=2, max=64)
+    program = torch.export.export(Net(), (torch.ones(8, 4),), dynamic_shapes=({0: 2 * n},))
+    path = tmp_path_factory.mktemp("exported") / "net.pt2"
+    torch.export.save(program, path)
+    return path
+
+
+def rewritten(source: Path, target: Path, change: dict[str, Any]) -> Path:
+    """A copy of an archive; `change` maps the end of a member's name to new bytes, or a function of the old."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            value = next((new for end, new in change.items() if name.endswith(end)), old.read(name))
+            new.writestr(name, value(old.read(name)) if callable(value) else value)
+    return target
+
+
+def test_pt2_program(exported: Path) -> None:
+    graph = load_graph(exported)
+    assert graph.name == "net"
+    linear = next(op for op in graph.records()[0] if op.kind == "aten.linear")
+    assert linear.flops == 2 * 8 * 4 * 3
+    assert linear.kept_bytes == 4 * (4 * 3 + 3)
+
+
+class Touch:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def pickled_by_torch(value: object) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def as_pickled(config: bytes) -> bytes:
+    document = json.loads(config)
+    next(iter(document["config"].values()))["use_pickle"] = True
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("part", "also"), [("sample_inputs/model.pt", {}), ("weight_0", {"model_weights_config.json": as_pickled})]
+)
+def test_pt2_never_unpickles(part: str, also: dict[str, Any], exported: Path, tmp_path: Path) -> None:
+    harmful = pickled_by_torch(((Touch(tmp_path / "ran"),), {}))
+    path = rewritten(exported, tmp_path / "bad.pt2", {part: harmful, **also})
+    with pytest.raises(
+        GraphFileError, match=r"bad\.pt2 is refused: .* run code from the file; capture the model in Python"
+    ):
+        read_pt2(path)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(Touch(tmp_path / "ran")))  # the trap does work
+    assert (tmp_path / "ran").exists()
+
+
+def replaced(old: str, new: str) -> Any:
+    def change(content: bytes) -> bytes:
+        assert old.encode() in content
+        return content.replace(old.encode(), new.encode())
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("models/model.json", replaced("torch.ops.aten.relu.default", "torch.hub.load"), "calls 'torch.hub.load'"),
+        ("models/model.json", replaced("torch.ops.aten.relu.default", "os.system"), "calls 'os.system'"),
+        ("models/model.json", replaced("Integer(2)", "exec('1')"), r"has a size .*exec.* which is not arithmetic"),
+        ("models/model.json", replaced("Integer(2)", "x.y"), "which is not arithmetic"),
+        ("model_constants_config.json", replaced("tensor_0", "opaque_obj_0"), "is a pickled object"),
+        ("models/model.json", lambda content: content[:-20], r"is damaged: its part .*model\.json is not JSON"),
+    ],
+)
+def test_pt2_refusals(part: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(GraphFileError, match=message):
+        read_pt2(rewritten(exported, tmp_path / "bad.pt2", {part: change}))
+
+
+def test_pt2_with_compiled_code_is_refused(exported: Path, tmp_path: Path) -> None:
+    path = rewritten(exported, tmp_path / "bad.pt2", {})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("net/data/aotinductor/model/run.so", b"\x7fELF")
+    with pytest.raises(GraphFileError, match=r"it has a part 'data/aotinductor/model/run\.so'"):
+        read_pt2(path)
+
+
+def test_pt2_from_another_version(exported: Path, tmp_path: Path) -> None:
+    path = rewritten(exported, tmp_path / "old.pt2", {"archive_version": b"999"})
+    with pytest.raises(GraphFileError, match=r"old\.pt2 cannot be read by PyTorch .*; export it again"):
+        read_pt2(path)
+
+
+def test_pt2_that_is_none(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.pt2").write_bytes(b"not a zip")
+    with pytest.raises(GraphFileError, match=r"a\.pt2 is not an exported program: it is no zip archive"):
+        load_graph(tmp_path / "a.pt2")
+    (tmp_path / "b.pt2").write_bytes(exported.read_bytes()[:500])
+    with pytest.raises(GraphFileError, match=r"b\.pt2 is damaged or truncated"):
+        load_graph(tmp_path / "b.pt2")
+    with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
+        archive.writestr("version", "1")
+    with pytest.raises(GraphFileError, match="holds 0 exported programs"):
+        load_graph(tmp_path / "c.pt2")
