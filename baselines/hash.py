@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 
 from baselines.memory import Ledger, place_one_by_one
+from baselines.paths import slowness
 from baselines.plan import Plan
 from baselines.units import Units
 from env.problem import Problem
@@ -14,20 +15,21 @@ from graphs.opgraph import IntArray
 
 
 def hash_placement(problem: Problem, seed: int) -> Plan:
-    """Each unit on a device drawn by a hash of its name, in proportion to the devices' memory. O(U D).
+    """Each unit on a device drawn by a hash of its name, in proportion to the devices' speed. O(U D).
 
     Source: R. Mayer, C. Mayer, L. Laich, "The TensorFlow Partitioning and Scheduling Problem: It's the Critical
     Path!", DIDL 2017, partitioning strategies (doi:10.48550/arXiv.1711.01912).
-    Capacity is the device's memory; the hash is SHA-256 of the seed and the name of the unit's first op, the same on
-    every machine. Only devices with room take part in the draw, colocation groups draw first.
+    Capacity is the device's speed: by memory, a host CPU would draw nearly every op. The hash is SHA-256 of the seed
+    and the name of the unit's first op, the same on every machine. Only devices with room take part in the draw,
+    colocation groups draw first.
 
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
     units = Units(problem)
     drawn = [_fraction(f"{seed}:{name}") for name in units.label]
-    # Devices without any memory take ops that need none; they count as one byte each.
-    capacity = np.maximum(problem.capacity_bytes, 1).astype(np.float64)
+    # A device on which nothing takes any time is as good as infinitely fast, which has no proportion.
+    capacity = 1.0 / np.maximum(slowness(problem), 1e-9)
 
     def choose(unit: int, feasible: IntArray, _: Ledger) -> int:
         share = np.cumsum(capacity[feasible])

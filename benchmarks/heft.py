@@ -1,15 +1,17 @@
-"""How long HEFT takes once compiled: ``python benchmarks/heft.py [--seed N]``.
+"""How long HEFT takes once compiled, and what an op costs from 1,000 to 100,000 ops.
 
-Prints the time for 1,000 ops on 4 devices and the cost per op from 1,000 to 100,000 ops on 4 and 16 devices, each the
-median of repeated runs on one core, on layered graphs with communication as dear as computing. What is timed is
-everything from the problem to the plan, with the check by the simulator.
+    python benchmarks/heft.py [--seed 0] [--repeats 9] [--markdown]
+
+On layered graphs with communication as dear as computing, a new graph for each repeat. What is timed is everything
+from the problem to the plan, with the check by the simulator; wall time, on one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
+
+from table import Printer, parser
 
 from baselines import METHODS
 from env.cluster import Cluster, Device, both_ways
@@ -24,28 +26,35 @@ def cluster(n_devices: int) -> Cluster:
     return Cluster(f"{n_devices}xgpu", devices, tuple(link for a, b in pairs for link in both_ways(a, b, 1e9, 0.0)))
 
 
-def seconds(n_ops: int, n_devices: int, runs: int, seed: int) -> float:
-    """Median over runs on graphs that HEFT has not seen."""
+def seconds(n_ops: int, n_devices: int, repeats: int, seed: int) -> list[float]:
+    """Of each repeat, on graphs that HEFT has not seen."""
     found = []
-    for run in range(runs):
-        problem = Problem(layered(n_ops, seed=seed + run), cluster(n_devices))
+    for repeat in range(repeats):
+        problem = Problem(layered(n_ops, seed=seed + repeat), cluster(n_devices))
         start = time.perf_counter()
         METHODS["heft"](problem, seed)
         found.append(time.perf_counter() - start)
-    return statistics.median(found)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    seed = parser.parse_args().seed
-    seconds(100, 4, 2, seed)  # compiles
-    print(f"HEFT, 1,000 ops x 4 devices: {seconds(1_000, 4, 9, seed) * 1e3:.2f} ms")
-    print(f"{'ops':>8} {'devices':>8} {'seconds':>9} {'us per op':>10}")
+    options = parser(__doc__)
+    options.add_argument(
+        "--repeats", type=int, default=9, help="graphs per row, 3 above 1,000 ops (default: %(default)s)"
+    )
+    chosen = options.parse_args()
+    out = Printer("HEFT", chosen.markdown)
+    seconds(100, 4, 2, chosen.seed)  # compiles
+    rows = []
     for n_devices in (4, 16):
         for n_ops in (1_000, 10_000, 100_000):
-            elapsed = seconds(n_ops, n_devices, 3, seed)
-            print(f"{n_ops:8d} {n_devices:8d} {elapsed:9.4f} {elapsed / n_ops * 1e6:10.2f}")
+            found = seconds(n_ops, n_devices, chosen.repeats if n_ops <= 1_000 else min(3, chosen.repeats), chosen.seed)
+            best, median = min(found), statistics.median(found)
+            times = [f"{best * 1e3:,.2f}", f"{median * 1e3:,.2f}", f"{best / n_ops * 1e6:.2f}"]
+            rows.append([f"{n_ops:,}", str(n_devices), *times])
+    out.table(
+        "Milliseconds from problem to plan, compiled", ("ops", "devices", "best", "median", "best, us per op"), rows
+    )
 
 
 if __name__ == "__main__":

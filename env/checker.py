@@ -253,6 +253,8 @@ class _Checked:
                 continue  # reported by `transfers`
             for number in self.cluster.routes[transfer.source, transfer.target].links:
                 link = self.cluster.links[number]
+                if not link.exclusive:
+                    continue
                 what = f"the output of op {self.tensor_list[transfer.tensor].producer!r}"
                 work.setdefault(f"link {link.src} -> {link.dst}", []).append((transfer.start_s, transfer.end_s, what))
         for where, items in work.items():

@@ -67,12 +67,15 @@ class Link:
         src, dst: names of its ends.
         bandwidth_bytes_per_s: payload bytes per second.
         latency_s: time until the first byte arrives.
+        exclusive: carries one transfer at a time, as real links do; else any number at once, each at full speed: the
+            contention-free network that classical scheduling papers assume.
     """
 
     src: str
     dst: str
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
+    exclusive: bool = True
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -185,6 +188,7 @@ class Cluster:
             lines += ["", "[[links]]", f"src = {json.dumps(link.src)}", f"dst = {json.dumps(link.dst)}"]
             lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
             lines += [f"latency_s = {_number(link.latency_s)}"]
+            lines += [] if link.exclusive else ["exclusive = false"]
         return "\n".join(lines) + "\n"
 
     @property

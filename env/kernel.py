@@ -1,7 +1,7 @@
 """The compiled event loop behind `env.simulator`. It is docs/score.md, on flat arrays.
 
-Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the producer
-and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
+Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
+producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
 Why it is fast. Links serve first come, first served, so a transfer's start and end are known when it is requested, and
 an op's ready time is known when its last input is requested: only ends of ops are events, one number per device, and no
@@ -9,11 +9,14 @@ event queue exists. The loop is limited by mispredicted branches, so a local han
 link that is always free, every route is padded to the same number of links, and the few candidates of a device are
 scanned without branches (more than `BUFFER` of them go to heaps). Memory over time is summed up afterwards, in buckets
 of time; only buckets that may hold the peak are sorted.
+
+One file on purpose: numba's cache looks at the file of the compiled function only, so a helper in another file could
+change without the loop being compiled again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange, types
@@ -49,7 +52,8 @@ class Arrays(NamedTuple):
     latency_s: FloatArray  # [D, D]
     bandwidth: FloatArray  # [D, D]
     hops: FloatArray  # [D, D], links of the route
-    route: Index  # [D, D, H], links of the route, the last one repeated; link L (always free) on the diagonal
+    route: Index  # [D, D, H], links to wait for, padded by repeating; L (always free) where there is none
+    route_held: Index  # [D, D, H], links to occupy likewise; L + 1 (never waited for) where there is none
     route_ptr: IntArray  # [D * D + 1], routes without padding
     route_link: IntArray  # [...]
 
@@ -77,7 +81,7 @@ class State(NamedTuple):
     next_s: FloatArray  # [D], end of the running op, or, idle, when the next op may be ready
     never: FloatArray  # [D], infinite while an op runs, else 0
     pair_bytes: FloatArray  # [D * D]
-    link_free: FloatArray  # [L + 1], when the last transfer requested so far leaves each link
+    link_free: FloatArray  # [L + 2], when the last transfer requested so far leaves each link
     sent: Index  # [D + 1], last transfer to each device, so that a tensor is sent only once
     free_s: FloatArray  # [m + e], last use of each copy
     bucket_in: IntArray  # [D * buckets], bytes allocated
@@ -136,7 +140,7 @@ def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
         next_s=np.empty(n_devices),
         never=np.empty(n_devices),
         pair_bytes=np.empty(n_devices * n_devices),
-        link_free=np.empty(n_links + 1),
+        link_free=np.empty(n_links + 2),
         sent=np.empty(n_devices + 1, np.int32),
         free_s=np.empty(m + e),
         bucket_in=np.empty(buckets, np.int64),
@@ -173,7 +177,8 @@ def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
     numba counts references to every array it touches, which here costs several times the work itself; it does not count
     pointers. Arrays of several dimensions become flat. The caller keeps the arrays alive.
     """
-    result = types.NamedTuple([types.CPointer(array.dtype) for array in arrays.types], arrays.instance_class)
+    fields = [types.CPointer(array.dtype) for array in arrays.types]  # type: ignore[no-untyped-call]
+    result = types.NamedTuple(fields, arrays.instance_class)  # type: ignore[no-untyped-call]
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         values = []
@@ -187,7 +192,7 @@ def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
-    """Add ``item`` to the heap at ``heap[base:base + size]``; the largest ``sign * key`` leaves first, then the lower item."""
+    """Add ``item`` to the heap at ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
     k = size
     value = sign * key[item]
     while k > 0:
@@ -269,7 +274,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
         out.busy_s[d] = 0.0
     for pair in range(n_devices * n_devices):
         s.pair_bytes[pair] = 0.0
-    for link in range(n_links + 1):
+    for link in range(n_links + 2):
         s.link_free[link] = 0.0
     for i in range(n):
         if s.missing[i] == 0:
@@ -316,7 +321,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
         b = device[c]
         remote = b != d
         earlier = s.sent[b]
-        if remote and out.transfer_tensor[earlier] == t:
+        if (out.transfer_tensor[earlier] == t) & remote:
             end = out.transfer_end[earlier]
             s.copy_of[e] = m + earlier
         else:
@@ -327,7 +332,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
                 start = free if free > start else start
             end = start + s.edge_s[e]
             for k in range(pair * n_hops, (pair + 1) * n_hops):
-                s.link_free[g.route[k]] = end
+                s.link_free[g.route_held[k]] = end
             # A local hand-over fills the same record, which the next transfer overwrites.
             out.transfer_tensor[x] = t
             out.transfer_pair[x] = pair
@@ -342,7 +347,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
         s.missing[c] -= 1
         if s.missing[c] == 0:
             _add_candidate(s, mode, b, c, now)
-            woke = woke or (remote and s.ready_s[c] <= now)
+            woke = woke | (remote & (s.ready_s[c] <= now))
     return x, woke
 
 
@@ -574,7 +579,9 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
     n, n_devices = graph.op_s.shape
     m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
     n_hops = graph.route.shape[2]
-    g, s, out = pointers(graph), pointers(state), pointers(output)
+    g: Any = pointers(graph)  # type: ignore[call-arg]
+    s: Any = pointers(state)
+    out: Any = pointers(output)
     _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
     step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
     _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)

@@ -70,7 +70,8 @@ class Problem:
                 if not common.any():
                     names = ", ".join(repr(graph.op_names[i]) for i in members[:3])
                     raise InfeasibleError(
-                        f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits all of them."
+                        f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits "
+                        "all of them."
                     )
                 result[members] = common
         return _frozen(result)

@@ -1,4 +1,4 @@
-"""The devices that a NeurIPS 2020 placement problem brings along, as a `Cluster`."""
+"""The devices that published problems bring along, as a `Cluster`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ def neurips_cluster(accelerators: int, cpus: int, accelerator_memory_bytes: floa
         links=tuple(links),
         summary="the devices named in the problem file, around host memory",
         source="Tarnawski et al., Efficient Algorithms for Device Placement of DNN Graph Operators, NeurIPS 2020",
+    )
+
+
+def topcuoglu_cluster() -> Cluster:
+    """The three fully connected processors of the canonical HEFT example (`graphs.generators.topcuoglu`).
+
+    Its links carry any number of messages at once, as the paper assumes (Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002,
+    section 2, doi:10.1109/71.993206).
+    """
+    names = ("P1", "P2", "P3")
+    return Cluster(
+        name="topcuoglu",
+        devices=tuple(_device(name, "cpu", UNLIMITED_BYTES) for name in names),
+        links=tuple(Link(a, b, _UNUSED_RATE, exclusive=False) for a in names for b in names if a != b),
+        summary="three processors without contention",
+        source="Topcuoglu, Hariri, Wu, Performance-effective and low-complexity task scheduling, IEEE TPDS 2002",
     )
 
 

@@ -261,7 +261,7 @@ class _Step:
 
     def _request(self, tensor: int, source: int, target: int) -> None:
         links = self.cluster.routes[source, target].links
-        start = max([self.now, *(self.link_free_s[link] for link in links)])
+        start = max([self.now, *(self.link_free_s[link] for link in links if self.cluster.links[link].exclusive)])
         end = start + self._transfer_s(tensor, source, target)
         for link in links:
             self.link_free_s[link] = end

@@ -6,6 +6,7 @@ The meaning of every number is docs/score.md; the compiled loop is `env.kernel`.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class Simulator:
         peak, links = np.empty((k, n_devices), np.int64), np.empty((k, len(self.problem.cluster.links)))
         moved = np.empty(k, np.int64)
         kernel.run_batch(self._arrays, placed, mode, explicit, time_s, busy_s, peak, links, moved)
-        feasible = (peak <= self.problem.capacity_bytes).all(axis=1)
+        feasible = np.all(peak <= self.problem.capacity_bytes, axis=1)
         return BatchScores(time_s, busy_s, peak, links, moved, feasible)
 
     def _run(
@@ -186,17 +187,12 @@ class Simulator:
 
 
 def _arrays(problem: Problem) -> kernel.Arrays:
-    graph, n_devices = problem.graph, problem.cluster.n_devices
+    graph = problem.graph
     edge_tensor = graph.edge_list[2]
     measured_s = graph.tensor_transfer_s[edge_tensor]
     modelled = np.isnan(measured_s)
     route_ptr, route_link = problem.route
-    hops = np.diff(route_ptr)
-    # Every route is padded to the same length: the loop over it is then free of mispredicted branches.
-    route = np.full((n_devices * n_devices, max(1, hops.max())), len(problem.cluster.links), np.int32)
-    for pair in np.flatnonzero(hops):
-        links = route_link[route_ptr[pair] : route_ptr[pair + 1]]
-        route[pair] = np.pad(links, (0, route.shape[1] - len(links)), mode="edge")
+    waited, held = _padded_routes(problem)
     return kernel.Arrays(
         op_s=problem.op_s,
         edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
@@ -215,8 +211,24 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
-        hops=hops.astype(np.float64),
-        route=route.reshape(n_devices, n_devices, -1),
+        hops=np.diff(route_ptr).astype(np.float64),
+        route=waited,
+        route_held=held,
         route_ptr=route_ptr,
         route_link=route_link,
     )
+
+
+def _padded_routes(problem: Problem) -> tuple[kernel.Index, kernel.Index]:
+    """``(route, route_held)`` of `kernel.Arrays`: all of one length, so that the loop over them never mispredicts."""
+    links, n_devices = problem.cluster.links, problem.cluster.n_devices
+    ptr, route_link = problem.route
+    routes = [[k for k in route_link[a:b].tolist() if links[k].exclusive] for a, b in itertools.pairwise(ptr)]
+    longest = max(1, *map(len, routes))
+    waited = np.full((n_devices * n_devices, longest), len(links), np.int32)
+    held = waited + np.int32(1)
+    for pair, route in enumerate(routes):
+        if route:
+            waited[pair] = held[pair] = route + route[-1:] * (longest - len(route))
+    shape = (n_devices, n_devices, longest)
+    return waited.reshape(shape), held.reshape(shape)

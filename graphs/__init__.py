@@ -1,5 +1,9 @@
-"""What is computed: operation graphs, how to capture, read, write, generate and coarsen them."""
+"""What is computed: operation graphs, how to capture, read, write, generate and coarsen them.
 
+Capturing from PyTorch is in `graphs.capture`, which imports torch, and the model zoo in `graphs.zoo`.
+"""
+
+from graphs.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
 from graphs.errors import (
     CaptureError,
     ClusterError,
@@ -10,11 +14,14 @@ from graphs.errors import (
     PlacementError,
     UnknownNameError,
 )
+from graphs.files import load_graph, save_graph
+from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
 __all__ = [
     "CaptureError",
     "ClusterError",
+    "Coarse",
     "GraphError",
     "GraphFileError",
     "InfeasibleError",
@@ -25,4 +32,16 @@ __all__ = [
     "PlacementError",
     "Tensor",
     "UnknownNameError",
+    "by_module",
+    "contract",
+    "fork_join",
+    "fuse_chains",
+    "fuse_elementwise",
+    "layered",
+    "load_graph",
+    "random_dag",
+    "save_graph",
+    "series_parallel",
+    "to_size",
+    "topcuoglu",
 ]

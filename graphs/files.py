@@ -22,18 +22,7 @@ from typing import Any
 from graphs.disk import read_bytes, read_json, write_atomically
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
-from graphs.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
-
-__all__ = [
-    "SCHEMA",
-    "VERSION",
-    "graph_from_document",
-    "graph_to_json",
-    "load_graph",
-    "load_json_graph",
-    "save_graph",
-    "write_atomically",
-]
+from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
 
 SCHEMA = "placement.opgraph"
 VERSION = 1
@@ -72,7 +61,7 @@ def load_graph(path: Path) -> OpGraph:
     """Read a graph of any known format: our JSON, NeurIPS 2020 JSON, a PipeDream profile, ONNX, or ``.pt2``.
 
     ``.onnx``, ``.pt2`` and ``.json`` are taken at their word; any other file is recognised by its first bytes.
-    A NeurIPS 2020 file also describes devices: `graphs.published.read_neurips` gives both.
+    A NeurIPS 2020 file also describes devices: `graphs.readers.published.read_neurips` gives both.
 
     Raises:
         GraphFileError: the file cannot be read, or is of no known format.
@@ -103,13 +92,13 @@ def _read_any_json(path: Path) -> OpGraph:
 
 
 def _read_onnx(path: Path) -> OpGraph:
-    from graphs.onnx_reader import read_onnx  # onnx takes a while to import
+    from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
 
     return read_onnx(path)
 
 
 def _read_pt2(path: Path) -> OpGraph:
-    from graphs.pt2_reader import read_pt2  # so does torch
+    from graphs.readers.pt2 import read_pt2  # so does torch
 
     return read_pt2(path)
 

@@ -13,7 +13,7 @@ from baselines.plan import Plan
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem
-from env.simulator import Priority, Schedule, Simulator
+from env.simulator import Priority, Simulator
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph

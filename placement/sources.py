@@ -20,7 +20,7 @@ from graphs.disk import read_text
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
 from graphs.opgraph import OpGraph
-from graphs.published import is_neurips, is_profile_line, read_neurips, read_pipedream
+from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
 from placement.model_cache import model_graph
 
@@ -72,7 +72,7 @@ def read_source(
 
 def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
     if path.endswith(".onnx") and not train:
-        from graphs.onnx_reader import read_onnx  # onnx takes a while to import
+        from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
 
         return Source(read_onnx(path, dims))
     if not path.endswith((".onnx", ".pt2")) and is_neurips(path) and not train:

@@ -64,8 +64,11 @@ def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool 
     links = []
     for a, b in pairs:
         free = draw(st.integers(0, 9)) == 0
+        exclusive = draw(st.integers(0, 4)) > 0
         for src, dst in ((a, b), (b, a)):
-            links.append(Link(src, dst, math.inf if free else draw(rates), 0.0 if free else draw(amounts(whole))))
+            links.append(
+                Link(src, dst, math.inf if free else draw(rates), 0.0 if free else draw(amounts(whole)), exclusive)
+            )
     return Cluster("random", devices, tuple(links))
 
 

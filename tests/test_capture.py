@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.capture import capture, from_exported_program
-from graphs.capture_costs import general_kernels
+from graphs.capture.costs import general_kernels
 from graphs.errors import CaptureError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
 

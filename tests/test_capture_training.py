@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.capture import capture
-from graphs.capture_costs import general_kernels
+from graphs.capture.costs import general_kernels
 from graphs.errors import CaptureError
 from graphs.opgraph import OpGraph, Phase
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.capture import capture
-from graphs.capture_costs import general_kernels
+from graphs.capture.costs import general_kernels
 from graphs.opgraph import OpGraph, Phase
 
 with warnings.catch_warnings():

@@ -15,8 +15,8 @@ from hypothesis import given
 from opgraph_strategies import opgraphs
 
 from graphs import GraphFileError, Op, OpGraph, Phase, Tensor
-from graphs.disk import read_json
-from graphs.files import load_graph, load_json_graph, save_graph, write_atomically
+from graphs.disk import read_json, write_atomically
+from graphs.files import load_graph, load_json_graph, save_graph
 
 
 @pytest.fixture

@@ -11,10 +11,12 @@ from baselines.heft import Estimate, estimated_schedule, heft
 from baselines.paths import upward_rank
 from env.cluster import UNLIMITED_BYTES, Cluster, Device, both_ways
 from env.problem import Problem
+from env.published import topcuoglu_cluster
 from env.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.generators import topcuoglu
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement import optimize
 
 
 def mesh(*devices: tuple[str, str, int]) -> Cluster:
@@ -39,6 +41,10 @@ def test_schedule_of_the_paper_is_80_long(paper: Problem) -> None:
     assert estimate.makespan_s == 80.0
     assert (estimate.device + 1).tolist() == [3, 1, 3, 2, 3, 2, 3, 1, 2, 2]  # figure 3 (a)
     assert estimate.start_s.tolist() == [0, 27, 9, 18, 28, 26, 38, 57, 56, 73]
+
+
+def test_the_paper_s_step_takes_80_where_links_do_not_contend() -> None:
+    assert optimize(topcuoglu(), topcuoglu_cluster(), method="heft", seed=0).step_time_s == 80.0
 
 
 def test_one_link_between_two_processors_costs_the_paper_11_seconds(paper: Problem) -> None:

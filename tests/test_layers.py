@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("graphs", "env", "baselines", "placement")
 
 
-def imported_names(source: str) -> Iterator[str]:
-    """Every module a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(source)):
+def imported_names(source: str, at_load: bool = False) -> Iterator[str]:
+    """Every module a file imports, wherever in the file (or at load: when it is imported itself), and every name."""
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if at_load and (isinstance(node, ast.FunctionDef) or is_for_type_checkers(node)):
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the layer"
             yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # the name may be a module
+        waiting += ast.iter_child_nodes(node)
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -36,9 +53,21 @@ def test_imports_only_from_the_left(layer: str) -> None:
     assert wrong == []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {module_name(path): path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    graph = nx.DiGraph()
+    for name, path in files.items():
+        found = files.keys() & set(imported_names(path.read_text(encoding="utf-8"), at_load=True))
+        # A module taken from a package by name needs that module, not the package that lists it.
+        found -= {other.rpartition(".")[0] for other in found}
+        graph.add_edges_from((name, other) for other in found)
+    assert sorted(nx.simple_cycles(graph)) == []
+
+
 def test_the_walk_sees_nested_imports() -> None:
-    source = "def f():\n    from placement.result import Result\n    import env.cluster, os\n"
-    assert set(imported_names(source)) == {"placement.result", "env.cluster", "os"}
+    source = "import env.cluster, os\ndef f():\n    from placement import result\nif TYPE_CHECKING:\n    import graphs"
+    assert set(imported_names(source)) == {"placement", "placement.result", "env.cluster", "os", "graphs"}
+    assert set(imported_names(source, at_load=True)) == {"env.cluster", "os"}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -92,8 +121,7 @@ def test_all_names_of_placement_resolve() -> None:
         _ = placement.nothing
 
 
-def test_no_module_takes_the_place_of_a_function() -> None:
-    import placement
-
-    for path in (ROOT / "placement").rglob("*.py"):
-        assert path.stem not in placement.__all__ or path.parent != ROOT / "placement"
+@pytest.mark.parametrize("package", ["graphs", "graphs.capture", "graphs.coarsen", "graphs.zoo", "placement"])
+def test_no_module_takes_the_place_of_an_exported_name(package: str) -> None:
+    modules = {path.stem for path in (ROOT / package.replace(".", "/")).iterdir() if path.stem != "__init__"}
+    assert modules & set(importlib.import_module(package).__all__) == set()

@@ -22,7 +22,7 @@ from env.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.comparison import compare
-from placement.optimization import HEURISTICS, METHODS, optimize, run_order
+from placement.optimization import HEURISTICS, METHODS, optimize
 from placement.ranking import ranked, ties
 from placement.result import Result
 from placement.verification import verify
@@ -117,7 +117,7 @@ def test_the_recorded_order_can_be_run_as_it_stands(problem: Problem, data: st.D
     graph, n_devices = problem.graph, problem.cluster.n_devices
     where = data.draw(st.lists(st.integers(0, n_devices - 1), min_size=graph.n_ops, max_size=graph.n_ops))
     _, schedule = Simulator(problem).schedule(where)
-    position = np.argsort(run_order(graph, schedule))
+    position = np.argsort(schedule.order)
     producer, consumer, _ = graph.edge_list
     assert (position[producer] < position[consumer]).all()
 

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphs import GraphFileError, Op, OpGraph, Phase
 from graphs.files import load_graph
-from graphs.onnx_reader import read_onnx
-from graphs.pt2_reader import read_pt2
-from graphs.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
+from graphs.readers.onnx_graph import read_onnx
+from graphs.readers.pt2 import read_pt2
+from graphs.readers.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
 
 # onnx reads its own C extension's types with a deprecated call on some Python versions.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:onnx")

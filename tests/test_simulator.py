@@ -162,7 +162,7 @@ def test_twice_the_time_of_everything_takes_twice_as_long(data: st.DataObject) -
             )
             for d in cluster.devices
         ),
-        tuple(Link(k.src, k.dst, k.bandwidth_bytes_per_s / 2, k.latency_s * 2) for k in cluster.links),
+        tuple(Link(k.src, k.dst, k.bandwidth_bytes_per_s / 2, k.latency_s * 2, k.exclusive) for k in cluster.links),
     )
     graph = data.draw(graphs(whole=True))
     ops, tensors = graph.records()

@@ -1,10 +1,12 @@
-"""What one parameter's update keeps and moves, by optimizer name."""
+"""Optimizers by name: what one parameter's update keeps and moves, and the op it becomes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphs.capture.drafts import Draft, StateUse
 from graphs.errors import UnknownNameError
+from graphs.opgraph import Phase
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,19 @@ def optimizer_named(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
         raise UnknownNameError("optimizer", name, sorted(OPTIMIZERS))
     return OPTIMIZERS[name]
+
+
+def update_draft(use: StateUse, state: int, gradients: list[int], optimizer: Optimizer) -> Draft:
+    """The update of one parameter (``use`` has number ``state``), which from now on keeps its gradient and states."""
+    use.trained, use.copies = True, optimizer.kept_copies
+    return Draft(
+        label=f"{use.name.rpartition('.')[2]}.{optimizer.name}",
+        kind=f"optimizer.{optimizer.name}",
+        module=use.module,
+        dtype=use.dtype,
+        moved_bytes=optimizer.moved_copies * use.size_bytes,
+        phase=Phase.UPDATE,
+        inputs=gradients,
+        states=[state],
+        writes_state=True,
+    )

@@ -12,12 +12,13 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture_values import Layout, tensor_info
+from graphs.capture.trace import Layout, layouts, tensor_info
 
 aten = torch.ops.aten
 
@@ -119,6 +120,12 @@ def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:
         if "unhashable" not in str(error):
             raise
         return Cost()
+
+
+def subgraph_flops(subgraph: fx.GraphModule) -> float:
+    """FLOPs of a branch or loop body, once."""
+    calls = [node for node in subgraph.graph.nodes if node.op == "call_function"]
+    return sum(cost(n.target, layouts(n.args), layouts(n.kwargs), layouts(n)).flops for n in calls)
 
 
 def _formula(target: OpOverload) -> Callable[..., int] | None:

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 
 from graphs.disk import read_bytes
 from graphs.errors import GraphError, GraphFileError
-from graphs.onnx_costs import Value, bytes_read, flops, subgraphs
-from graphs.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.readers.onnx_costs import Value, bytes_read, flops, subgraphs
+from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
 Path = str | os.PathLike[str]
 
@@ -35,7 +35,7 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
     folded into their input, and whatever depends on constants or shapes alone is a constant. Each op keeps the
     constants it reads; but a weight (two dimensions or more, over 1,024 elements, not integer indices) that several
     ops read is kept once, and those ops share a colocation
-    group. An ``If``, ``Loop`` or ``Scan`` is one op. FLOPs are counted as in `graphs.onnx_costs`.
+    group. An ``If``, ``Loop`` or ``Scan`` is one op. FLOPs are counted as in `graphs.readers.onnx_costs`.
 
     Args:
         path: the ``.onnx`` file.

@@ -15,15 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphs.capture_emit import emit
-from graphs.capture_export import export
-from graphs.capture_failure import TO_MODULES, capture_failure
-from graphs.capture_fake import Faker, borrowed
-from graphs.capture_joint import Loss, trace_training
-from graphs.capture_lower import lower
-from graphs.capture_modules import capture_modules
-from graphs.capture_optimizers import OPTIMIZERS, optimizer_named
-from graphs.capture_trace import Trace, trace_of
+from graphs.capture.emit import emit
+from graphs.capture.export import export, trace_of
+from graphs.capture.failure import TO_MODULES, capture_failure
+from graphs.capture.fake import Faker, borrowed
+from graphs.capture.lower import lower
+from graphs.capture.modules import capture_modules
+from graphs.capture.optimizers import OPTIMIZERS, optimizer_named
+from graphs.capture.record import Loss, trace_training
+from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph
 

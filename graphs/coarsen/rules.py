@@ -1,8 +1,4 @@
-"""Coarsening that keeps schedules honest: always acyclic, always expandable back to ops.
-
-Every function gives a `Coarse` (see `graphs.contract` for what it promises). Ops of different phases, or allowed on
-different device kinds (by their own pins or those of their colocation group), are never merged.
-"""
+"""Merging by rule: chains, element-wise followers, modules."""
 
 from __future__ import annotations
 
@@ -10,12 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graphs.coarsen_size import to_size
-from graphs.contract import Coarse, contract, merge_classes, neighbours
+from graphs.coarsen.contraction import Coarse, contract, merge_classes, neighbours
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
-
-__all__ = ["ELEMENTWISE", "Coarse", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size"]
 
 # Kinds without prefix and overload: "aten.relu.default", "onnx.Relu" and "ReLU" are all "relu".
 # fmt: off

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from graphs.capture_optimizers import Optimizer
-from graphs.capture_trace import PARAMETER
+from graphs.capture.trace import PARAMETER
 from graphs.opgraph import Phase
 
 
@@ -78,7 +77,7 @@ class StateUse:
 
     Attributes:
         name: of the first of the tied ones.
-        kind: as in `graphs.capture_trace.State`.
+        kind: as in `graphs.capture.trace.State`.
         size_bytes: its bytes, once.
         dtype: of its elements.
         trained: an update op writes it, so ``copies`` tensors of its size are kept instead of one.
@@ -105,22 +104,6 @@ class StateUse:
     @property
     def kept_bytes(self) -> int:
         return self.size_bytes * self.copies
-
-
-def update_draft(use: StateUse, state: int, gradients: list[int], optimizer: Optimizer) -> Draft:
-    """The update of one parameter (``use`` has number ``state``), which from now on keeps its gradient and states."""
-    use.trained, use.copies = True, optimizer.kept_copies
-    return Draft(
-        label=f"{use.name.rpartition('.')[2]}.{optimizer.name}",
-        kind=f"optimizer.{optimizer.name}",
-        module=use.module,
-        dtype=use.dtype,
-        moved_bytes=optimizer.moved_copies * use.size_bytes,
-        phase=Phase.UPDATE,
-        inputs=gradients,
-        states=[state],
-        writes_state=True,
-    )
 
 
 @dataclass(slots=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from networkx.utils import UnionFind
 
-from graphs.capture_drafts import Draft, Drafts, Value
-from graphs.capture_trace import CONSTANT
+from graphs.capture.drafts import Draft, Drafts, Value
+from graphs.capture.trace import CONSTANT
 from graphs.errors import CaptureError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 

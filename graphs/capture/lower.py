@@ -14,12 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from graphs.capture_costs import Signature, cost, signature
-from graphs.capture_drafts import Draft, Drafts, StateUse, Value, update_draft
-from graphs.capture_nodes import dtype_name, flat, layouts, nested, subgraph_flops, subgraphs_of, written_nodes
-from graphs.capture_optimizers import Optimizer
-from graphs.capture_trace import CONSTANT, State, Trace, module_of, value_of
-from graphs.capture_values import TensorInfo
+from graphs.capture.costs import Signature, cost, signature, subgraph_flops
+from graphs.capture.drafts import Draft, Drafts, StateUse, Value
+from graphs.capture.optimizers import Optimizer, update_draft
+from graphs.capture.trace import (
+    CONSTANT,
+    State,
+    TensorInfo,
+    Trace,
+    dtype_name,
+    flat,
+    layouts,
+    module_of,
+    nested,
+    subgraphs_of,
+    value_of,
+)
 from graphs.opgraph import Phase
 
 # Higher-order calls that only run their one subgraph under some setting (gradients off, autocast, checkpointing).
@@ -146,7 +156,7 @@ class _Walk:
             return
         facts = signature(node.target)
         reads = [read for leaf in flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
-        written = [read for argument in written_nodes(node, facts) for read in self._reads_of(argument)]
+        written = [read for argument in _written_nodes(node, facts) for read in self._reads_of(argument)]
         outputs = [info if isinstance(info, TensorInfo) else None for info in flat(value_of(node))]
         if not written and not any(outputs):
             self._roots[node] = _Number(tuple({id(read.root): read.root for read in reads}.values()))
@@ -321,6 +331,12 @@ def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> _Ro
         return None if alias is None else tensors[alias].root
     returned = call.facts.returned[number] if number < len(call.facts.returned) else None
     return None if returned is None or returned >= len(call.written) else call.written[returned].root
+
+
+def _written_nodes(node: fx.Node, facts: Signature) -> list[Any]:
+    """Nodes of the arguments that a call writes in place."""
+    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in facts.writes]
+    return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
 
 
 def _is_counter(read: _Read) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from graphs.contract import Coarse, contract, merge_classes, summed
+from graphs.coarsen.contraction import Coarse, contract, merge_classes, summed
 from graphs.errors import GraphError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 

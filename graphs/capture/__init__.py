@@ -1,0 +1,10 @@
+"""From a PyTorch model to an `OpGraph`: `capture`, and `from_exported_program` for what torch.export made elsewhere.
+
+The way through the modules: `api` borrows the model (`fake`) and gets a `trace` of it, by `export` or `record`;
+`lower` turns that into `drafts` with their `costs` and `optimizers`; `emit` makes the graph. `modules` is the
+coarser way, and `failure` words the error where tracing fails.
+"""
+
+from graphs.capture.api import capture, from_exported_program
+
+__all__ = ["capture", "from_exported_program"]

@@ -1,0 +1,230 @@
+"""A traced step as torch.fx nodes, whoever traced it, and what is known of its values: never their data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from graphs.capture.failure import data_dependent_size
+
+PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that is there before the step: a parameter, a buffer or a constant.
+
+    Attributes:
+        name: dotted path, e.g. ``"encoder.0.weight"``.
+        kind: ``"parameter"``, ``"buffer"`` or ``"constant"``.
+        info: its layout and memory; states whose memory overlaps are tied.
+    """
+
+    name: str
+    kind: str
+    info: TensorInfo
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step in program order.
+
+    Node metadata read by `graphs.capture.lower`: ``info`` (or ``val``, described on demand), ``module`` (or
+    ``nn_module_stack``), ``phase``, ``mirror`` (a backward node's forward node), ``call`` (number of a module call).
+
+    Attributes:
+        graph: placeholders, calls and one output.
+        states: what each state placeholder stands for.
+        inputs: name of each tensor given by the caller.
+        results: nodes whose values leave the step.
+        writes: (state placeholder, node): the node's value replaces the state.
+        gradients: (parameter placeholder, node of its gradient).
+        leaves: class name of each called leaf module, by the number of its call (module granularity).
+    """
+
+    graph: fx.Graph
+    states: Mapping[fx.Node, State]
+    inputs: Mapping[fx.Node, str]
+    results: tuple[fx.Node, ...]
+    writes: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    gradients: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    leaves: Mapping[int, str] = field(default_factory=dict)
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+class UnknownSizeError(Exception):
+    """A symbolic size whose value depends on data; carries its symbol."""
+
+
+class Layout(NamedTuple):
+    """Enough to make an equal tensor without data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def n_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        return self.n_elements * self.dtype.itemsize
+
+    @property
+    def distinct_bytes(self) -> int:
+        """Bytes of memory behind the elements: a dimension made by ``expand`` (stride 0) is read once."""
+        count = 1
+        for extent, step in zip(self.shape, self.stride, strict=True):
+            count *= extent if step or extent == 0 else 1
+        return count * self.dtype.itemsize
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of the trace: its layout and the storage it lives in (equal ``storage``: the tensors share memory)."""
+
+    layout: Layout
+    storage: int
+    offset: int  # elements
+
+    @property
+    def memory(self) -> range:
+        """The bytes of its storage from its first element to its last."""
+        layout = self.layout
+        last = sum((extent - 1) * step for extent, step in zip(layout.shape, layout.stride, strict=True))
+        n_elements = last + 1 if layout.n_elements else 0
+        return range(self.offset * layout.dtype.itemsize, (self.offset + n_elements) * layout.dtype.itemsize)
+
+
+def describe(value: Any) -> Any:
+    """`TensorInfo` for a tensor, the same nesting of tuples for a sequence, a number for a symbolic one, else None."""
+    if isinstance(value, torch.Tensor):
+        return tensor_info(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(describe(item) for item in value)
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return None
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Raises: UnknownSizeError."""
+    shape = tuple(tensor.shape)
+    if tensor.layout is not torch.strided:
+        return TensorInfo(
+            Layout(_numbers(shape), _row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
+        )
+    storage = tensor.untyped_storage()
+    layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
+    return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * max(extent, 1))
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def _numbers(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    # Almost every size is a plain int: check the types once instead of converting one by one.
+    if all(type(size) is int for size in sizes):
+        return sizes
+    return tuple(_number(size) for size in sizes)
+
+
+def _number(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    if hint is None:
+        raise UnknownSizeError(str(size))
+    return int(hint)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """E.g. ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def value_of(node: fx.Node) -> Any:
+    """`TensorInfo` of a node's value, nested as the value is (see `describe`).
+
+    Raises:
+        CaptureError: a size depends on data; the message names the module and the line.
+    """
+    info = node.meta.get("info", node)
+    if info is node:
+        try:
+            info = node.meta["info"] = describe(node.meta.get("val"))
+        except UnknownSizeError as error:
+            raise data_dependent_size(module_of(node), str(node.meta.get("stack_trace", "")), str(error)) from None
+    return info
+
+
+def module_of(node: fx.Node) -> str:
+    """Dotted path of the innermost module whose ``forward`` made the node."""
+    path = node.meta.get("module")
+    if path is None:
+        stack = node.meta.get("nn_module_stack") or {}
+        # A second call of one module is marked "path@1".
+        path = next(reversed(stack.values()))[0].partition("@")[0] if stack else ""
+    return str(path)
+
+
+def flat(value: Any) -> list[Any]:
+    """Leaves of nested lists, tuples and dicts; records are leaves."""
+    if type(value) in (TensorInfo, Layout) or not isinstance(value, (tuple, list, dict)):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    return [leaf for item in items for leaf in flat(item)]
+
+
+def nested(shape: Any, leaves: Iterator[Any]) -> Any:
+    """The leaves, nested as ``shape`` is."""
+    if type(shape) is TensorInfo or not isinstance(shape, (tuple, list)):
+        return next(leaves)
+    return tuple(nested(item, leaves) for item in shape)
+
+
+def layouts(value: Any) -> Any:
+    """Arguments or results with their `Layout` for each tensor, as tuples all the way down."""
+    if isinstance(value, fx.Node):
+        value = value_of(value)
+    if type(value) is TensorInfo:
+        return value.layout
+    if isinstance(value, dict):
+        return tuple((key, layouts(item)) for key, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(layouts(item) for item in value)
+    return value
+
+
+def subgraphs_of(node: fx.Node) -> list[fx.GraphModule]:
+    """Branches, loop bodies or wrapped regions that a higher-order call is given."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    owner = node.graph.owning_module
+    names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    found = [operator.attrgetter(name)(owner) for name in names]
+    return [module for module in found if isinstance(module, fx.GraphModule)]

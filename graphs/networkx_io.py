@@ -1,0 +1,92 @@
+"""Ops and tensors from and to networkx graphs; `OpGraph.from_networkx` says what the attributes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import networkx as nx
+
+from graphs.errors import GraphError
+from graphs.records import ANY_DEVICE, Op, Phase, Tensor
+
+_OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
+
+
+def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor]]:
+    """What `OpGraph.build` takes.
+
+    Raises:
+        GraphError: an unknown attribute, or edges that say unlike things of one tensor.
+    """
+    ops = [_op_from_attributes(str(node), data) for node, data in graph.nodes(data=True)]
+    tensors: dict[tuple[Any, Hashable], dict[str, Any]] = {}
+    for node, data in graph.nodes(data=True):
+        for number, size in enumerate(data.get("outputs", ())):
+            tensors[node, number] = {"bytes": size, "consumers": []}
+    for serial, (u, v, data) in enumerate(graph.edges(data=True)):
+        unknown = set(data) - {"bytes", "tensor", "transfer_s"}
+        if unknown:
+            raise GraphError(
+                f"edge {u!r} -> {v!r} has unknown attribute {min(unknown)!r}; known: bytes, tensor, transfer_s."
+            )
+        if "outputs" in graph.nodes[u]:
+            key = (u, data.get("tensor", 0))
+            if key not in tensors:
+                raise GraphError(
+                    f"edge {u!r} -> {v!r} carries output {key[1]!r}, but op {u!r} has "
+                    f"{len(graph.nodes[u]['outputs'])} outputs."
+                )
+        else:
+            key = (u, data.get("tensor", ("edge", serial)))
+        entry = tensors.setdefault(key, {"bytes": data.get("bytes", 0), "consumers": []})
+        if "bytes" in data and data["bytes"] != entry["bytes"]:
+            raise GraphError(
+                f"edge {u!r} -> {v!r} says {data['bytes']} bytes for tensor {key[1]!r}, another edge of the same "
+                f"tensor says {entry['bytes']}; one tensor has one size."
+            )
+        entry["transfer_s"] = data.get("transfer_s", entry.get("transfer_s"))
+        entry["consumers"].append(str(v))
+    return ops, [
+        Tensor(str(u), entry["bytes"], tuple(entry["consumers"]), entry.get("transfer_s"))
+        for (u, _), entry in tensors.items()
+    ]
+
+
+def records_to_networkx(ops: Iterable[Op], tensors: Iterable[Tensor], name: str) -> nx.MultiDiGraph:
+    """The inverse of `records_from_networkx`."""
+    result = nx.MultiDiGraph(name=name)
+    outputs: dict[str, list[int]] = {op.name: [] for op in ops}
+    for op in ops:
+        attributes = {key: getattr(op, key) for key in _OP_ATTRIBUTES if key != "name"}
+        result.add_node(op.name, **attributes, outputs=outputs[op.name])
+    for tensor in tensors:
+        number = len(outputs[tensor.producer])
+        outputs[tensor.producer].append(tensor.bytes)
+        for consumer in tensor.consumers:
+            extra = {} if tensor.transfer_s is None else {"transfer_s": tensor.transfer_s}
+            result.add_edge(tensor.producer, consumer, tensor=number, bytes=tensor.bytes, **extra)
+    return result
+
+
+def _op_from_attributes(name: str, data: Mapping[str, Any]) -> Op:
+    unknown = set(data) - set(_OP_ATTRIBUTES) - {"outputs"}
+    if unknown:
+        raise GraphError(
+            f"op {name!r} has unknown attribute {min(unknown)!r}; known: {', '.join(_OP_ATTRIBUTES[1:])}, outputs."
+        )
+    fields = {key: value for key, value in data.items() if key not in ("outputs", "name")}
+    if "time_s" in fields and not isinstance(fields["time_s"], Mapping):
+        fields["time_s"] = {ANY_DEVICE: float(fields["time_s"])}
+    if isinstance(fields.get("pins"), str):
+        fields["pins"] = (fields["pins"],)
+    if "phase" in fields and isinstance(fields["phase"], str):
+        try:
+            fields["phase"] = Phase[fields["phase"].upper()]
+        except KeyError:
+            raise GraphError(
+                f"op {name!r} has phase {fields['phase']!r}; expected forward, backward or update."
+            ) from None
+    if fields.get("forward_of") is not None:
+        fields["forward_of"] = str(fields["forward_of"])
+    return Op(name=name, **fields)

@@ -1,0 +1,111 @@
+"""What `OpGraph` checks, and the sentence for each rule that is broken."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.errors import GraphError
+from graphs.records import Phase
+
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray, IntArray, OpGraph
+
+
+def check_arrays(graph: OpGraph) -> None:
+    """Lengths, ranges and order of all arrays; not that the graph is acyclic, which `OpGraph.topological_order` finds.
+
+    Raises:
+        GraphError: the first rule that is broken.
+    """
+    n, m = graph.n_ops, graph.n_tensors
+    if n == 0:
+        raise GraphError(f"graph {graph.name!r} has no ops; there is nothing to place.")
+    if len(set(graph.op_names)) < n:
+        seen: set[str] = set()
+        twice = next(name for name in graph.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise GraphError(f"op name {twice!r} appears twice; op names must be unique, rename one of them.")
+    per_op = ("kinds", "dtypes", "modules", "flops", "bytes_moved", "kept_bytes", "workspace_bytes", "kernels")
+    for key in (*per_op, "colocation", "phase", "forward_of", "pins", "time_s"):
+        if len(getattr(graph, key)) != n:
+            raise GraphError(f"{key} has {len(getattr(graph, key))} entries, expected one for each of {n} ops.")
+    for key in ("flops", "bytes_moved", "kept_bytes", "workspace_bytes", "kernels"):
+        _check_not_negative(graph.op_names, getattr(graph, key), key)
+    for j, key in enumerate(graph.time_keys):
+        _check_not_negative(graph.op_names, graph.time_s[:, j], f"time_s on {key!r}", nan_ok=True)
+    for key, top in (("phase", len(Phase)), ("forward_of", n), ("colocation", n)):
+        values, least = getattr(graph, key), 0 if key == "phase" else -1
+        if np.any((values < least) | (values >= top)):
+            i = int(np.argmax((values < least) | (values >= top)))
+            raise GraphError(f"op {graph.op_names[i]!r} has {key} = {values[i]}; expected {least} to {top - 1}.")
+    producers = [graph.op_names[p] for p in graph.tensor_producer if 0 <= p < n]
+    if len(producers) < m or (m and np.any(np.diff(graph.tensor_producer) < 0)):
+        raise GraphError("tensors must be grouped by an existing producer, in op order.")
+    _check_not_negative(producers, graph.tensor_bytes, "output bytes")
+    _check_not_negative(producers, graph.tensor_transfer_s, "transfer_s", nan_ok=True)
+    ends = graph.consumers
+    if (
+        len(graph.consumer_ptr) != m + 1
+        or graph.consumer_ptr[-1] != len(ends)
+        or np.any(np.diff(graph.consumer_ptr) < 0)
+    ):
+        raise GraphError("consumer_ptr must hold one more entry than there are tensors, and rise from 0 to n_edges.")
+    if np.any((ends < 0) | (ends >= n)):
+        raise GraphError(
+            f"consumers names op number {ends[(ends < 0) | (ends >= n)][0]}, but the ops are 0 to {n - 1}."
+        )
+    row = np.repeat(np.arange(m), np.diff(graph.consumer_ptr))
+    if np.any((np.diff(ends) <= 0) & (np.diff(row) == 0)):
+        raise GraphError("the consumers of a tensor must increase; each reads it once.")
+
+
+def _check_not_negative(names: Sequence[str], values: NDArray[Any], what: str, nan_ok: bool = False) -> None:
+    bad = ~(values >= 0) | np.isinf(values)
+    if nan_ok:
+        bad &= ~np.isnan(values)
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise GraphError(f"op {names[i]!r} has {what} = {values[i]}; expected a finite number, 0 or more.")
+
+
+def cycle_message(graph: OpGraph, stuck: set[int]) -> str:
+    """The sentence for a cycle among the ops `stuck`, each of which waits for another one of them."""
+    producer, consumer, _ = graph.edge_list
+    before = {int(c): int(p) for p, c in zip(producer, consumer, strict=True) if int(p) in stuck and int(c) in stuck}
+    # Every stuck op waits for another stuck op, so walking backwards must come round.
+    path = [min(stuck)]
+    while path[-1] not in path[:-1]:
+        path.append(before[path[-1]])
+    loop = path[path.index(path[-1]) :][::-1]
+    shown = [graph.op_names[i] for i in loop]
+    if len(shown) > 8:
+        shown = [*shown[:4], "...", *shown[-3:]]
+    return f"the graph has a cycle: {' -> '.join(shown)}; a step's graph must be acyclic, remove one of these edges."
+
+
+def lookup(index: Mapping[str, int], name: str, role: str) -> int:
+    """The number of an op by its name; `role` says in the error what the name was given as."""
+    if name not in index:
+        raise GraphError(f"{role} is {name!r}, but the graph has no op of that name; add the op or drop the edge.")
+    return index[name]
+
+
+def counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
+    """Whole numbers as int64; refuses what a cast would silently cut off or wrap around."""
+    for name, value in zip(names, values, strict=True):
+        whole = isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and value.is_integer())
+        if not whole or abs(value) >= 2**63:
+            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a whole number below 2**63.")
+    return np.array([int(value) for value in values], dtype=np.int64)
+
+
+def amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
+    """Numbers as float64; refuses what is no number or would become infinite."""
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, int | float | np.integer | np.floating) or value > sys.float_info.max:
+            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
+    return np.array(values, dtype=np.float64) + 0.0  # + 0.0: minus zero would change the hash

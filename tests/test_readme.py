@@ -1,0 +1,35 @@
+"""The README's example runs as it stands and prints what the README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_the_example_prints_what_it_shows(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    code, output = found.groups()
+    assert len(code.strip().splitlines()) <= 10
+    (tmp_path / "example.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(README.parent)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == output.strip()
+    assert (tmp_path / "placement.json").exists()
+
+
+def test_it_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
