@@ -1,13 +1,14 @@
 # make demo   set up .venv and run the main job: compare every method, print the table, write report.html
 # make test   set up .venv and pass the tests
 # make check  what continuous integration runs: lint, types, tests, wheel
+# make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
 # make oracle compare the simulator with SimGrid, too (Debian's python3-simgrid; asks for root)
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types wheel check oracle clean
+.PHONY: demo test lint types wheel check bench oracle clean
 .DEFAULT_GOAL := demo
 
 .venv/.runtime: pyproject.toml constraints.txt
@@ -40,6 +41,9 @@ wheel: .venv/.test
 	$(BIN)/python -m build --quiet --wheel --outdir dist
 
 check: lint types test wheel
+
+bench: .venv/.runtime
+	$(BIN)/python benchmarks/speed.py --seed 0
 
 oracle: .venv/.test
 	apt-get update && apt-get install -y python3-simgrid

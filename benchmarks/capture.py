@@ -79,9 +79,8 @@ def bare_joint(model: nn.Module, args: tuple[Any, ...]) -> Work:
 
     def step(parameters: dict[str, torch.Tensor], *inputs: Any) -> tuple[torch.Tensor | None, ...]:
         output = torch.func.functional_call(model, parameters, inputs)
-        loss = sum(
-            t.mean() for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()
-        )
+        tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        loss = torch.stack([t.mean() for t in tensors]).sum()
         return loss, *torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
 
     def work() -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from table import Printer, parser, timed
@@ -46,7 +47,7 @@ def quick(out: Printer, repeats: int) -> None:
     rows, bare = [], 0.0
     for name, arguments in QUICK.items():
         run(arguments)  # reads the files from disk and writes byte code
-        found = timed(lambda arguments=arguments: run(arguments), repeats)
+        found = timed(partial(run, arguments), repeats)
         bare = bare or found[0]
         rows.append([name, f"{found[0]:.3f}", f"{statistics.median(found):.3f}", f"{found[0] / bare:.1f}"])
     out.table("Seconds to start", ("process", "best", "median", "times bare Python"), rows)

@@ -6,9 +6,8 @@ producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ord
 Why it is fast. Links serve first come, first served, so a transfer's start and end are known when it is requested, and
 an op's ready time is known when its last input is requested: only ends of ops are events, one number per device, and no
 event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
-link that is always free, every route is padded to the same number of links, and the few candidates of a device are
-scanned without branches (more than `BUFFER` of them go to heaps). Memory over time is summed up afterwards, in buckets
-of time; only buckets that may hold the peak are sorted.
+link that is always free, and every route is padded to the same number of links. Memory over time is summed up
+afterwards, in buckets of time; only buckets that may hold the peak are sorted.
 
 One file on purpose: numba's cache looks at the file of the compiled function only, so a helper in another file could
 change without the loop being compiled again.
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
-BUFFER = 32  # candidates per device that are scanned; more are kept in heaps
 INF = np.inf
 Index = NDArray[np.int32]
 
@@ -68,13 +66,9 @@ class State(NamedTuple):
     missing: Index  # [n], inputs not requested yet
     ready_s: FloatArray  # [n], arrival of the last input requested so far
     copy_of: Index  # [e], the copy each edge reads
-    base: Index  # [D + 1], where a device's ops begin in the next three
-    candidate: Index  # [n], ops whose ready time is known
-    candidate_ready_s: FloatArray  # [n], ready times of `candidate`, side by side for the scan
-    candidate_key: FloatArray  # [n], priorities likewise
-    ready: Index  # [n], heap by priority of ready ops beyond BUFFER
-    future: Index  # [n], heap by ready time of the others
-    n_candidates: Index  # [D]
+    base: Index  # [D + 1], where a device's ops begin in the next two
+    ready: Index  # [n], heap by priority (under MSR a list) of the ops that may start
+    future: Index  # [n], heap by ready time of those whose inputs are all on their way
     n_ready: Index  # [D]
     n_future: Index  # [D]
     running: Index  # [D], op or -1
@@ -128,12 +122,8 @@ def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
         ready_s=np.empty(n),
         copy_of=np.empty(e, np.int32),
         base=np.empty(n_devices + 1, np.int32),
-        candidate=np.empty(n, np.int32),
-        candidate_ready_s=np.empty(n),
-        candidate_key=np.empty(n),
         ready=np.empty(n, np.int32),
         future=np.empty(n, np.int32),
-        n_candidates=np.empty(n_devices, np.int32),
         n_ready=np.empty(n_devices, np.int32),
         n_future=np.empty(n_devices, np.int32),
         running=np.empty(n_devices, np.int32),
@@ -267,7 +257,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
             s.priority[i] = 0.0
     for d in range(n_devices):
         s.base[d + 1] += s.base[d]
-        s.n_candidates[d] = s.n_ready[d] = s.n_future[d] = 0
+        s.n_ready[d] = s.n_future[d] = 0
         s.running[d] = -1
         s.next_s[d] = INF
         s.never[d] = 0.0
@@ -278,31 +268,31 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
         s.link_free[link] = 0.0
     for i in range(n):
         if s.missing[i] == 0:
-            _add_candidate(s, mode, device[i], i, 0.0)
+            _add(s, mode, device[i], i, 0.0)
 
 
 @njit(inline="always")
-def _add_candidate(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
     """The ready time of ``i`` is known now, and may lie in the future."""
+    ready_s = s.ready_s[i]
     if mode == FIFO:
-        s.priority[i] = -s.ready_s[i]
-    if s.n_candidates[d] == BUFFER and mode != MSR:
-        for k in range(s.base[d], s.base[d] + BUFFER):
-            c = s.candidate[k]
-            if s.ready_s[c] <= now:
-                _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, c)
-                s.n_ready[d] += 1
-            else:
-                _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, c)
-                s.n_future[d] += 1
-        s.n_candidates[d] = 0
-    at = s.base[d] + s.n_candidates[d]
-    s.candidate[at] = i
-    s.candidate_ready_s[at] = s.ready_s[i]
-    s.candidate_key[at] = s.priority[i]
-    s.n_candidates[d] += 1
-    start = s.ready_s[i] + s.never[d]
+        s.priority[i] = -ready_s
+    if ready_s <= now:
+        _add_ready(s, mode, d, i)
+    else:
+        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        s.n_future[d] += 1
+    start = ready_s + s.never[d]
     s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
+
+
+@njit(inline="always")
+def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
+    if mode == MSR:
+        s.ready[s.base[d] + s.n_ready[d]] = i
+    else:
+        _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
+    s.n_ready[d] += 1
 
 
 @njit(inline="always")
@@ -321,7 +311,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
         b = device[c]
         remote = b != d
         earlier = s.sent[b]
-        if (out.transfer_tensor[earlier] == t) & remote:
+        if out.transfer_tensor[earlier] == t:  # never so on its own device, where no tensor of it arrives
             end = out.transfer_end[earlier]
             s.copy_of[e] = m + earlier
         else:
@@ -346,7 +336,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
         s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
         s.missing[c] -= 1
         if s.missing[c] == 0:
-            _add_candidate(s, mode, b, c, now)
+            _add(s, mode, b, c, now)
             woke = woke | (remote & (s.ready_s[c] <= now))
     return x, woke
 
@@ -364,53 +354,41 @@ def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
+    """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
+    first = s.base[d]
+    last = first + s.n_ready[d] - 1
+    best_at = first
+    best = s.ready[first]
+    best_score = _msr_score(g, s, device, best, now)
+    for at in range(first + 1, last + 1):
+        i = s.ready[at]
+        score = _msr_score(g, s, device, i, now)
+        more = s.priority[i] - s.priority[best]
+        if score > best_score or (score == best_score and (more > 0.0 or (more == 0.0 and i < best))):
+            best_at = at
+            best = i
+            best_score = score
+    s.ready[best_at] = s.ready[last]
+    return best
+
+
+@njit(inline="always")
 def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
     """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
     base = s.base[d]
-    best = -1
-    best_at = 0
-    best_key = -INF
-    best_score = -1
-    soonest = INF
-    for at in range(base, base + s.n_candidates[d]):
-        c = s.candidate[at]
-        ready_s = s.candidate_ready_s[at]
-        key = s.candidate_key[at]
-        score = best_score
-        if mode == MSR and ready_s <= now:
-            score = _msr_score(g, s, device, c, now)
-        wins = (key > best_key) | ((key == best_key) & (c < best)) | (best < 0)
-        wins = (ready_s <= now) & (((score == best_score) & wins) | (score > best_score))
-        best_key = key if wins else best_key
-        best_at = at if wins else best_at
-        best = c if wins else best
-        best_score = score if wins else best_score
-        soonest = ready_s if ready_s < soonest else soonest
-    in_heap = False
-    if s.n_ready[d] + s.n_future[d] > 0:
-        while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-            c = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
-            s.n_future[d] -= 1
-            _push(s.ready, base, s.n_ready[d], s.priority, 1.0, c)
-            s.n_ready[d] += 1
-        if s.n_future[d] > 0:
-            soonest = min(soonest, s.ready_s[s.future[base]])
-        if s.n_ready[d] > 0:
-            c = s.ready[base]
-            key = s.priority[c]
-            in_heap = best < 0 or key > best_key or (key == best_key and c < best)
-    if in_heap:
-        best = _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
-        s.n_ready[d] -= 1
-    elif best < 0:
-        s.next_s[d] = soonest
+    while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
+        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        s.n_future[d] -= 1
+        _add_ready(s, mode, d, i)
+    if s.n_ready[d] == 0:
+        s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
+    if mode == MSR:
+        best = _take_msr(g, s, device, d, now)
     else:
-        s.n_candidates[d] -= 1
-        at = base + s.n_candidates[d]
-        s.candidate[best_at] = s.candidate[at]
-        s.candidate_ready_s[best_at] = s.candidate_ready_s[at]
-        s.candidate_key[best_at] = s.candidate_key[at]
+        best = _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+    s.n_ready[d] -= 1
     end = now + s.op_s[best]
     s.running[d] = best
     s.next_s[d] = end
@@ -594,6 +572,16 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
         if pair % (n_devices + 1) != 0:
             moved += s.pair_bytes[pair]
     return step_s, n_transfers, moved
+
+
+@njit(cache=True, nogil=True)
+def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def]
+    """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
+    n, n_devices = graph.op_s.shape
+    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
+    state, output = new_state(n, m, n_edges, n_devices, n_links), new_output(n, n_edges, n_devices, n_links)
+    step_s, n_transfers, moved = run(graph, state, output, device, mode, order)
+    return step_s, n_transfers, moved, output
 
 
 @njit(cache=True, parallel=True)

@@ -153,11 +153,8 @@ class Simulator:
     ) -> tuple[Score, kernel.Index, kernel.Output, int]:
         placed = self._checked(device, 1)
         mode, explicit = self._mode(priority, order, placed.shape)
-        graph, n_devices = self.problem.graph, self.problem.cluster.n_devices
         n_links = len(self.problem.cluster.links)
-        state = kernel.new_state(graph.n_ops, graph.n_tensors, graph.n_edges, n_devices, n_links)
-        out = kernel.new_output(graph.n_ops, graph.n_edges, n_devices, n_links)
-        time_s, count, moved = kernel.run(self._arrays, state, out, placed, mode, explicit)
+        time_s, count, moved, out = kernel.run_one(self._arrays, n_links, placed, mode, explicit)
         feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
         score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible)
         return score, placed, out, count
