@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from env.jit import njit
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 

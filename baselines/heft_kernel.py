@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from baselines.greedy_kernel import transfer
+from env.jit import njit
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 

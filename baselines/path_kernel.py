@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from env.jit import njit
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from env.jit import njit, prange
 from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
@@ -384,10 +385,7 @@ def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-un
     if s.n_ready[d] == 0:
         s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
-    if mode == MSR:
-        best = _take_msr(g, s, device, d, now)
-    else:
-        best = _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+    best = _take_msr(g, s, device, d, now) if mode == MSR else _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
     s.n_ready[d] -= 1
     end = now + s.op_s[best]
     s.running[d] = best

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.cluster import Cluster
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 
 BoolArray = NDArray[np.bool_]
@@ -24,13 +24,14 @@ class Problem:
     Raises:
         InfeasibleError: an op is pinned to kinds of devices the cluster does not have, or a colocation group has no
             device that all its ops may run on.
+        MismatchError: an op has measured times, but none for a device it may run on, and nothing to model it by.
     """
 
     graph: OpGraph
     cluster: Cluster
 
     def __post_init__(self) -> None:
-        _ = self.allowed
+        _ = self.allowed, self.op_s
 
     @cached_property
     def op_s(self) -> FloatArray:
@@ -49,7 +50,25 @@ class Problem:
                     measured = graph.time_s[:, column[key]]
                     seconds = np.where(np.isnan(measured), seconds, measured)
             result[:, d] = seconds
+        self._refuse_unknown_times()
         return _frozen(result)
+
+    def _refuse_unknown_times(self) -> None:
+        """An op that was only measured elsewhere must not count as free here."""
+        graph = self.graph
+        only_measured = ~np.isnan(graph.time_s).all(axis=1) & (graph.flops == 0) & (graph.bytes_moved == 0)
+        for d, device in enumerate(self.cluster.devices):
+            names = (ANY_DEVICE, device.kind, device.model, device.name)
+            known = [j for j, key in enumerate(graph.time_keys) if key in names]
+            unknown = only_measured & self.allowed[:, d] & np.isnan(graph.time_s[:, known]).all(axis=1)
+            if unknown.any():
+                i = int(np.argmax(unknown))
+                measured = [k for k, s in zip(graph.time_keys, graph.time_s[i], strict=True) if not np.isnan(s)]
+                raise MismatchError(
+                    f"op {graph.op_names[i]!r} has measured times for {', '.join(measured)}, but none for device "
+                    f"{device.name!r} (kind {device.kind!r}, model {device.model!r}) and no FLOPs or bytes to model it "
+                    "by; measure it there or use a cluster it was measured on."
+                )
 
     @cached_property
     def allowed(self) -> BoolArray:

@@ -80,7 +80,8 @@ class Score:
         peak_bytes: int64 [D].
         link_bytes: float64 [L], bytes over each link of the cluster.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
-        feasible: no device's peak exceeds its memory.
+        feasible: no device's peak exceeds its memory. Pins and colocation groups are not looked at: any placement has a
+            score, and `env.checker` tells whether it is allowed.
     """
 
     step_time_s: float
@@ -160,26 +161,29 @@ class Simulator:
         return score, placed, out, count
 
     def _checked(self, device: ArrayLike, dimensions: int) -> kernel.Index:
-        placed = np.ascontiguousarray(device, dtype=np.int32)
+        placed = np.asarray(device)
         n, n_devices = self.problem.graph.n_ops, self.problem.cluster.n_devices
-        if placed.ndim != dimensions or placed.shape[-1] != n:
+        if placed.ndim != dimensions or placed.shape[-1] != n or (placed.size and placed.dtype.kind not in "iu"):
             raise MismatchError(
-                f"a placement of graph {self.problem.graph.name!r} has one device number for each of {n} ops, "
-                f"got an array of shape {placed.shape}."
+                f"a placement of graph {self.problem.graph.name!r} has one whole device number for each of {n} ops, "
+                f"got an array of {placed.dtype} and shape {placed.shape}."
             )
         if placed.size and (placed.min() < 0 or placed.max() >= n_devices):
             raise MismatchError(
                 f"device numbers of cluster {self.problem.cluster.name!r} go from 0 to {n_devices - 1}, "
                 f"got {placed.min()} to {placed.max()}."
             )
-        return placed
+        return np.ascontiguousarray(placed, dtype=np.int32)
 
     def _mode(self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]) -> tuple[int, FloatArray]:
         if order is None:
             return _MODE[Priority.of(priority)], np.empty((0,) if len(shape) == 1 else (1, 0))
         explicit = np.ascontiguousarray(order, dtype=np.float64)
-        if explicit.shape != tuple(shape):
-            raise MismatchError(f"an explicit order has one number per op, shape {tuple(shape)}, got {explicit.shape}.")
+        if explicit.shape != tuple(shape) or np.isnan(explicit).any():
+            raise MismatchError(
+                f"an explicit order has one number per op, shape {tuple(shape)} and none of them NaN, got shape "
+                f"{explicit.shape}."
+            )
         return kernel.EXPLICIT, explicit
 
 

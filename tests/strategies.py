@@ -103,9 +103,12 @@ def graphs(
 def _op(draw: Any, i: int, whole: bool, sizes: st.SearchStrategy[int], kinds: tuple[str, ...]) -> Op:
     keys = draw(st.sampled_from([(), (), ("*",), ("gpu",), ("big",), ("d0",), ("*", "cpu", "small", "d1")]))
     pins = draw(st.sampled_from([(), (), (), *([tuple(kinds)] if kinds else [])]))
+    flops = draw(amounts(whole))
+    if keys and "*" not in keys:
+        flops = max(flops, 1.0)  # an op measured elsewhere only needs something to model it by
     return Op(
         name=f"op{i}",
-        flops=draw(amounts(whole)),
+        flops=flops,
         bytes_moved=draw(amounts(whole)),
         kept_bytes=draw(sizes),
         workspace_bytes=draw(sizes),

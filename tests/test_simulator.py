@@ -178,7 +178,7 @@ def test_twice_the_time_of_everything_takes_twice_as_long(data: st.DataObject) -
 def test_a_placement_of_the_wrong_shape_or_device_is_refused() -> None:
     simulator = Simulator(Problem(OpGraph.build([Op("a"), Op("b")], []), pair()))
     for wrong in ([0], [0, 1, 0], [[0, 1]]):
-        with pytest.raises(MismatchError, match="one device number for each of 2 ops"):
+        with pytest.raises(MismatchError, match="one whole device number for each of 2 ops"):
             simulator.score(wrong)
     for wrong in ([0, 2], [-1, 0]):
         with pytest.raises(MismatchError, match="from 0 to 1"):
@@ -305,3 +305,19 @@ def test_measured_transfers_count_the_links_of_the_route() -> None:
     cluster = Cluster("star", tuple(device(name) for name in names), links)
     graph = OpGraph.build([op("x", 1), op("y", 1)], [Tensor("x", 10**6, ("y",), transfer_s=0.5)])
     assert Simulator(Problem(graph, cluster)).score([0, 1]).step_time_s == 3.0
+
+
+def test_an_op_measured_elsewhere_only_is_refused_rather_than_free() -> None:
+    graph = OpGraph.build([Op("a", time_s={"tpu": 0.5})], [])
+    with pytest.raises(MismatchError, match="op 'a' has measured times for tpu, but none for device"):
+        Problem(graph, pair())
+    assert Problem(OpGraph.build([Op("a", time_s={"tpu": 0.5}, flops=1.0)], []), pair()).op_s.shape == (1, 2)
+
+
+def test_numbers_that_are_no_devices_or_places_are_refused() -> None:
+    simulator = Simulator(Problem(OpGraph.build([Op("a"), Op("b")], []), pair()))
+    for wrong in ([0.9, 1.0], [2**33, 0], [0, -1]):
+        with pytest.raises(MismatchError):
+            simulator.score(wrong)
+    with pytest.raises(MismatchError, match="NaN"):
+        simulator.score([0, 1], order=[float("nan"), 1.0])
