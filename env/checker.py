@@ -186,7 +186,7 @@ class _Checked:
     def ops(self) -> Iterator[str]:
         for i, op in enumerate(self.op_list):
             device = self.cluster.devices[self.device[i]]
-            if op.pins and device.kind not in op.pins:
+            if op.pins and not any(pin and pin in (device.name, device.model, device.kind) for pin in op.pins):
                 yield f"op {op.name!r} may only run on {' or '.join(op.pins)}, but runs on {device.name}."
             expected_s, taken_s = op_seconds(op, device), self.end_s[i] - self.start_s[i]
             if abs(taken_s - expected_s) > self.slack_s:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import networkx as nx
 from graphs.errors import ClusterError, UnknownNameError
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
+_LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
 
 
@@ -27,12 +30,12 @@ class Device:
 
     Attributes:
         name: unique in the cluster, e.g. ``"gpu0"``.
-        kind: what pins name: ``"gpu"``, ``"cpu"``, ``"accelerator"``.
+        kind: ``"gpu"``, ``"cpu"``, ``"accelerator"``; pins and measured times may be given by it.
         memory_bytes: capacity.
         peak_flops: FLOP/s by dtype name; a dtype not listed runs at the ``"float32"`` rate.
         memory_bytes_per_s: bandwidth of its own memory.
         launch_overhead_s: fixed cost of one kernel.
-        model: what it is, e.g. ``"V100-SXM2-16GB"``; measured times may be given by it.
+        model: what it is, e.g. ``"V100-SXM2-16GB"``; pins and measured times may be given by it.
     """
 
     name: str
@@ -44,15 +47,20 @@ class Device:
     model: str = ""
 
     def __post_init__(self) -> None:
-        rates = {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}
-        for key, rate in rates.items():
-            if not rate > 0:
-                raise ClusterError(f"device {self.name!r} has {key} = {rate}; expected a number above 0.")
+        what = f"device {self.name!r}"
+        for key in ("name", "kind", "model"):
+            _check_string(what, key, getattr(self, key), may_be_empty=key == "model")
+        if not isinstance(self.peak_flops, Mapping):
+            raise _refusal(what, "peak_flops", self.peak_flops, "FLOP/s by dtype, e.g. { float32 = 14e12 }")
+        for key, rate in {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}.items():
+            _check_rate(what, key, rate)
         if "float32" not in self.peak_flops:
-            raise ClusterError(f"device {self.name!r} has no float32 entry in peak_flops; add one.")
-        for key, value in {"memory_bytes": self.memory_bytes, "launch_overhead_s": self.launch_overhead_s}.items():
-            if not (value >= 0 and math.isfinite(value)):
-                raise ClusterError(f"device {self.name!r} has {key} = {value}; expected a finite number, 0 or more.")
+            raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
+        _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
+        _check_amount(what, "memory_bytes", self.memory_bytes)
+        if self.memory_bytes != int(self.memory_bytes):
+            raise _refusal(what, "memory_bytes", self.memory_bytes, "a whole number of bytes")
+        object.__setattr__(self, "memory_bytes", int(self.memory_bytes))  # 16e9 is how people write it
 
     def flops_per_s(self, dtype: str) -> float:
         """Peak FLOP/s for a dtype."""
@@ -78,15 +86,13 @@ class Link:
     exclusive: bool = True
 
     def __post_init__(self) -> None:
-        if not self.bandwidth_bytes_per_s > 0:
-            raise ClusterError(
-                f"link {self.src} -> {self.dst} has bandwidth_bytes_per_s = {self.bandwidth_bytes_per_s}; "
-                "expected a number above 0."
-            )
-        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
-            raise ClusterError(
-                f"link {self.src} -> {self.dst} has latency_s = {self.latency_s}; expected a finite number, 0 or more."
-            )
+        what = f"link {self.src} -> {self.dst}"
+        for key in ("src", "dst"):
+            _check_string(what, key, getattr(self, key))
+        _check_rate(what, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        _check_amount(what, "latency_s", self.latency_s)
+        if not isinstance(self.exclusive, bool):
+            raise _refusal(what, "exclusive", self.exclusive, "true or false")
 
     @property
     def is_free(self) -> bool:
@@ -140,6 +146,7 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r} has no devices; add at least one.")
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
         _refuse_twice((f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for")
+        _refuse_mistyped_ends(self)
         _ = self.routes
 
     @staticmethod
@@ -285,7 +292,10 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
             raise ClusterError(f"{key} is {entries!r}; expected tables, each under its own [[{key}]].")
     return Cluster(
         name=str(data.get("name", default_name)),
-        devices=tuple(_record(Device, entry, "device") for entry in data.get("devices", ())),
+        devices=tuple(
+            _record(Device, entry, f"device {entry['name']!r}" if "name" in entry else f"device number {i}")
+            for i, entry in enumerate(data.get("devices", ()), start=1)
+        ),
         links=tuple(link for entry in data.get("links", ()) for link in _links_from_entry(entry)),
         summary=str(data.get("summary", "")),
         source=str(data.get("source", "")),
@@ -294,14 +304,15 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
 
 def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:
     if "between" not in entry:
-        return (_record(Link, entry, "link"),)
+        return (_record(Link, entry, f"the link {entry.get('src', '?')} -> {entry.get('dst', '?')}"),)
     ends = entry["between"]
     if not (isinstance(ends, list) and len(ends) == 2):
         raise ClusterError(f"a link has between = {ends!r}; expected two names, e.g. ['gpu0', 'gpu1'].")
     rest = {key: value for key, value in entry.items() if key != "between"}
+    what = f"the link between {ends[0]} and {ends[1]}"
     return (
-        _record(Link, {"src": ends[0], "dst": ends[1], **rest}, "link"),
-        _record(Link, {"src": ends[1], "dst": ends[0], **rest}, "link"),
+        _record(Link, {"src": ends[0], "dst": ends[1], **rest}, what),
+        _record(Link, {"src": ends[1], "dst": ends[0], **rest}, what),
     )
 
 
@@ -309,13 +320,52 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     fields = kind.__dataclass_fields__
     unknown = set(entry) - set(fields)
     if unknown:
-        raise ClusterError(f"a {what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
-    try:
-        return kind(**entry)
-    except TypeError as error:
-        raise ClusterError(
-            f"a {what} is incomplete or has a wrong type ({error}); known keys: {', '.join(fields)}."
-        ) from None
+        raise ClusterError(f"{what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
+    needed = [key for key, described in fields.items() if described.default is MISSING]
+    for key in needed:
+        if key not in entry:
+            raise ClusterError(f"{what} has no {key!r}; expected at least {', '.join(needed)}.")
+    return kind(**entry)
+
+
+def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise _refusal(what, key, value, "a name in quotes")
+
+
+def _check_rate(what: str, key: str, value: Any) -> None:
+    if not (_is_real(value) and value > 0):
+        raise _refusal(what, key, value, "a number above 0")
+
+
+def _check_amount(what: str, key: str, value: Any) -> None:
+    if not (_is_real(value) and value >= 0 and math.isfinite(value)):
+        raise _refusal(what, key, value, "a finite number, 0 or more")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _refusal(what: str, key: str, value: Any, expected: str) -> ClusterError:
+    return ClusterError(f"{what} has {key} = {value!r}; expected {expected}.")
+
+
+def _refuse_mistyped_ends(cluster: Cluster) -> None:
+    """A switch that joins nothing else and is named almost like a device was meant to be that device."""
+    joined: dict[str, dict[str, Link]] = {}
+    for link in cluster.links:
+        joined.setdefault(link.src, {}).setdefault(link.dst, link)
+        joined.setdefault(link.dst, {}).setdefault(link.src, link)
+    for end, others in joined.items():
+        if end not in cluster.device_index and len(others) == 1:
+            near = difflib.get_close_matches(end, cluster.device_index, n=1, cutoff=_LIKE_A_DEVICE)
+            if near:
+                (link,) = others.values()
+                raise ClusterError(
+                    f"link {link.src} -> {link.dst} ends at {end!r}, which is no device and joins nothing else; "
+                    f"did you mean {near[0]!r}?"
+                )
 
 
 def _refuse_twice(names: Iterable[str], message: str) -> None:

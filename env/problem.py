@@ -22,7 +22,7 @@ class Problem:
     """The cost model of docs/score.md applied to a graph and a cluster (n ops, m tensors, D devices).
 
     Raises:
-        InfeasibleError: an op is pinned to kinds of devices the cluster does not have, or a colocation group has no
+        InfeasibleError: an op is pinned to devices the cluster does not have, or a colocation group has no
             device that all its ops may run on.
         MismatchError: an op has measured times, but none for a device it may run on, and nothing to model it by.
     """
@@ -75,13 +75,16 @@ class Problem:
         """bool [n, D]: where pins let each op run, every op of a colocation group alike."""
         graph, cluster = self.graph, self.cluster
         result = np.ones((graph.n_ops, cluster.n_devices), dtype=np.bool_)
+        labels = [{device.name, device.model, device.kind} - {""} for device in cluster.devices]
+        suits = {pins: [not own.isdisjoint(pins) for own in labels] for pins in set(graph.pins) if pins}
         for i, pins in enumerate(graph.pins):
             if pins:
-                result[i] = [device.kind in pins for device in cluster.devices]
-                if not result[i].any():
+                result[i] = suits[pins]
+                if not any(suits[pins]):
+                    kinds = sorted({device.kind for device in cluster.devices})
                     raise InfeasibleError(
                         f"op {graph.op_names[i]!r} may only run on {' or '.join(pins)}, but cluster {cluster.name!r} "
-                        f"has only {', '.join(sorted({d.kind for d in cluster.devices}))}."
+                        f"has no such device; kinds {', '.join(kinds)}; names {', '.join(cluster.device_index)}."
                     )
         for members in self.groups:
             if len(members) > 1:

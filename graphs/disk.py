@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,12 +17,14 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """Write a file so that a reader sees the old content or the new, never a part.
 
     The content goes to a temporary file in the same folder, is flushed to the disk, and takes the place of `path`
-    in one step. On any error the temporary file is removed and `path` is untouched.
+    in one step. On any error the temporary file is removed and `path` is untouched. A symbolic link stays one: the file
+    it points to is replaced.
 
     Raises:
-        OSError: the folder does not exist or cannot be written.
+        OSError: as `check_target`, or the disk is full.
     """
-    target = Path(path)
+    check_target(path)
+    target = Path(os.path.realpath(path))
     data = content.encode("utf-8") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
@@ -33,6 +37,34 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Refuse what `write_atomically` cannot write; the error's file name and words make one sentence.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written, or what is there is not a regular file: replacing a
+            pipe or a device by a file would destroy it.
+    """
+    try:
+        target = Path(path).resolve(strict=False)
+        mode = target.stat().st_mode if os.path.lexists(target) else None
+    except RuntimeError:  # what Python 3.11 and 3.12 say of a loop
+        raise OSError(errno.ELOOP, "a symbolic link that leads to itself, give a file name", os.fspath(path)) from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"there is no folder {target.parent if os.path.islink(path) else Path(path).parent}",
+            os.fspath(path),
+        )
+    if mode is not None and stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, give a file name", os.fspath(path))
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file, give a file name", os.fspath(path))
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, f"no permission to write in {target.parent}", os.fspath(path))
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = -1) -> bytes:

@@ -51,7 +51,9 @@ class UnknownNameError(PlacementError, ValueError):
 
     def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
         self.what, self.name, self.valid = what, name, tuple(valid)
-        near = [v for v in self.valid if name and v.startswith(name)]
-        near = near or difflib.get_close_matches(name, self.valid, n=1, cutoff=0.4)
+        plain = {v.casefold(): v for v in reversed(self.valid)}
+        asked = name.casefold()
+        near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
+        near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.4)]
         hint = f", did you mean {near[0]!r}?" if near else "."
         super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")

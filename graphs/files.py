@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from graphs.disk import read_bytes, read_json, write_atomically
+from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
@@ -54,7 +54,8 @@ def load_json_graph(path: Path) -> OpGraph:
         GraphFileError: a truncated file, another schema, an unknown version, a missing, unknown or mistyped field,
             a cycle, a dangling edge, a negative size, a duplicate name; the message names the file and the op or line.
     """
-    return graph_from_document(read_json(path), os.fspath(path))
+    document, doubled = _read_json(path)
+    return _own_graph(document, doubled, os.fspath(path))
 
 
 def load_graph(path: Path) -> OpGraph:
@@ -85,10 +86,38 @@ def load_graph(path: Path) -> OpGraph:
 
 
 def _read_any_json(path: Path) -> OpGraph:
-    document = read_json(path)
+    document, doubled = _read_json(path)
     if is_neurips_document(document):
         return neurips_graph(document, os.fspath(path))
-    return graph_from_document(document, os.fspath(path))
+    return _own_graph(document, doubled, os.fspath(path))
+
+
+def _own_graph(document: Any, doubled: tuple[str, str] | None, where: str) -> OpGraph:
+    if doubled is not None and isinstance(document, dict) and document.get("schema") == SCHEMA:
+        what, key = doubled
+        raise GraphFileError(f"{where}: {what} has {key!r} twice; remove one of the two.")
+    return graph_from_document(document, where)
+
+
+def _read_json(path: Path) -> tuple[Any, tuple[str, str] | None]:
+    """The value in a JSON file, and ``(object, key)`` for the first key that an object in it has twice."""
+    doubled: list[tuple[str, str]] = []
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            keys = [key for key, _ in pairs]
+            what = "the graph" if "schema" in result else f"op {result['name']!r}" if "name" in result else "an object"
+            doubled.append((what, next(key for key in keys if keys.count(key) > 1)))
+        return result
+
+    try:
+        value = json.loads(read_text(path), object_pairs_hook=distinct, parse_constant=int)  # int refuses NaN
+    except GraphFileError:
+        raise
+    except (ValueError, RecursionError):
+        return read_json(path), None  # it says what is wrong, and where
+    return value, doubled[0] if doubled else None
 
 
 def _read_onnx(path: Path) -> OpGraph:
@@ -177,18 +206,24 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or type(value) is int
 
 
+def _is_text(value: Any) -> bool:
+    # JSON can spell half a surrogate pair, which no file or screen can show.
+    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
+
+
 def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
-_STRING: Check = ("a string", lambda value: isinstance(value, str))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_STRING: Check = ("a string of valid Unicode text", _is_text)
 _NUMBER: Check = ("a number", _is_number)
 _COUNT: Check = ("a whole number", lambda value: type(value) is int)
 _STRINGS: Check = ("a list of strings", _is_strings)
 _LIST: Check = ("a list", lambda value: isinstance(value, list))
 _TIMES: Check = (
     "an object of seconds by device",
-    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())) and all(map(_is_text, value)),
 )
 
 _DOCUMENT: Mapping[str, Check] = {
@@ -206,7 +241,7 @@ _OP: Mapping[str, Check] = {
     "kept_bytes": _COUNT,
     "workspace_bytes": _COUNT,
     "kernels": _COUNT,
-    "colocation": ("a string or a whole number", lambda value: type(value) in (int, str)),
+    "colocation": ("a string or a whole number", lambda value: type(value) is int or _is_text(value)),
     "phase": (f"one of {', '.join(_PHASES)}", lambda value: isinstance(value, str) and value in _PHASES),
     "forward_of": _STRING,
     "dtype": _STRING,

@@ -174,8 +174,9 @@ _TOPCUOGLU_EDGES = {
 
 
 def _rng(n_ops: int, seed: int, ccr: float) -> np.random.Generator:
-    if n_ops < 1:
-        raise GraphError(f"n_ops is {n_ops}; expected 1 or more.")
+    for name, value, least in (("n_ops", n_ops, 1), ("seed", seed, 0)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+            raise GraphError(f"{name} is {value!r}; expected a whole number, {least} or more.")
     if not 0 <= ccr < np.inf:
         raise GraphError(f"ccr is {ccr}; expected a finite number, 0 or more.")
     return np.random.default_rng(seed)

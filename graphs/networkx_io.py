@@ -17,8 +17,15 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor]]:
     """What `OpGraph.build` takes.
 
     Raises:
-        GraphError: an unknown attribute, or edges that say unlike things of one tensor.
+        GraphError: not a directed graph, an unknown attribute, or edges that say unlike things of one tensor.
     """
+    if not isinstance(graph, nx.Graph):  # the base of all four kinds of networkx graph
+        raise GraphError(f"got a {type(graph).__name__}; expected a networkx.DiGraph or MultiDiGraph.")
+    if not graph.is_directed():
+        raise GraphError(
+            f"got an undirected networkx.{type(graph).__name__}, which does not say who reads; "
+            "expected a DiGraph or MultiDiGraph with edges from producer to consumer."
+        )
     ops = [_op_from_attributes(str(node), data) for node, data in graph.nodes(data=True)]
     tensors: dict[tuple[Any, Hashable], dict[str, Any]] = {}
     for node, data in graph.nodes(data=True):

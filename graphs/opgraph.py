@@ -41,7 +41,7 @@ class OpGraph:
         colocation: int64 [n], group number or -1.
         phase: int64 [n], values of `Phase`.
         forward_of: int64 [n], op number or -1.
-        pins: n tuples of device kinds, empty = any.
+        pins: n tuples of device names, models or kinds, empty = any.
         time_keys: k names of devices, models or kinds.
         time_s: float64 [n, k], NaN where unmeasured.
         tensor_producer, tensor_bytes: int64 [m]; producers never decrease.
@@ -195,14 +195,14 @@ class OpGraph:
     def from_networkx(graph: nx.DiGraph, name: str | None = None) -> OpGraph:
         """Read a networkx DiGraph or MultiDiGraph; nodes are ops (named ``str(node)``), edges carry tensors.
 
-        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one kind), and
+        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one name), and
         ``outputs``, the bytes of each output tensor. Edge attributes: ``tensor``, the number of the producer's output
         it carries (default 0), where the node has ``outputs``; otherwise ``bytes`` (default 0) and each edge is a
         tensor of its own, except that edges of one node with the same ``tensor`` label are one tensor, sent once
         per device. ``transfer_s`` may stand beside ``bytes``.
 
         Raises:
-            GraphError: an unknown attribute or a broken rule of `OpGraph`.
+            GraphError: not a directed graph, an unknown attribute or a broken rule of `OpGraph`.
         """
         ops, tensors = records_from_networkx(graph)
         return OpGraph.build(ops, tensors, name=str(name or graph.graph.get("name") or "graph"))

@@ -36,7 +36,7 @@ class Op:
         forward_of: for a backward op, the name of the forward op it mirrors.
         dtype: the number format that selects the device's peak FLOP/s, e.g. ``"float32"``.
         module: path of the module it came from, e.g. ``"encoder.layers.0.attn"``.
-        pins: device kinds it may run on; empty means any.
+        pins: device names, models or kinds it may run on; empty means any.
         time_s: measured seconds by device name, model or kind (``"*"``: any device); overrides the cost model.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 from env.cluster import Cluster
 from env.simulator import Priority
 from graphs.opgraph import OpGraph
-from placement.optimization import HEURISTICS, Solver, check_options
+from placement.optimization import HEURISTICS, Solver, check_options, check_problem
 from placement.ranking import SINGLE, ranked, ties
 from placement.result import Result, versions
 
@@ -115,8 +115,10 @@ def compare(
     Raises:
         UnknownNameError, ValueError, InfeasibleError: as `placement.optimize`.
     """
-    names = list(dict.fromkeys(HEURISTICS if methods is None else methods))
-    check_options(names, seed, objective, priority)
+    chosen = HEURISTICS if methods is None else methods
+    check_options(chosen, seed, objective, priority)
+    check_problem(graph, cluster)
+    names = list(dict.fromkeys(chosen))
     solver = Solver(graph, cluster, seed, objective, priority)
     results: dict[str, Result] = {}
     for done, name in enumerate(names):

@@ -49,10 +49,11 @@ def optimize(
 
     Raises:
         UnknownNameError: an unknown method, objective or priority.
-        ValueError: a negative seed.
+        ValueError: a seed that is no whole number, 0 or more, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
     """
     check_options([method], seed, objective, priority)
+    check_problem(graph, cluster)
     return Solver(graph, cluster, seed, objective, priority).solve(method)
 
 
@@ -61,16 +62,36 @@ def check_options(methods: Iterable[str], seed: int, objective: str, priority: s
 
     Raises:
         UnknownNameError: lists the valid names and the nearest.
-        ValueError: a negative seed.
+        ValueError: no method, a lone name instead of a list, or a seed that is no whole number, 0 or more.
     """
+    if isinstance(methods, str):
+        raise ValueError(f"methods is a list of names, got {methods!r}; write [{methods!r}].")
+    methods = list(methods)
+    if not methods:
+        raise ValueError(f"methods names no method; expected at least one of {', '.join(METHODS)}.")
     for method in methods:
         if method not in METHODS:
-            raise UnknownNameError("method", method, METHODS)
+            raise UnknownNameError("method", str(method), METHODS)
     if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
+        raise UnknownNameError("objective", str(objective), OBJECTIVES)
     Priority.of(priority)
-    if seed < 0:
-        raise ValueError(f"a seed is a whole number, 0 or more, got {seed}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"a seed is a whole number, 0 or more, got {seed!r}.")
+
+
+def check_problem(graph: object, cluster: object) -> None:
+    """Refuse what is no graph or no cluster; names and files are for the command line.
+
+    Raises:
+        ValueError: says what came and how to make what was expected.
+    """
+    for value, article, kind, way in (
+        (graph, "an", OpGraph, "placement.load_graph or placement.capture"),
+        (cluster, "a", Cluster, "placement.Cluster.preset or placement.Cluster.from_toml"),
+    ):
+        if not isinstance(value, kind):
+            shown = f" {value!r}" if isinstance(value, str) else ""
+            raise ValueError(f"expected {article} {kind.__name__}, got {type(value).__name__}{shown}: use {way}.")
 
 
 class Solver:

@@ -316,6 +316,15 @@ def _result_from_document(document: Any, where: str) -> Result:
                 f"{where} is a placement for another {kind}: it names the {kind} with hash {_short(there)}, "
                 f"but the {kind} in the file has hash {here[:12]}."
             )
+    for kind, there, here in (
+        ("graph", document["graph_name"], graph.name),
+        ("cluster", document["cluster_name"], cluster.name),
+    ):
+        if there != here:
+            raise MismatchError(f"{where} names {kind} {_short(there)}, but the {kind} in the file is {here!r}.")
+    for key in ("seed", "solve_time_s"):
+        if not 0 <= document[key] < math.inf:
+            raise MismatchError(f"{where} has {key} = {_short(document[key])}; expected a finite number, 0 or more.")
     try:
         return Result(**{**{key: document[key] for key in names}, "graph": graph, "cluster": cluster})
     except MismatchError as error:

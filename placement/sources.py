@@ -91,6 +91,7 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
 
 def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGraph:
     label = f"{path}:{name}"
+    _refuse_namesakes(path)
     with _user_code(path, label):
         module = _import_file(path)
     function = getattr(module, name, None)
@@ -111,7 +112,22 @@ def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGr
 
     with contextlib.redirect_stdout(sys.stderr):
         model, args, kwargs = (*returned, None)[:3]
-        return capture(model, args, kwargs, train, granularity=granularity, name=name)
+        try:
+            return capture(model, args, kwargs, train, granularity=granularity, name=name)
+        except CaptureError as error:
+            raise CaptureError(str(error).replace('granularity="module"', "--granularity module")) from error
+
+
+def _refuse_namesakes(path: Path) -> None:
+    """Our packages are loaded by now, so the user's module of such a name would silently be ours instead."""
+    folder, root = path.resolve().parent, Path(__file__).resolve().parent.parent
+    for name in ("graphs", "env", "baselines", "placement"):
+        for module in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if module.is_file() and module != path.resolve() and module != root / name / "__init__.py":
+                raise CaptureError(
+                    f"{module} has the name of placement's own package {name!r}, so {path.name} could not import it; "
+                    "rename it."
+                )
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -12,10 +12,12 @@ from env.bounds import lower_bound
 from env.checker import Audit, audit
 from env.cluster import Cluster
 from env.problem import Problem
-from graphs.errors import MismatchError
+from env.simulator import Priority
+from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.units import format_seconds
-from placement.result import Result, relative_gap
+from placement.optimization import AUTO, HEURISTICS, check_options
+from placement.result import OWN_ORDER, Result, relative_gap
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 
@@ -74,11 +76,13 @@ def verify(
 
     Raises:
         GraphFileError: the file cannot be read.
+        UnknownNameError: its method, objective or priority does not exist.
         MismatchError: not a result; a placement for another graph or cluster; a missing, unknown or doubly placed op;
             or an infeasible result, which places nothing.
     """
     if not isinstance(result, Result):
         result = Result.load(result)
+    _check_names(result)
     _check_same("graph", result.graph_name, result.graph_hash, graph)
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
     if result.placement is None or result.order is None:
@@ -93,6 +97,15 @@ def verify(
     return Verification(result, problems, found.step_time_s, found.peak_bytes, found.bytes_moved, bound_s)
 
 
+def _check_names(result: Result) -> None:
+    check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
+    if result.chosen not in HEURISTICS:
+        raise UnknownNameError("chosen method", result.chosen, HEURISTICS)
+    priorities = (*(p.value for p in Priority), OWN_ORDER)
+    if result.priority not in priorities:
+        raise UnknownNameError("priority", result.priority, priorities)
+
+
 def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | None) -> None:
     if given is not None and given.hash != there:
         raise MismatchError(
@@ -102,6 +115,12 @@ def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | Non
 
 
 def _differences(result: Result, found: Audit, bound_s: float) -> Iterator[str]:
+    if not result.feasible:
+        yield "feasible is false, but the result has a placement; only a result without one is infeasible."
+    if result.reason is not None:
+        yield f"reason is {result.reason!r}, but the result has a placement; only an infeasible one has a reason."
+    if result.method not in (AUTO, result.chosen):
+        yield f"chosen is {result.chosen!r}, but method {result.method!r} chooses itself; only {AUTO!r} chooses."
     step_s = found.step_time_s
     figures = {
         "step_time_s": (result.step_time_s, step_s),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -542,9 +543,49 @@ def test_a_size_that_depends_on_data_is_refused() -> None:
         capture(nn.Sequential(Selecting()), torch.zeros(3, 4))
 
 
-def test_a_shape_error_names_the_users_line() -> None:
-    with pytest.raises(CaptureError, match=re.escape("'first' (Linear)") + ".*test_capture.py:"):
-        capture(Perceptron(), torch.zeros(3, 5))
+@pytest.mark.parametrize("train", [False, True])
+def test_a_shape_error_names_the_users_line(train: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level, handler = log.level, logging.StreamHandler()  # to the stderr of this test
+    log.addHandler(handler)
+    try:
+        with pytest.raises(CaptureError, match=re.escape("'first' (Linear)") + ".*test_capture.py:") as caught:
+            capture(Perceptron(), torch.zeros(3, 5), train=train)
+    finally:
+        log.removeHandler(handler)
+    assert str(caught.value).endswith("; check that the model runs on these inputs.")
+    assert capsys.readouterr().err == ""  # torch logs the traceback of its own kernel
+    assert log.level == level
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape != y.shape:
+            raise ValueError("unlike inputs")
+        return x + y
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_inputs_the_model_refuses_do_not_advise_another_granularity(train: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.append(Pair())
+    for broken, args, match in (
+        (model, torch.zeros(3, 4), "missing .*'y'"),
+        (Perceptron(), (), "missing"),
+        (_Checked(), torch.zeros(3, 4), "ValueError: unlike inputs"),
+    ):
+        with pytest.raises(CaptureError, match=match + ".*; check that the model runs on these inputs"):
+            capture(broken, args, train=train)
+
+
+class _Checked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.pair = Pair()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pair(x * self.weight, self.weight)
 
 
 def test_bad_arguments() -> None:
@@ -552,6 +593,12 @@ def test_bad_arguments() -> None:
         capture(Perceptron(), torch.zeros(3, 4), granularity="modules")
     with pytest.raises(UnknownNameError, match="'adam'"):
         capture(Perceptron(), torch.zeros(3, 4), train=True, optimizer="adan")
+    with pytest.raises(UnknownNameError, match="Valid: adam, adamw, momentum, sgd"):
+        capture(Perceptron(), torch.zeros(3, 4), train=True, optimizer=torch.optim.Adam)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="got loss='mse'; expected a function"):
+        capture(Perceptron(), torch.zeros(3, 4), train=True, loss="mse")  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match=r"loss= does not take the model's output \(TypeError: MSELoss"):
+        capture(Perceptron(), torch.zeros(3, 4), train=True, loss=nn.MSELoss())
     with pytest.raises(CaptureError, match=r"expected a torch\.nn\.Module"):
         capture(torch.relu, torch.zeros(3, 4))  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match=r"'0' \(LazyLinear\) is lazy"):

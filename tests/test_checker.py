@@ -169,3 +169,11 @@ def test_the_second_opinion_shares_no_code_with_the_first(module: object) -> Non
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not imported & {"env.kernel", "env.simulator", "env.problem", "env.timeline", "env.bounds"}
+
+
+@pytest.mark.parametrize(("pin", "suits"), [("gpu0", True), ("gpu", True), ("cpu0", False), ("", False)])
+def test_pins_by_name_or_kind(pin: str, suits: bool) -> None:
+    ops, tensors = GRAPH.records()
+    pinned = OpGraph.build([dataclasses.replace(op, pins=(pin,) if op.name == "x" else ()) for op in ops], tensors)
+    problems = [found for found in check_schedule(pinned, CLUSTER, good()) if "may only run on" in found]
+    assert (not problems) == suits

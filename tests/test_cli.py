@@ -350,7 +350,9 @@ def test_a_problem_that_brings_its_devices_needs_no_cluster(call: Call, tmp_path
     assert rows["single_device"]["step_time_s"] == pytest.approx(9e-3)
     # a transfer between accelerators costs 0.5 ms there and 0.5 ms back
     assert rows["heft"]["step_time_s"] == pytest.approx(7e-3)
-    assert call("compare", "neurips.json", *CLUSTER, "--methods", "heft")[0] in (1, 0)
+    code, _, err = call("compare", "neurips.json", *CLUSTER, "--methods", "heft")
+    assert code == 2
+    assert "has measured times for accelerator, cpu, but none for device" in err
 
 
 def test_rows_without_a_placement_say_why(call: Call, tmp_path: Path) -> None:

@@ -42,11 +42,51 @@ def device(name: str = "a", **changes: object) -> Device:
         ({"memory_bytes_per_s": math.nan}, "memory_bytes_per_s = nan"),
         ({"memory_bytes": -1}, "memory_bytes = -1"),
         ({"launch_overhead_s": math.inf}, "launch_overhead_s = inf"),
+        ({"memory_bytes": "16GB"}, "device 'a' has memory_bytes = '16GB'; expected a finite number, 0 or more"),
+        ({"memory_bytes": 1.5}, r"device 'a' has memory_bytes = 1\.5; expected a whole number"),
+        ({"memory_bytes": True}, "memory_bytes = True"),
+        ({"peak_flops": 14e12}, "device 'a' has peak_flops = 14000000000000.0; expected FLOP/s by dtype"),
+        ({"peak_flops": {"float32": "1"}}, "float32 = '1'; expected a number above 0"),
+        ({"kind": 3}, "device 'a' has kind = 3; expected a name in quotes"),
+        ({"name": ""}, "name = ''"),
     ],
 )
 def test_a_device_without_sense_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         device(**changes)
+
+
+def test_whole_numbers_of_bytes_may_be_written_as_floats() -> None:
+    given = device(memory_bytes=16e9)
+    assert given == device(memory_bytes=16_000_000_000)
+    assert type(given.memory_bytes) is int
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src": 3}, "src = 3; expected a name in quotes"),
+        (
+            {"bandwidth_bytes_per_s": "fast"},
+            "link a -> b has bandwidth_bytes_per_s = 'fast'; expected a number above 0",
+        ),
+        ({"latency_s": "1us"}, "link a -> b has latency_s = '1us'; expected a finite number"),
+        ({"exclusive": "no"}, "link a -> b has exclusive = 'no'; expected true or false"),
+    ],
+)
+def test_a_mistyped_link_is_refused(changes: dict[str, object], message: str) -> None:
+    fields: dict[str, object] = {"src": "a", "dst": "b", "bandwidth_bytes_per_s": 1.0}
+    with pytest.raises(ClusterError, match=message):
+        Link(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_link_to_a_mistyped_device_is_refused() -> None:
+    devices = (device("gpu0"), device("gpu1"))
+    joined = both_ways("gpu0", "gpu1", 1.0, 0.0)
+    with pytest.raises(ClusterError, match=r"ends at 'gpu00', which is no device and joins nothing else; .*'gpu0'"):
+        Cluster("mistyped", devices, (*joined, *both_ways("gpu1", "gpu00", 1.0, 0.0)))
+    Cluster("a spare port", devices, (*joined, *both_ways("gpu1", "switch", 1.0, 0.0)))
+    Cluster("an odd switch", devices, (*both_ways("gpu0", "gpu00", 1.0, 0.0), *both_ways("gpu1", "gpu00", 1.0, 0.0)))
 
 
 def test_a_link_without_sense_is_refused() -> None:
@@ -69,12 +109,20 @@ def test_a_cluster_without_sense_is_refused() -> None:
 
 def test_ops_that_suit_no_device_are_named() -> None:
     cluster = Cluster("one", (device(),))
-    with pytest.raises(InfeasibleError, match=r"op 'x' may only run on cpu.*has only gpu"):
+    with pytest.raises(InfeasibleError, match=r"op 'x' may only run on cpu, .*kinds gpu; names a\."):
         Problem(OpGraph.build([Op("x", pins=("cpu",))], []), cluster)
     both = Cluster("two", (device("a"), device("b", kind="cpu")), both_ways("a", "b", 1.0, 0.0))
     ops = [Op("x", pins=("cpu",), colocation=1), Op("y", pins=("gpu",), colocation=1)]
     with pytest.raises(InfeasibleError, match="ops 'x', 'y' must run on one device"):
         Problem(OpGraph.build(ops, []), both)
+
+
+@pytest.mark.parametrize("pin", ["b", "V100", "cpu"])
+def test_a_pin_names_a_device_a_model_or_a_kind(pin: str) -> None:
+    devices = (device("a"), device("b", kind="cpu", model="V100"))
+    graph = OpGraph.build([Op("x", pins=(pin,)), Op("y", pins=(pin, "a")), Op("z")], [])
+    problem = Problem(graph, Cluster("two", devices, both_ways("a", "b", 1.0, 0.0)))
+    assert problem.allowed.tolist() == [[False, True], [True, True], [True, True]]
 
 
 # -- routes -----------------------------------------------------------------------------------------------------
@@ -173,7 +221,10 @@ def test_a_short_file_with_a_link_both_ways(tmp_path: Path) -> None:
         ("devices = 3", "devices is 3; expected"),
         ("devices = ['a']", "expected tables"),
         (DEVICE_TOML % "a" + "speed = 3\n", "unknown key 'speed'"),
-        ('[[devices]]\nname = "a"\n', "incomplete"),
+        ('[[devices]]\nname = "a"\n', "device 'a' has no 'kind'; expected at least name, kind, memory_bytes"),
+        ('[[devices]]\nkind = "gpu"\n', "device number 1 has no 'name'"),
+        (DEVICE_TOML % "a" + '[[links]]\nsrc = "a"\n', r"the link a -> \? has no 'dst'"),
+        (DEVICE_TOML % "a" + '[[links]]\nbetween = ["a", "b"]\n', "link between a and b has no 'bandwidth_bytes"),
         (DEVICE_TOML % "a" + '[[links]]\nbetween = ["a"]\nbandwidth_bytes_per_s = 1.0\n', "expected two names"),
     ],
 )

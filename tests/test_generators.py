@@ -106,7 +106,10 @@ def test_random_dag_has_about_the_degree_asked_for() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_ops": 0}, "n_ops is 0; expected 1 or more"),
+        ({"n_ops": 0}, "n_ops is 0; expected a whole number, 1 or more"),
+        ({"n_ops": 2.5}, "n_ops is 2.5; expected a whole number"),
+        ({"seed": -1}, "seed is -1; expected a whole number, 0 or more"),
+        ({"seed": "a"}, "seed is 'a'; expected a whole number"),
         ({"ccr": -1}, "ccr is -1"),
         ({"ccr": float("nan")}, "ccr is nan"),
         ({"heterogeneity": 2}, "heterogeneity is 2"),

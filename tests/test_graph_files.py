@@ -164,6 +164,13 @@ def test_every_truncation_of_a_saved_graph_is_said_to_be_one(graph: OpGraph, tmp
         (with_ops([]), "has no ops"),
         (with_ops(["a"]), r"ops\[0\] is 'a'; expected an object with name"),
         (with_ops([{"name": "a"}, {}]), r"ops\[1\] has no 'name'"),
+        ('{"schema": "placement.opgraph", "version": 1, "version": 1}', "the graph has 'version' twice"),
+        (
+            '{"schema": "placement.opgraph", "ops": [{"name": "a", "flops": 1, "flops": 2}]}',
+            "op 'a' has 'flops' twice; remove one",
+        ),
+        (with_ops([{"name": "\ud800"}]), r"has name = '\\ud800'; expected a string of valid Unicode text"),
+        (with_ops([{"name": "a", "pins": ["\udc00"]}]), r"has pins = \['\\udc00'\]"),
         (with_ops([{"name": 5}]), r"ops\[0\] has name = 5; expected a string"),
         (with_ops([{"name": "a", "flop": 1}]), "op 'a' has unknown field 'flop'; known: name, kind, flops"),
         (with_ops([{"name": "a", "flops": "1"}]), "op 'a' has flops = '1'; expected a number"),

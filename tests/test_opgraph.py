@@ -236,3 +236,9 @@ def test_a_long_cycle_is_shortened() -> None:
 def test_arrays_given_directly_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         dataclasses.replace(chain("a", "b", "c"), **change)
+
+
+@pytest.mark.parametrize("given", [nx.Graph([("a", "b")]), nx.MultiGraph([("a", "b")]), {"a": ["b"]}, None])
+def test_only_directed_networkx_graphs_are_read(given: Any) -> None:
+    with pytest.raises(GraphError, match=r"^got a.*expected a (networkx\.)?DiGraph or MultiDiGraph"):
+        OpGraph.from_networkx(given)

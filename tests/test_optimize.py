@@ -391,3 +391,35 @@ def test_a_placement_for_another_graph_or_cluster_is_refused(saved: Path) -> Non
 def test_unknown_names_are_value_errors() -> None:
     with pytest.raises(UnknownNameError):
         compare(two_branches(), PAIR, ["nothing"])
+
+
+@pytest.mark.parametrize("edit", [{"feasible": False, "reason": "x"}, {"reason": "x"}])
+def test_a_placement_that_says_it_is_infeasible_is_found(saved: Path, edit: dict[str, Any]) -> None:
+    assert not verify(change(saved, **edit)).holds
+
+
+@pytest.mark.parametrize("key", ["objective", "priority", "method", "chosen", "graph_name", "cluster_name"])
+def test_names_that_do_not_exist_are_refused(saved: Path, key: str) -> None:
+    with pytest.raises((MismatchError, UnknownNameError), match="nonsense"):
+        verify(change(saved, **{key: "nonsense"}))
+
+
+def test_a_negative_solve_time_is_refused(saved: Path) -> None:
+    with pytest.raises(MismatchError, match="solve_time_s"):
+        verify(change(saved, solve_time_s=-1.0))
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, None])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        optimize(two_branches(), PAIR, seed=seed)
+
+
+def test_what_is_no_problem_is_refused() -> None:
+    wrong: Any = "alexnet"
+    with pytest.raises(ValueError, match="expected an OpGraph"):
+        optimize(wrong, PAIR)
+    with pytest.raises(ValueError, match="list of names"):
+        compare(two_branches(), PAIR, "heft")
+    with pytest.raises(ValueError, match="no method"):
+        compare(two_branches(), PAIR, [])

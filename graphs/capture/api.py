@@ -22,6 +22,7 @@ from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
 from graphs.capture.optimizers import OPTIMIZERS, optimizer_named
+from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, trace_training
 from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
@@ -64,6 +65,8 @@ def capture(
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
     chosen = optimizer_named(optimizer)
+    if loss is not None and not callable(loss):
+        raise CaptureError(f"got loss={loss!r:.60}; expected a function from the model's output to a scalar tensor.")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -71,7 +74,7 @@ def capture(
         )
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     title = name or type(model).__name__
-    with _disable_current_modes():  # the caller's own fake tensor mode, say
+    with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         if granularity == "module":
             return capture_modules(model, positional, kwargs or {}, train, chosen, title)
         trace = _trace(model, positional, dict(kwargs or {}), train, loss)

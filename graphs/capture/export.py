@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ from torch.export.graph_signature import InputKind, OutputKind
 from graphs.capture.costs import general_kernels
 from graphs.capture.record import output_tensors
 from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, State, Trace, describe, value_of
-
-_CHATTY_LOGGER = "torch.fx.experimental.symbolic_shapes"
 
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -77,16 +74,10 @@ def _state(program: ExportedProgram, name: str, kind: str, node: fx.Node) -> Sta
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep warnings about the borrowed weights, and the half-made graph that a failed export prints, off the screen."""
-    logger = logging.getLogger(_CHATTY_LOGGER)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     printed = io.StringIO()
-    try:
-        with redirect_stderr(printed), warnings.catch_warnings():
-            # Recurrent layers rebuild their list of weights when these are replaced; that is undone afterwards.
-            warnings.filterwarnings("ignore", message="The tensor attributes? ", category=UserWarning)
-            yield
-        # It went well, so what was printed is the model's own.
-        sys.stderr.write(printed.getvalue())
-    finally:
-        logger.setLevel(level)
+    with redirect_stderr(printed), warnings.catch_warnings():
+        # Recurrent layers rebuild their list of weights when these are replaced; that is undone afterwards.
+        warnings.filterwarnings("ignore", message="The tensor attributes? ", category=UserWarning)
+        yield
+    # It went well, so what was printed is the model's own.
+    sys.stderr.write(printed.getvalue())

@@ -16,11 +16,23 @@ _OWN_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _REASON_LENGTH = 200
 TO_MODULES = 'pass granularity="module" to capture leaf modules as ops'
+_ON_INPUTS = "check that the model runs on these inputs"
+# What a call or an operator says of arguments it would refuse without a tracer too.
+_MISFIT = re.compile(
+    r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
+    r"|\bshapes?\b|\bsizes?\b|\bdimensions?\b|\bdims?\b|\bchannels\b|out of range",
+    re.IGNORECASE,
+)
+_TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|storage", re.IGNORECASE)
+_OWN_CHECKS = (ValueError, AssertionError, LookupError, NameError, AttributeError)
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
 
 def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> CaptureError:
-    """The error to raise instead of ``error``, which came out of tracing ``model``."""
+    """The error to raise instead of ``error``, which came out of tracing ``model``.
+
+    ``way_out`` is for what a tracer cannot do; where the model would refuse the inputs anyway, that is said instead.
+    """
     module, place = "", ""
     for cause in _causes(error):
         module, place = _where(model, cause.__traceback__)
@@ -28,7 +40,19 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
             break
     where = f"in module {module}" if module else f"in {type(model).__name__}"
     at = f" at {place}" if place else ""
-    return CaptureError(f"tracing failed {where}{at}: {_reason(error)}; {way_out}.")
+    advice = _ON_INPUTS if does_not_fit(error) else way_out
+    return CaptureError(f"tracing failed {where}{at}: {reason_of(error)}; {advice}.")
+
+
+def does_not_fit(error: BaseException) -> bool:
+    """Whether the model itself refuses its arguments: wrong shapes, a missing argument, a check of its own."""
+    if type(error).__module__ != "builtins" or _TRACER.search(str(error)):
+        return False  # an exception class of torch's, or words of its tracer
+    if _MISFIT.search(str(error)):
+        return True
+    frames = list(_frames(error.__traceback__))
+    raised_in = frames[-1][0].f_code.co_filename if frames else "<"
+    return isinstance(error, _OWN_CHECKS) and not raised_in.startswith((*_OWN_FOLDERS, "<"))
 
 
 def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureError:
@@ -76,7 +100,8 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         traceback = traceback.tb_next
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Class and first line of an error, without its full stop."""
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         return f"control flow or a shape depends on the data in a tensor ({kind})"

@@ -42,8 +42,8 @@ OPTIMIZERS = {
 
 def optimizer_named(name: str) -> Optimizer:
     """Raises: UnknownNameError."""
-    if name not in OPTIMIZERS:
-        raise UnknownNameError("optimizer", name, sorted(OPTIMIZERS))
+    if not isinstance(name, str) or name not in OPTIMIZERS:  # torch.optim.Adam itself, say
+        raise UnknownNameError("optimizer", str(name), sorted(OPTIMIZERS))
     return OPTIMIZERS[name]
 
 

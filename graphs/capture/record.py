@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.capture.costs import general_kernels
+from graphs.capture.failure import does_not_fit, reason_of
 from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, State, TensorInfo, Trace, describe, tensor_info
 from graphs.errors import CaptureError
 from graphs.opgraph import Phase
@@ -44,7 +45,8 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     # One thread, so that autograd runs the backward pass where the recorder can see it.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with torch.enable_grad(), one_thread, general_kernels(), recorder, recorder.calls.watched():
-        value = (loss or default_loss)(model(*args, **kwargs))
+        output = model(*args, **kwargs)
+        value = default_loss(output) if loss is None else _loss_of(loss, output)
         _check_loss(value)
         recorder.phase = Phase.BACKWARD
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -87,6 +89,18 @@ def default_loss(output: Any) -> torch.Tensor:
     for mean in means[1:]:
         total = total + mean
     return total
+
+
+def _loss_of(loss: Loss, output: Any) -> torch.Tensor:
+    try:
+        return loss(output)
+    except Exception as error:
+        if not does_not_fit(error):
+            raise
+        raise CaptureError(
+            f"loss= does not take the model's output ({reason_of(error)}); "
+            "give a function from that output alone to a scalar tensor."
+        ) from error
 
 
 def _check_loss(value: Any) -> None:

@@ -50,6 +50,12 @@ def flops(node: Any, values: Values) -> float:
         return 0.0
 
 
+def lacks_formula(node: Any) -> bool:
+    """Whether a node may do products that `flops` cannot count: one of another domain, or one of `_UNCOUNTED`."""
+    known = node.op_type in _COUNTERS or subgraphs(node)
+    return not known and (node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED)
+
+
 def bytes_read(node: Any, name: str, position: int, values: Values) -> int:
     """Bytes a node reads of one input; a lookup reads what it returns, not its whole table."""
     value = values.get(name)
@@ -113,6 +119,10 @@ def _einsum(node: Any, values: Values) -> int:
     return 2 * prod(sizes.values())
 
 
+# Operators of ONNX itself that do products, without a formula here; all others only move data or go element by element.
+_UNCOUNTED = frozenset(
+    {"CausalConvWithState", "DFT", "DeformConv", "Det", "FlexAttention", "LinearAttention", "STFT", "SwiGLU"}
+)
 _COUNTERS: Mapping[str, Callable[[Any, Values], int]] = {
     "Attention": _attention,
     "Conv": _conv(weight=1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper
 from graphs.disk import read_bytes
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Tensor
-from graphs.readers.onnx_costs import Value, bytes_read, flops, subgraphs
+from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
 Path = str | os.PathLike[str]
@@ -42,6 +43,10 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
         dims: sizes of the symbolic dimensions, e.g. ``{"batch": 8}``. A symbolic dimension not given, or one that
             depends on data, counts as 1.
 
+    Warns:
+        UserWarning: a symbolic dimension counts as 1; or operators that may do products count 0 FLOPs, because there
+            is no formula for them.
+
     Raises:
         GraphFileError: not an ONNX model, an op that reads what nothing produces, or an output of unknown rank; the
             message names the op. Also for a name in `dims` that the model does not have.
@@ -57,11 +62,21 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
     except Exception as error:  # onnx raises several unrelated classes here
         raise GraphFileError(f"{where}: shape inference failed: {_first_line(error)}.") from None
     try:
-        return _Reading(model.graph, where).finish()
+        result = _Reading(model.graph, where).finish()
     except GraphFileError:
         raise
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
+    _warn_of_uncounted(model.graph, where)
+    return result
+
+
+def _warn_of_uncounted(graph: onnx.GraphProto, where: str) -> None:
+    kinds = [node.op_type for inner in _graphs(graph) for node in inner.node if lacks_formula(node)]
+    if kinds:
+        counted = f"{len(kinds)} op{'s' if len(kinds) > 1 else ''} of {where}"
+        listed = ", ".join(sorted(set(kinds)))
+        warnings.warn(f"{counted} of kinds {listed} count 0 FLOPs: there is no formula for them.", stacklevel=3)
 
 
 def _parse(data: bytes, where: str) -> onnx.ModelProto:
@@ -92,6 +107,15 @@ def _settle_dimensions(graph: onnx.GraphProto, dims: Mapping[str, int], where: s
         if size < 1:
             raise GraphFileError(f"{where}: dimension {name!r} = {size}; expected 1 or more.")
     sizes = {name: dims.get(name, 1) for name in symbols}
+    if missing := sorted(symbols - set(dims)):
+        names = ", ".join(map(repr, missing))
+        subject = (
+            f"dimension {names} of {where} counts" if len(missing) == 1 else f"dimensions {names} of {where} count"
+        )
+        options = " ".join(f"--dim {name}=N" for name in missing)
+        keys = ", ".join(f"{name!r}: N" for name in missing)
+        what = "its size" if len(missing) == 1 else "their sizes"
+        warnings.warn(f"{subject} as 1; give {what} with {options} (read_onnx(dims={{{keys}}})).", stacklevel=3)
     for shape in shapes:
         for dim in shape.dim:
             if dim.dim_value <= 0:

@@ -83,7 +83,7 @@ def read_pt2(path: Path) -> OpGraph:
         with zipfile.ZipFile(path) as archive:
             _inspect(archive, where)
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
-        raise GraphFileError(f"{where} is damaged or truncated: {error}; save it again.") from None
+        raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {error}; save it again.") from None
     program = _load(where)
     from graphs.capture import from_exported_program
 

@@ -1,6 +1,44 @@
 """The ``placement`` command. Nothing heavy is imported before a command runs, so that ``--help`` is quick."""
 
-from placement.cli.commands import app
-from placement.cli.entry import main, run
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from placement.cli.commands import app
+    from placement.cli.entry import run
 
 __all__ = ["app", "main", "run"]
+
+_HOME = {"app": "placement.cli.commands", "run": "placement.cli.entry"}
+
+
+def main() -> None:
+    """The console script; an interrupt during the imports, too, is one sentence."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names need not fit the terminal's encoding
+        warnings.showwarning = _show_warning
+        from placement.cli.entry import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("placement: interrupted; no file is half-written.", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Our own warnings are sentences for the user; where in the code they arose is of no use here."""
+    print(f"placement: note: {message}", file=sys.stderr)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'placement.cli' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_writable, emit, emit_json, emit_rich, progress
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 
 def models(
@@ -81,7 +81,7 @@ def clusters(
 
     if name is None and (as_toml or output):
         raise typer.BadParameter(f"--toml and --output need the name of a cluster, one of {', '.join(PRESETS)}.")
-    check_writable(output)
+    check_outputs(output, inputs=[name])
     if name is None:
         known = [Cluster.preset(key) for key in PRESETS]
         if as_json:
@@ -119,7 +119,7 @@ def capture(
         raise typer.BadParameter(
             "capture saves a graph; say where with --output FILE, or print its figures with --json."
         )
-    check_writable(output)
+    check_outputs(output, inputs=[graph])
     sizes = options.parse_dims(dims)
     with progress(f"reading {graph}"):
         from placement.sources import read_source

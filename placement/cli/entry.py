@@ -13,11 +13,6 @@ from placement.cli.commands import app
 OK, INFEASIBLE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
-def main() -> None:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run one command line, every error as one sentence on stderr; returns the exit code."""
     command = typer.main.get_command(app)

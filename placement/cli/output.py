@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -25,14 +26,24 @@ def emit(text: str) -> None:
 
     Raises:
         typer.Exit: he has.
+        OSError: stdout is closed or its disk is full.
     """
+    if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
+        raise OSError(errno.EBADF, "it is closed", "stdout")
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered has nowhere to go, and Python would complain about that when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        discard_stdout()
+        raise OSError(error.errno, error.strerror, "stdout") from None
+
+
+def discard_stdout() -> None:
+    """Drop what is still buffered: it has nowhere to go, and Python would complain about that when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit_json(value: Any) -> None:
@@ -45,11 +56,16 @@ def emit_rich(*parts: RenderableType) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console = Console(highlight=False, markup=False, width=None if is_terminal(sys.stdout) else PIPED_WIDTH)
     with console.capture() as capture:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str | Text))
     emit("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is watching; a stream that was closed when Python started is None."""
+    return stream is not None and stream.isatty()
 
 
 @contextmanager
@@ -58,7 +74,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
 
     Starts by saying `what`; yields a function that takes what is being done now and how much is done.
     """
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield lambda now, done: None
         return
     from rich.console import Console
@@ -71,21 +87,35 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
         yield lambda now, done: bar.update(task, description=now, completed=done)
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Refuse output paths that cannot be written before the work, not after it.
+def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = ()) -> None:
+    """Refuse output paths that cannot be written, or that are taken, before the work, not after it.
+
+    Args:
+        inputs: what the command reads; words that are no files do not matter.
 
     Raises:
-        OSError: the folder does not exist or is not writable, or the path is a folder.
+        OSError: as `graphs.disk.check_target`.
+        typer.BadParameter: two outputs are one file, or an output is an input.
     """
-    for path in paths:
+    from graphs.disk import check_target
+
+    read = {os.path.realpath(_file_of(str(path))) for path in inputs if path is not None}
+    written: set[str] = set()
+    for path in outputs:
         if path is None:
             continue
-        if path.is_dir():
-            raise IsADirectoryError(21, "it is a folder, give a file name", str(path))
-        if not path.parent.is_dir():
-            raise FileNotFoundError(2, f"there is no folder {path.parent}", str(path))
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(13, f"no permission to write in {path.parent}", str(path))
+        check_target(path)
+        real = os.path.realpath(path)
+        if real in read and os.path.exists(real):
+            raise typer.BadParameter(f"{path} is also what the command reads; give the output another name.")
+        if real in written:
+            raise typer.BadParameter(f"{path} is given for two outputs; give each a name of its own.")
+        written.add(real)
+
+
+def _file_of(argument: str) -> str:
+    file, _, _ = argument.rpartition(":")
+    return file if file.endswith(".py") else argument
 
 
 def command_line(command: str, argument: str, settings: Mapping[str, object], dims: Sequence[str] | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_writable, command_line, emit, emit_json, emit_rich, progress
+from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
@@ -48,7 +48,7 @@ def compare(
     output: options.Output = None,
 ) -> None:
     """Place a graph with every method, side by side, against a lower bound."""
-    check_writable(html, trace, output)
+    check_outputs(html, trace, output, inputs=[graph, cluster])
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
@@ -102,7 +102,7 @@ def optimize(
     output: options.Output = None,
 ) -> None:
     """Find a placement, and save it with everything needed to replay and verify it."""
-    check_writable(output)
+    check_outputs(output, inputs=[graph, cluster])
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
@@ -152,6 +152,8 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Score a saved placement again, with code that no method shares, and compare every figure."""
+    if graph is None and (train or dims or granularity != options.DEFAULT_GRANULARITY):
+        raise typer.BadParameter("--train, --granularity and --dim say how to read --graph GRAPH; give that too.")
     with progress("importing"):
         from placement import verification
         from placement.sources import read_cluster

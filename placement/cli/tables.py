@@ -13,6 +13,7 @@ from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
 from graphs.units import format_bytes, format_seconds
+from placement.report.words import format_percent
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
@@ -49,7 +50,7 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
         result.method,
         format_seconds(result.step_time_s or 0.0),
         "-" if speedup is None else f"{speedup:.2f}x",
-        f"{result.gap or 0.0:.1%}",
+        format_percent(result.gap or 0.0),
         format_bytes(max((result.peak_bytes or {"": 0}).values())),
         format_bytes(result.bytes_moved or 0),
         format_seconds(result.solve_time_s),

@@ -7,7 +7,7 @@ from html import escape
 from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
 from placement.ranking import n_used
-from placement.report.words import leaders, tied_with
+from placement.report.words import format_percent, leaders, tied_with
 from placement.result import Result
 
 LONGEST_BAR = 3.0  # bars stop at this many times the best step time; the number is still printed
@@ -29,7 +29,7 @@ def _row(comparison: Comparison, result: Result, is_best: bool) -> str:
     cells = [
         _cell(result.step_time_s, format_seconds(result.step_time_s or 0.0)),
         _cell(speedup, f"{speedup:.2f}×" if speedup is not None else NOTHING),
-        _cell(result.gap, f"{100 * (result.gap or 0.0):.1f} %"),
+        _cell(result.gap, format_percent(result.gap or 0.0)),
         _cell(n_used(result), str(n_used(result))),
         _cell(peak, format_bytes(peak)),
         _cell(result.bytes_moved, format_bytes(result.bytes_moved) if result.bytes_moved else NOTHING),

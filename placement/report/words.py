@@ -6,6 +6,7 @@ import math
 
 from graphs.units import format_seconds
 from placement.comparison import Comparison
+from placement.optimization import HEURISTICS
 from placement.ranking import SINGLE
 from placement.result import Result, relative_gap
 
@@ -13,11 +14,11 @@ NO_GAP = 1e-9  # a gap of rounding only
 
 
 def format_percent(fraction: float) -> str:
-    """``12 %``, with one digit after the point below 10 %; rounded up, so that "at most" stays true."""
+    """``12.3 %``; rounded up, so that "at most" stays true."""
     points = 100 * fraction
     if fraction <= NO_GAP:
         return "0 %"
-    return f"{math.ceil(points - 1e-6)} %" if points > 9.9 else f"{max(0.1, math.ceil(points * 10 - 1e-6) / 10):.1f} %"
+    return f"{max(0.1, math.ceil(points * 10 - 1e-6) / 10):.1f} %"
 
 
 def headline(comparison: Comparison) -> str:
@@ -32,10 +33,24 @@ def headline(comparison: Comparison) -> str:
     tied = [r.method for r in leaders(comparison)]
     if SINGLE in tied or speedup <= 1:
         gap = relative_gap(single_s, comparison.lower_bound_s)
-        return f"One device is best: no method is faster, and it is {_distance(gap)}."
+        return f"{_none_faster([r.method for r in comparison.results])}, and it is {_distance(gap)}."
     who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
     ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
     return f"{who} {ratio} faster than one device, {_distance(best.gap)}."
+
+
+def _none_faster(methods: list[str]) -> str:
+    """No more than was tried is claimed."""
+    tried = [name for name in methods if name != SINGLE]
+    if set(tried) >= set(HEURISTICS) - {SINGLE}:
+        return "One device is best: no method is faster"
+    if not tried:
+        return "Only one device was tried"
+    if len(tried) == 1:
+        return f"{tried[0]} is not faster than one device"
+    if len(tried) == 2:
+        return f"Neither {tried[0]} nor {tried[1]} is faster than one device"
+    return f"None of {', '.join(tried[:-1])} and {tried[-1]} is faster than one device"
 
 
 def leaders(comparison: Comparison) -> list[Result]:
