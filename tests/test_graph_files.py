@@ -225,3 +225,14 @@ def test_an_unknown_format_lists_the_known_ones(content: bytes, tmp_path: Path) 
 def test_a_saved_graph_is_recognised_without_its_suffix(graph: OpGraph, tmp_path: Path) -> None:
     save_graph(graph, tmp_path / "graph")
     assert load_graph(tmp_path / "graph") == graph
+
+
+def test_a_link_is_followed_and_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text(encoding="utf-8") == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe or a device"):
+        write_atomically(tmp_path / "pipe", "new")
+    assert (tmp_path / "pipe").is_fifo()
