@@ -6,17 +6,15 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
-import numpy as np
-
 import baselines
 from baselines.plan import Plan
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem
-from env.simulator import Priority, Simulator
+from env.simulator import Priority, Schedule, Score, Simulator
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError, UnknownNameError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import FloatArray, OpGraph
 from placement.ranking import ranked
 from placement.result import OWN_ORDER, Result, order_by_device, relative_gap, versions
 
@@ -113,9 +111,7 @@ class Solver:
 
     def _compile(self) -> None:
         """Let numba compile or load the simulator now: it would count as solve time of whichever method comes first."""
-        first = self.problem.allowed.argmax(axis=1)
-        self._simulator.score(first)
-        self._simulator.batch(first[None])
+        self._simulator.score(self.problem.allowed.argmax(axis=1))
 
     def solve(self, method: str) -> Result:
         """Run one method of `METHODS`."""
@@ -131,11 +127,7 @@ class Solver:
             plan = baselines.METHODS[name](self.problem, self._seed)
         except InfeasibleError as error:
             return self._infeasible(name, self._priority, str(error), time.perf_counter() - began)
-        priority, sequence = self._sequence(plan)
-        # The recorded order is the answer, so it is what is scored.
-        position = np.empty(len(sequence))
-        position[sequence] = np.arange(len(sequence))
-        score, schedule = self._simulator.schedule(plan.device, order=position)
+        priority, score, schedule = self._run(plan)
         seconds = time.perf_counter() - began
         reason = overflow_reason(self.problem, schedule)
         if reason is not None:
@@ -154,7 +146,7 @@ class Solver:
             reason=None,
             lower_bound_s=self.lower_bound_s,
             placement={op: names[d] for op, d in zip(graph.op_names, schedule.device.tolist(), strict=True)},
-            order=order_by_device(graph, cluster, schedule.device, sequence.tolist()),
+            order=order_by_device(graph, cluster, schedule.device, schedule.order.tolist()),
             objective_s=step_s,
             step_time_s=step_s,
             throughput=1 / step_s if step_s > 0 else None,
@@ -165,13 +157,16 @@ class Solver:
             solve_time_s=seconds,
         )
 
-    def _sequence(self, plan: Plan) -> tuple[str, IntArray]:
-        """Run a plan under its own order, if it has one, and under the asked priority; how, and the order it ran in."""
+    def _run(self, plan: Plan) -> tuple[str, Score, Schedule]:
+        """Run a plan under its own order, if it has one, and under the asked priority; which was better, and the run.
+
+        The schedule's order is the answer: as an explicit order it repeats this run exactly.
+        """
         orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
         orders[self._priority] = None
         runs = {name: self._simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
         best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
-        return best, runs[best][1].order
+        return best, *runs[best]
 
     def _infeasible(self, name: str, priority: str, reason: str, seconds: float) -> Result:
         return Result(
