@@ -13,15 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from env.cluster import Cluster
-from env.reference import (
-    Sending,
-    device_numbers,
-    memory_intervals,
-    op_seconds,
-    peak_memory,
-    simulate_reference,
-    transfer_seconds,
-)
+from env.reference import device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.reference_memory import Sending, memory_intervals, peak_memory
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
 from graphs.units import exact_bytes
@@ -73,6 +66,7 @@ def audit(
     placement: Mapping[str, str],
     priority: str = "longest_path",
     order: Sequence[str] | None = None,
+    transfer_order: Sequence[tuple[str, int, str]] | None = None,
 ) -> Audit:
     """Simulate a placement with the plain simulator and check the schedule that comes out.
 
@@ -81,13 +75,19 @@ def audit(
         placement: op name -> device name.
         priority: how devices choose, see `env.reference.simulate_reference`.
         order: all op names in the order they started; replaces ``priority``.
+        transfer_order: (producer, output number, receiving device) of every transfer in the sequence in which they
+            start, the output number counting the producer's tensors in graph order from 0; makes of ``order`` and this
+            a fixed sequence (docs/score.md).
 
     Raises:
         MismatchError: the placement or the order does not name every op of the graph exactly once, or names an
-            unknown device.
+            unknown device; or a transfer order without ``order``, of unknown names, with other transfers than the
+            placement needs, or that can never be carried out.
     """
     device = device_numbers(graph, cluster, placement)
-    result = simulate_reference(graph, cluster, device, priority, None if order is None else _ranks(graph, order))
+    ranks = None if order is None else _ranks(graph, order)
+    moves = None if transfer_order is None else _moves(graph, cluster, transfer_order)
+    result = simulate_reference(graph, cluster, device, priority, ranks, moves)
     sent = result.transfers
     schedule = _Times(
         device=np.array(device, dtype=np.int64),
@@ -104,18 +104,38 @@ def audit(
         step_time_s=result.step_time_s,
         peak_bytes={d.name: peak for d, peak in zip(cluster.devices, result.peak_bytes, strict=True)},
         bytes_moved=sum(sizes[t.tensor] for t in sent),
-        problems=tuple(check_schedule(graph, cluster, schedule)),
+        problems=tuple(check_schedule(graph, cluster, schedule, None if moves is None else ranks, moves)),
     )
 
 
-def check_schedule(graph: OpGraph, cluster: Cluster, schedule: ScheduleLike) -> list[str]:
+def check_schedule(
+    graph: OpGraph,
+    cluster: Cluster,
+    schedule: ScheduleLike,
+    order: Sequence[float] | None = None,
+    transfer_order: Sequence[tuple[int, int]] | None = None,
+) -> list[str]:
     """Everything that is wrong with a schedule, as sentences; empty if it is valid.
 
     Every op runs once, where it may, for its time, with its colocation group; one op at a time per device; each tensor
     is sent once to each device that needs it, after its production, for its transfer time, over links that carry one
-    transfer at a time; no op starts before its inputs are there; no device holds more than its memory. How devices
-    and links choose among what waits is not checked.
+    transfer at a time; no op starts before its inputs are there; no device holds more than its memory.
+
+    How devices and links choose among what waits is not checked, unless the schedule is said to be a fixed sequence:
+    then devices and exclusive links must keep to it, and nothing may start later than it must.
+
+    Args:
+        graph, cluster, schedule: any.
+        order: float [n], lower first on each device: with ``transfer_order``, the fixed sequence.
+        transfer_order: (tensor, receiving device) in sequence.
+
+    Raises:
+        MismatchError: only one of the two sequences, or not one number per op.
     """
+    if (order is None) != (transfer_order is None) or (order is not None and len(order) != graph.n_ops):
+        raise MismatchError(
+            f"a fixed sequence has a number for each of {graph.n_ops} ops and a transfer order; pass both or neither."
+        )
     n, x = graph.n_ops, len(schedule.transfer_tensor)
     lengths = [len(schedule.device), len(schedule.op_start_s), len(schedule.op_end_s)]
     if lengths != [n, n, n]:
@@ -143,6 +163,7 @@ def check_schedule(graph: OpGraph, cluster: Cluster, schedule: ScheduleLike) -> 
         *step.inputs(),
         *step.devices_and_links(),
         *step.memory(),
+        *([] if order is None or transfer_order is None else step.sequences(order, transfer_order)),
     ]
 
 
@@ -156,6 +177,17 @@ class _Times:
     transfer_target: IntArray
     transfer_start_s: FloatArray
     transfer_end_s: FloatArray
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """An op or a transfer of a fixed sequence: where it takes its turn, and when what it needs is there."""
+
+    what: str
+    places: tuple[str, ...]
+    needed_s: float
+    start_s: float
+    end_s: float
 
 
 class _Checked:
@@ -225,23 +257,24 @@ class _Checked:
                 yield f"{what} takes {taken_s} s, expected {expected_s} s."
 
     def inputs(self) -> Iterator[str]:
+        for t, c, there_s in self._reads():
+            name, producer = self.op_list[c].name, self.tensor_list[t].producer
+            if there_s is None:
+                yield f"op {name!r} reads the output of op {producer!r}, which is not sent to its device."
+            elif self.start_s[c] < there_s - self.slack_s:
+                yield (
+                    f"op {name!r} starts at {self.start_s[c]} s, before the output of op {producer!r} is on "
+                    f"{self._name(self.device[c])} at {there_s} s."
+                )
+
+    def _reads(self) -> Iterator[tuple[int, int, float | None]]:
+        """Each tensor and consumer, and when the tensor is on the consumer's device; None if never."""
         arrival_s = {(t.tensor, t.target): t.end_s for t in self.sent}
         for t, tensor in enumerate(self.tensor_list):
             producer = self.number[tensor.producer]
-            for name in tensor.consumers:
-                c = self.number[name]
-                if self.device[c] == self.device[producer]:
-                    there_s = self.end_s[producer]
-                elif (t, self.device[c]) in arrival_s:
-                    there_s = arrival_s[t, self.device[c]]
-                else:
-                    yield f"op {name!r} reads the output of op {tensor.producer!r}, which is not sent to its device."
-                    continue
-                if self.start_s[c] < there_s - self.slack_s:
-                    yield (
-                        f"op {name!r} starts at {self.start_s[c]} s, before the output of op {tensor.producer!r} is on "
-                        f"{self._name(self.device[c])} at {there_s} s."
-                    )
+            for c in (self.number[name] for name in tensor.consumers):
+                here = self.device[c] == self.device[producer]
+                yield t, c, self.end_s[producer] if here else arrival_s.get((t, self.device[c]))
 
     def devices_and_links(self) -> Iterator[str]:
         work: dict[str, list[tuple[float, float, str]]] = {}
@@ -279,6 +312,58 @@ class _Checked:
                     f"{exact_bytes(device.memory_bytes)}."
                 )
 
+    def sequences(self, order: Sequence[float], transfer_order: Sequence[tuple[int, int]]) -> Iterator[str]:
+        """Devices and exclusive links keep to a fixed sequence, and nothing waits for longer than it must."""
+        place = {(int(t), int(d)): k for k, (t, d) in enumerate(transfer_order)}
+        for tensor, target in sorted(place.keys() ^ {(s.tensor, s.target) for s in self.sent}):
+            yield f"the transfer order and the schedule differ in tensor {tensor} to device {target}."
+        turns = self._op_turns(order) + self._transfer_turns(place)
+        last: dict[str, _Turn] = {}
+        for turn in turns:
+            needed_s = turn.needed_s
+            for where in turn.places:
+                before = last.get(where)
+                if before is not None:
+                    needed_s = max(needed_s, before.end_s)
+                    if turn.start_s < before.end_s - self.slack_s:
+                        yield f"{turn.what} is out of turn on {where}, where {before.what} goes first."
+                last[where] = turn
+            if turn.start_s > needed_s + self.slack_s:
+                yield f"{turn.what} starts at {turn.start_s} s, though nothing keeps it from starting at {needed_s} s."
+
+    def _op_turns(self, order: Sequence[float]) -> list[_Turn]:
+        needed_s = [0.0] * len(self.op_list)
+        for _, c, there_s in self._reads():
+            needed_s[c] = max(needed_s[c], there_s or 0.0)
+        return [
+            _Turn(
+                f"op {self.op_list[i].name!r}",
+                (f"device {self._name(self.device[i])}",),
+                needed_s[i],
+                self.start_s[i],
+                self.end_s[i],
+            )
+            for i in sorted(range(len(self.op_list)), key=lambda i: (order[i], i))
+        ]
+
+    def _transfer_turns(self, place: Mapping[tuple[int, int], int]) -> list[_Turn]:
+        # What is not in the sequence, or stays on its device, is reported elsewhere.
+        known = [s for s in self.sent if (s.tensor, s.target) in place and s.source != s.target]
+        return [
+            _Turn(
+                f"the output of op {self.tensor_list[s.tensor].producer!r} to {self._name(s.target)}",
+                tuple(
+                    f"link {link.src} -> {link.dst}"
+                    for link in (self.cluster.links[k] for k in self.cluster.routes[s.source, s.target].links)
+                    if link.exclusive
+                ),
+                self.end_s[self.number[self.tensor_list[s.tensor].producer]],
+                s.start_s,
+                s.end_s,
+            )
+            for s in sorted(known, key=lambda s: place[s.tensor, s.target])
+        ]
+
 
 def _ranks(graph: OpGraph, order: Sequence[str]) -> list[float]:
     rank = {name: float(k) for k, name in enumerate(order)}
@@ -287,3 +372,26 @@ def _ranks(graph: OpGraph, order: Sequence[str]) -> list[float]:
         named = repr(wrong[0]) if wrong else "an op twice"
         raise MismatchError(f"an order names every op of graph {graph.name!r} exactly once; check {named}.")
     return [rank[name] for name in graph.op_names]
+
+
+def _moves(graph: OpGraph, cluster: Cluster, transfer_order: Sequence[tuple[str, int, str]]) -> list[tuple[int, int]]:
+    """Names as (tensor, receiving device)."""
+    devices = {device.name: number for number, device in enumerate(cluster.devices)}
+    outputs: dict[str, list[int]] = {name: [] for name in graph.op_names}
+    for t, producer in enumerate(graph.tensor_producer.tolist()):
+        outputs[graph.op_names[producer]].append(t)
+    result = []
+    for producer, number, device in transfer_order:
+        if producer not in outputs:
+            raise MismatchError(f"the transfer order names op {producer!r}, which graph {graph.name!r} does not have.")
+        if device not in devices:
+            raise MismatchError(
+                f"the transfer order sends to {device!r}, but cluster {cluster.name!r} has {', '.join(devices)}."
+            )
+        if not 0 <= number < len(outputs[producer]):
+            raise MismatchError(
+                f"the transfer order names output {number} of op {producer!r}, which has {len(outputs[producer])} "
+                "outputs, counted from 0."
+            )
+        result.append((outputs[producer][number], devices[device]))
+    return result

@@ -22,6 +22,8 @@ from graphs.errors import ClusterError, UnknownNameError
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
+OVERLAPPED, BLOCKING = "overlapped", "blocking"
+COMMUNICATIONS = (OVERLAPPED, BLOCKING)
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,12 @@ class Cluster:
         links: directed; ends are devices or switches (any end that is not a device is a switch).
         summary: one line for people.
         source: where the figures come from.
+        communication: how transfers count in the objective throughput (docs/score.md): ``"overlapped"``, devices compute
+            meanwhile and links carry the load; or ``"blocking"``, sender and receiver do nothing else meanwhile.
 
     Raises:
-        ClusterError: no device, a duplicate name, a doubled link, or two devices without a route.
+        ClusterError: no device, a duplicate name, a doubled link, two devices without a route, or an unknown
+            communication.
     """
 
     name: str
@@ -140,8 +145,13 @@ class Cluster:
     links: tuple[Link, ...] = ()
     summary: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
+    communication: str = OVERLAPPED
 
     def __post_init__(self) -> None:
+        if self.communication not in COMMUNICATIONS:
+            raise _refusal(
+                f"cluster {self.name!r}", "communication", self.communication, " or ".join(map(repr, COMMUNICATIONS))
+            )
         if not self.devices:
             raise ClusterError(f"cluster {self.name!r} has no devices; add at least one.")
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
@@ -182,7 +192,7 @@ class Cluster:
 
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
-        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source")]
+        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
         for device in self.devices:
             lines += ["", "[[devices]]"]
             for key, value in asdict(device).items():
@@ -224,8 +234,9 @@ class Cluster:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash (SHA-256, hex) of devices and links."""
-        content = {"devices": [asdict(d) for d in self.devices], "links": [asdict(link) for link in self.links]}
+        """Content hash (SHA-256, hex) of devices, links and communication."""
+        content: dict[str, Any] = {"devices": [asdict(d) for d in self.devices]}
+        content |= {"links": [asdict(link) for link in self.links], "communication": self.communication}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -282,7 +293,7 @@ def _route(cluster: Cluster, path: Iterable[int]) -> Route:
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
-    known = ("name", "summary", "source", "devices", "links")
+    known = ("name", "summary", "source", "communication", "devices", "links")
     for key in data:
         if key not in known:
             raise ClusterError(f"a cluster has unknown key {key!r}; known: {', '.join(known)}.")
@@ -299,6 +310,7 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
         links=tuple(link for entry in data.get("links", ()) for link in _links_from_entry(entry)),
         summary=str(data.get("summary", "")),
         source=str(data.get("source", "")),
+        communication=data.get("communication", OVERLAPPED),
     )
 
 

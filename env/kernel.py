@@ -542,6 +542,32 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
         out.peak_bytes[d] = peak
 
 
+@njit(cache=True, nogil=True)
+def _memory_in(graph, state, output, device, n_transfers):  # type: ignore[no-untyped-def]
+    n, n_devices = graph.op_s.shape
+    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
+    g: Any = pointers(graph)  # type: ignore[call-arg]
+    s: Any = pointers(state)
+    out: Any = pointers(output)
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, output.op_end.max())
+
+
+@njit(cache=True, nogil=True)
+def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-untyped-def]
+    """Fill ``output.peak_bytes`` from the times in ``output``, which `env.sequence_kernel` finds its own way.
+
+    Args:
+        graph, output: `Arrays` and `Output`.
+        device: int32 [n].
+        copy_of: int32 [e], as in `State`; copy ``m + x`` is the x-th transfer of ``output``.
+    """
+    n, n_devices = graph.op_s.shape
+    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, 0)
+    state.copy_of[:] = copy_of
+    # A call of its own: numba would free `state` here before the pointers to it are used.
+    _memory_in(graph, state, output, device, n_transfers)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.

@@ -10,18 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.cluster import Cluster
-from graphs.errors import InfeasibleError, MismatchError
+from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 
 BoolArray = NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+LATENCY, THROUGHPUT = "latency", "throughput"
+OBJECTIVES = (LATENCY, THROUGHPUT)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """The cost model of docs/score.md applied to a graph and a cluster (n ops, m tensors, D devices).
 
+    Attributes:
+        objective: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of a device or link.
+
     Raises:
+        UnknownNameError: an unknown objective.
         InfeasibleError: an op is pinned to devices the cluster does not have, or a colocation group has no
             device that all its ops may run on.
         MismatchError: an op has measured times, but none for a device it may run on, and nothing to model it by.
@@ -29,8 +35,11 @@ class Problem:
 
     graph: OpGraph
     cluster: Cluster
+    objective: str = LATENCY
 
     def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UnknownNameError("objective", str(self.objective), OBJECTIVES)
         _ = self.allowed, self.op_s
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from env.cluster import UNLIMITED_BYTES, Cluster, Device, Link, both_ways
+from env.cluster import BLOCKING, UNLIMITED_BYTES, Cluster, Device, Link, both_ways
 from graphs.errors import ClusterError
 
 # The format has measured times only: op times by device kind and transfer times per hop. These rates are never used.
@@ -17,7 +17,8 @@ def neurips_cluster(accelerators: int, cpus: int, accelerator_memory_bytes: floa
 
     Every accelerator is one link away from host memory, so an output costs its ``transfer_s`` once between an
     accelerator and a CPU core, and twice between two accelerators. CPU cores work in host memory: their links are
-    free (no latency, infinite bandwidth), do not count as a hop, and carry any number of tensors at once.
+    free (no latency, infinite bandwidth), do not count as a hop, and carry any number of tensors at once. In steady
+    state, an accelerator does nothing else while it sends or receives.
 
     Args:
         accelerators, cpus: how many of each; kinds ``"accelerator"`` and ``"cpu"``.
@@ -44,6 +45,7 @@ def neurips_cluster(accelerators: int, cpus: int, accelerator_memory_bytes: floa
         links=tuple(links),
         summary="the devices named in the problem file, around host memory",
         source="Tarnawski et al., Efficient Algorithms for Device Placement of DNN Graph Operators, NeurIPS 2020",
+        communication=BLOCKING,
     )
 
 

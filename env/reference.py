@@ -13,31 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from env.cluster import Cluster, Device
+from env.reference_memory import Sending, memory_intervals, peak_memory
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Tensor
 
 PRIORITIES = ("longest_path", "fifo", "msr")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Bytes on a device from ``start_s`` until just before ``end_s``."""
-
-    device: int
-    start_s: float
-    end_s: float
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Sending:
-    """One transfer: tensor number, source and target device numbers, start and end (s)."""
-
-    tensor: int
-    source: int
-    target: int
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +30,7 @@ class ReferenceResult:
         peak_bytes: D numbers.
         link_bytes: L numbers, bytes over each link.
         op_start_s, op_end_s: n numbers.
-        transfers: in order of request.
+        transfers: in order of request; of a fixed sequence in order of start.
     """
 
     step_time_s: float
@@ -68,6 +48,7 @@ def simulate_reference(
     placement: Sequence[int] | Mapping[str, str],
     priority: str = "longest_path",
     order: Sequence[float] | None = None,
+    transfer_order: Sequence[tuple[int, int]] | None = None,
 ) -> ReferenceResult:
     """Simulate one step.
 
@@ -76,14 +57,19 @@ def simulate_reference(
         placement: a device number per op, or device names by op name.
         priority: ``"longest_path"``, ``"fifo"`` or ``"msr"``.
         order: a number per op, lower first; replaces ``priority``.
+        transfer_order: (tensor, receiving device) of every transfer; makes of ``order`` and this a fixed sequence.
 
     Raises:
         UnknownNameError: the priority does not exist.
-        MismatchError: the placement is not one device of the cluster per op of the graph.
+        MismatchError: the placement is not one device of the cluster per op of the graph; a transfer order without
+            ``order``, with other transfers than the placement needs, or that can never be carried out.
     """
     if order is None and priority not in PRIORITIES:
         raise UnknownNameError("priority", priority, PRIORITIES)
-    step = _Step(graph, cluster, device_numbers(graph, cluster, placement), priority, order)
+    numbers = device_numbers(graph, cluster, placement)
+    step = _Step(graph, cluster, numbers, priority, order)
+    if transfer_order is not None:
+        step = _FixedStep(graph, cluster, numbers, priority, order, transfer_order=[(t, d) for t, d in transfer_order])
     step.run()
     return step.result()
 
@@ -133,57 +119,6 @@ def transfer_seconds(tensor: Tensor, cluster: Cluster, source: int, target: int)
     latency_s = sum(link.latency_s for link in links)
     slowest = min((link.bandwidth_bytes_per_s for link in links), default=math.inf)
     return latency_s + tensor.bytes / slowest
-
-
-def memory_intervals(
-    ops: Sequence[Op],
-    tensors: Sequence[Tensor],
-    device: Sequence[int],
-    op_start_s: Sequence[float],
-    op_end_s: Sequence[float],
-    transfers: Sequence[Sending],
-) -> list[Interval]:
-    """Everything that takes memory for part of the step: workspaces and the copies of tensors."""
-    number = {op.name: i for i, op in enumerate(ops)}
-    found = [
-        Interval(device[i], op_start_s[i], op_end_s[i], op.workspace_bytes)
-        for i, op in enumerate(ops)
-        if op.workspace_bytes > 0
-    ]
-    sent: dict[int, list[Sending]] = {}
-    for transfer in transfers:
-        sent.setdefault(transfer.tensor, []).append(transfer)
-    for t, tensor in enumerate(tensors):
-        producer = number[tensor.producer]
-        readers = [number[name] for name in tensor.consumers]
-        home = device[producer]
-        last_use_s = [op_end_s[producer]]
-        last_use_s += [op_end_s[c] for c in readers if device[c] == home]
-        last_use_s += [transfer.end_s for transfer in sent.get(t, ())]
-        found.append(Interval(home, op_start_s[producer], max(last_use_s), tensor.bytes))
-        for transfer in sent.get(t, ()):
-            ends = [op_end_s[c] for c in readers if device[c] == transfer.target]
-            found.append(Interval(transfer.target, transfer.start_s, max(ends, default=transfer.end_s), tensor.bytes))
-    return found
-
-
-def peak_memory(kept_bytes: Sequence[int], intervals: Sequence[Interval]) -> tuple[int, ...]:
-    """The largest sum of bytes at any instant, per device; ``kept_bytes`` are there all the time."""
-    changes: list[list[tuple[float, int]]] = [[] for _ in kept_bytes]
-    for interval in intervals:
-        if interval.start_s < interval.end_s:
-            changes[interval.device] += [
-                (interval.start_s, interval.size_bytes),
-                (interval.end_s, -interval.size_bytes),
-            ]
-    peaks = []
-    for kept, events in zip(kept_bytes, changes, strict=True):
-        now = peak = kept
-        for _, change in sorted(events):  # at one instant, what ends (a negative change) comes first
-            now += change
-            peak = max(peak, now)
-        peaks.append(peak)
-    return tuple(peaks)
 
 
 @dataclass
@@ -239,7 +174,7 @@ class _Step:
 
     def run(self) -> None:
         while True:
-            while self._end_ops() + self._arrive() + self._start_ops():
+            while self._end_ops() + self._arrive() + self._start_transfers() + self._start_ops():
                 pass
             upcoming = [self.end_s[i] for i in self.running.values()] + [end for end, _ in self.under_way[:1]]
             if not upcoming:
@@ -262,8 +197,14 @@ class _Step:
     def _request(self, tensor: int, source: int, target: int) -> None:
         links = self.cluster.routes[source, target].links
         start = max([self.now, *(self.link_free_s[link] for link in links if self.cluster.links[link].exclusive)])
+        self._send(tensor, source, target, start)
+
+    def _start_transfers(self) -> int:
+        return 0  # links serve first come, first served: a request settles the start
+
+    def _send(self, tensor: int, source: int, target: int, start: float) -> None:
         end = start + self._transfer_s(tensor, source, target)
-        for link in links:
+        for link in self.cluster.routes[source, target].links:
             self.link_free_s[link] = end
             self.link_bytes[link] += self.tensors[tensor].bytes
         heapq.heappush(self.under_way, (end, len(self.transfers)))
@@ -288,14 +229,18 @@ class _Step:
     def _start_ops(self) -> int:
         started = 0
         for d, ready in enumerate(self.ready):
-            if d not in self.running and ready:
-                i = min(ready, key=self._rank)
+            i = None if d in self.running else self._choice(d)
+            if i is not None:
                 ready.remove(i)
                 self.running[d] = i
                 self.start_s[i] = self.now
                 self.end_s[i] = self.now + self.op_s[i]
                 started += 1
         return started
+
+    def _choice(self, device: int) -> int | None:
+        """What an idle device starts now."""
+        return min(self.ready[device], key=self._rank, default=None)
 
     def _rank(self, i: int) -> tuple[float, ...]:
         """Ready ops start in increasing order of this."""
@@ -334,3 +279,83 @@ class _Step:
             op_end_s=tuple(self.end_s),
             transfers=tuple(self.transfers),
         )
+
+
+@dataclass
+class _FixedStep(_Step):
+    """A step in which devices and links wait for what is next in their sequence."""
+
+    transfer_order: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        order = self.order
+        if order is None:
+            raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
+        self.next_ops = [
+            sorted((i for i, own in enumerate(self.device) if own == d), key=lambda i: (order[i], i), reverse=True)
+            for d in range(len(self.cluster.devices))
+        ]
+        self.home = [self.device[self.graph.op_names.index(tensor.producer)] for tensor in self.tensors]
+        self._refuse_other_transfers()
+        self.made: set[int] = set()
+        self.waiting = list(self.transfer_order)
+        self.not_ended = list(self.transfer_order)
+
+    def _refuse_other_transfers(self) -> None:
+        needed = {
+            (t, self.device[c])
+            for t, readers in enumerate(self.readers)
+            for c in readers
+            if self.device[c] != self.home[t]
+        }
+        for pair in needed.symmetric_difference(self.transfer_order):
+            found = "lacks" if pair in needed else "has"
+            raise MismatchError(
+                f"a transfer order has exactly the transfers that the placement needs; it {found} tensor {pair[0]} to "
+                f"device {pair[1]}."
+            )
+        if len(needed) < len(self.transfer_order):
+            raise MismatchError(f"the transfer order has {len(self.transfer_order)} transfers, expected {len(needed)}.")
+
+    def run(self) -> None:
+        super().run()
+        for queue in self.next_ops:
+            if queue:
+                name = self.ops[queue[-1]].name
+                raise MismatchError(f"the sequences can never be carried out: op {name!r} waits without end.")
+
+    def _request(self, tensor: int, source: int, target: int) -> None:
+        self.made.add(tensor)
+
+    def _start_transfers(self) -> int:
+        startable = [pair for pair in self.waiting if pair[0] in self.made and not self._blocked(pair)]
+        for tensor, target in startable:
+            self.waiting.remove((tensor, target))
+            self._send(tensor, self.home[tensor], target, self.now)
+        return len(startable)
+
+    def _blocked(self, pair: tuple[int, int]) -> bool:
+        """Whether an earlier transfer over one of its exclusive links has not ended."""
+        earlier = self.not_ended[: self.not_ended.index(pair)]
+        return any(self._exclusive(pair) & self._exclusive(other) for other in earlier)
+
+    def _exclusive(self, pair: tuple[int, int]) -> set[int]:
+        links = self.cluster.routes[self.home[pair[0]], pair[1]].links
+        return {link for link in links if self.cluster.links[link].exclusive}
+
+    def _deliver(self, tensor: int, device: int) -> None:
+        if device != self.home[tensor]:
+            self.not_ended.remove((tensor, device))
+        super()._deliver(tensor, device)
+
+    def _choice(self, device: int) -> int | None:
+        queue = self.next_ops[device]
+        if not queue or queue[-1] not in self.ready[device]:
+            return None
+        return queue.pop()
+
+    def result(self) -> ReferenceResult:
+        place = {pair: k for k, pair in enumerate(self.transfer_order)}
+        self.transfers.sort(key=lambda sent: (sent.start_s, place[sent.tensor, sent.target]))
+        return super().result()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from env import kernel
+from env import kernel, sequence_kernel
 from env.problem import Problem
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray
@@ -49,8 +49,10 @@ class Schedule:
     Attributes:
         device: int64 [n], device of each op.
         op_start_s, op_end_s: float64 [n].
-        order: int64 [n], op numbers in the sequence they start; as an explicit order it repeats the step exactly.
-        transfer_tensor, transfer_source, transfer_target: int64 [x], tensor and devices, in order of request.
+        order: int64 [n], op numbers in the sequence they start; as an explicit order it repeats the step exactly, for a
+            fixed sequence together with `transfer_order`.
+        transfer_tensor, transfer_source, transfer_target: int64 [x], tensor and devices, in order of request, or of
+            start in a fixed sequence. Over any one exclusive link both are the sequence of the transfers.
         transfer_start_s, transfer_end_s: float64 [x].
     """
 
@@ -68,6 +70,11 @@ class Schedule:
     def step_time_s(self) -> float:
         """End of the last op."""
         return float(self.op_end_s.max())
+
+    @property
+    def transfer_order(self) -> IntArray:
+        """int64 [x, 2], (tensor, receiving device): with `order` as explicit order, the fixed sequence that was run."""
+        return np.column_stack([self.transfer_tensor, self.transfer_target])
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +119,37 @@ class Simulator:
         self._arrays = _arrays(problem)
 
     def score(
-        self, device: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, order: ArrayLike | None = None
+        self,
+        device: ArrayLike,
+        priority: Priority | str = Priority.LONGEST_PATH,
+        order: ArrayLike | None = None,
+        transfer_order: ArrayLike | None = None,
     ) -> Score:
-        """Score one placement; ``order`` (float [n], lower first) replaces ``priority``."""
-        return self._run(device, priority, order)[0]
+        """Score one placement.
+
+        Args:
+            device: int [n].
+            priority: how devices choose among ready ops.
+            order: float [n], lower first; replaces ``priority``.
+            transfer_order: int [x, 2], (tensor, receiving device) of every transfer. With it the step is a fixed
+                sequence (docs/score.md): devices and links wait for what is next rather than take what is ready.
+
+        Raises:
+            MismatchError: not a placement or an order of this problem; a transfer order without ``order``, with other
+                transfers than the placement needs, or that can never be carried out.
+            UnknownNameError: the priority does not exist.
+        """
+        return self._run(device, priority, order, transfer_order)[0]
 
     def schedule(
-        self, device: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, order: ArrayLike | None = None
+        self,
+        device: ArrayLike,
+        priority: Priority | str = Priority.LONGEST_PATH,
+        order: ArrayLike | None = None,
+        transfer_order: ArrayLike | None = None,
     ) -> tuple[Score, Schedule]:
-        """Score one placement and say when every op and transfer starts and ends."""
-        score, placed, out, count = self._run(device, priority, order)
+        """`score`, and when every op and transfer starts and ends."""
+        score, placed, out, count = self._run(device, priority, order, transfer_order)
         source, target = np.divmod(out.transfer_pair[:count].astype(np.int64), self.problem.cluster.n_devices)
         return score, Schedule(
             device=placed.astype(np.int64),
@@ -150,12 +178,19 @@ class Simulator:
         return BatchScores(time_s, busy_s, peak, links, moved, feasible)
 
     def _run(
-        self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None
+        self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None, transfer_order: ArrayLike | None
     ) -> tuple[Score, kernel.Index, kernel.Output, int]:
         placed = self._checked(device, 1)
         mode, explicit = self._mode(priority, order, placed.shape)
-        n_links = len(self.problem.cluster.links)
-        time_s, count, moved, out = kernel.run_one(self._arrays, n_links, placed, mode, explicit)
+        if transfer_order is None:
+            n_links = len(self.problem.cluster.links)
+            time_s, count, moved, out = kernel.run_one(self._arrays, n_links, placed, mode, explicit)
+        elif order is None:
+            raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
+        else:
+            time_s, count, moved, out = sequence_kernel.run(
+                self.problem, self._arrays, placed, explicit, transfer_order
+            )
         feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
         score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible)
         return score, placed, out, count

@@ -6,7 +6,8 @@
     ├── CaptureError          a model that cannot be traced
     ├── ClusterError          a cluster that is not what it says (also a ValueError)
     ├── UnknownNameError      a model, method, cluster or option that does not exist (also a ValueError)
-    ├── MismatchError         a placement for another graph, or not placing every op exactly once (also a ValueError)
+    ├── MismatchError         a placement for another graph, or not placing every op
+    │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
     └── InfeasibleError       no placement can satisfy memory and pins
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -39,7 +40,7 @@ class ClusterError(PlacementError, ValueError):
 
 
 class MismatchError(PlacementError, ValueError):
-    """A placement that does not belong to the graph or the cluster it is used with."""
+    """What does not belong together: a placement and a graph or cluster, or a method and an objective."""
 
 
 class InfeasibleError(PlacementError):

@@ -18,6 +18,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "name": cluster.name,
         "summary": cluster.summary,
         "source": cluster.source,
+        "communication": cluster.communication,
         "devices": [_plain(asdict(device)) for device in cluster.devices],
         "links": [_plain(asdict(link)) for link in cluster.links],
     }
@@ -32,7 +33,8 @@ def cluster_from_dict(data: Any) -> Cluster:
     try:
         devices = tuple(Device(**_number(entry)) for entry in data["devices"])
         links = tuple(Link(**_number(entry)) for entry in data["links"])
-        return Cluster(data["name"], devices, links, data["summary"], data["source"])
+        about = {key: data[key] for key in ("name", "summary", "source", "communication")}
+        return Cluster(devices=devices, links=links, **about)
     except (TypeError, KeyError, AttributeError) as error:
         raise ClusterError(f"the cluster is incomplete or has a wrong type ({error}).") from None
 

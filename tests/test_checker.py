@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,14 @@ from strategies import placements, problems
 
 import env.checker
 import env.reference
+import env.reference_loads
+import env.reference_memory
 from env.checker import audit, check_schedule
-from env.cluster import Cluster, Device, both_ways
-from env.problem import Problem
+from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
+from env.loads import loads
+from env.problem import THROUGHPUT, Problem
 from env.reference import simulate_reference
+from env.reference_loads import reference_loads
 from env.simulator import Priority, Schedule, Simulator
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -164,11 +169,12 @@ def test_the_reference_knows_the_priorities_of_the_simulator() -> None:
     assert list(env.reference.PRIORITIES) == [priority.value for priority in Priority]
 
 
-@pytest.mark.parametrize("module", [env.reference, env.checker])
+@pytest.mark.parametrize("module", [env.reference, env.reference_loads, env.reference_memory, env.checker])
 def test_the_second_opinion_shares_no_code_with_the_first(module: object) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not imported & {"env.kernel", "env.simulator", "env.problem", "env.timeline", "env.bounds"}
+    own = {"env.cluster", "env.reference", "env.reference_loads", "env.reference_memory"}
+    assert {name for name in imported if name.startswith("env.")} <= own
 
 
 @pytest.mark.parametrize(("pin", "suits"), [("gpu0", True), ("gpu", True), ("cpu0", False), ("", False)])
@@ -177,3 +183,58 @@ def test_pins_by_name_or_kind(pin: str, suits: bool) -> None:
     pinned = OpGraph.build([dataclasses.replace(op, pins=(pin,) if op.name == "x" else ()) for op in ops], tensors)
     problems = [found for found in check_schedule(pinned, CLUSTER, good()) if "may only run on" in found]
     assert (not problems) == suits
+
+
+# -- loads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("communication", COMMUNICATIONS)
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.data())
+def test_loads_agree_with_the_plain_ones(communication: str, data: st.DataObject) -> None:
+    drawn = data.draw(problems())
+    cluster = dataclasses.replace(drawn.cluster, communication=communication)
+    placement = data.draw(placements(drawn))
+    fast = loads(Problem(drawn.graph, cluster, THROUGHPUT), placement)
+    slow = reference_loads(drawn.graph, cluster, placement.tolist())
+    np.testing.assert_allclose(fast.device_s, slow.device_s, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(fast.link_s, slow.link_s, rtol=1e-9, atol=1e-12)
+    assert fast.value_s == pytest.approx(slow.value_s, rel=1e-9)
+    assert fast.held_bytes.tolist() == list(slow.held_bytes)
+    assert (fast.bytes_moved, fast.feasible) == (slow.bytes_moved, slow.feasible)
+
+
+@pytest.mark.parametrize("measured_s", [None, 5.0])
+@pytest.mark.parametrize("communication", COMMUNICATIONS)
+def test_loads_by_hand(communication: str, measured_s: float | None) -> None:
+    # Two accelerators on a switch; the CPU core works in the switch's memory. x goes to both others.
+    devices = tuple(Device(name, "any", 300, {"float32": 1.0}, 1.0) for name in ("a", "b", "cpu"))
+    links = (
+        *both_ways("a", "host", 10.0, 1.0),
+        *both_ways("b", "host", 10.0, 1.0),
+        *both_ways("cpu", "host", math.inf, 0.0),
+    )
+    cluster = Cluster("host", devices, links, communication=communication)
+    graph = OpGraph.build(
+        [
+            Op("x", time_s={"*": 2.0}, kept_bytes=200, workspace_bytes=7),
+            Op("y", time_s={"*": 3.0}, workspace_bytes=50),
+            Op("y2", time_s={"*": 1.0}, workspace_bytes=60),
+            Op("z", time_s={"*": 9.0}, kept_bytes=281),
+        ],
+        [Tensor("x", 20, ("y", "y2", "z"), transfer_s=measured_s), Tensor("y", 1, ("y2",))],
+    )
+    found = reference_loads(graph, cluster, {"x": "a", "y": "b", "y2": "b", "z": "cpu"})
+    to_b_s, to_cpu_s = (2 + 20 / 10, 1 + 20 / 10) if measured_s is None else (2 * 5.0, 5.0)
+    if communication == "blocking":
+        once_s = to_b_s if measured_s is None else measured_s
+        assert found.device_s == (2 + once_s, 4 + once_s, 9)
+        assert found.link_s == (0,) * 6
+        assert found.value_s == 9
+    else:
+        assert found.device_s == (2, 4, 9)
+        assert found.link_s == (to_b_s + to_cpu_s, 0, 0, to_b_s, 0, 0)
+        assert found.value_s == max(9, to_b_s + to_cpu_s)
+    assert found.held_bytes == (200 + 20 + 7, 20 + 1 + 60, 281 + 20)
+    assert found.bytes_moved == 40
+    assert not found.feasible  # 301 bytes on the CPU
