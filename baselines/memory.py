@@ -1,7 +1,7 @@
-"""Memory while placing: a static account per device, checked and tightened by the simulator.
+"""Memory while placing: a static account per device, checked and tightened by scoring.
 
-What fits is known only over time (docs/score.md, "Memory"), after everything is placed. So a heuristic places against
-an `Allowance`, the finished plan is simulated, and where it overflows the heuristic tries again with a tighter one.
+What fits is known only after everything is placed (docs/score.md, "Memory" and "Throughput"). So a heuristic places
+against an `Allowance`, the finished plan is scored, and where it overflows the heuristic tries again with a tighter one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 
 from baselines.plan import Plan
 from baselines.units import Units
-from env.problem import BoolArray, Problem
+from env.loads import held_reason, loads, owners
+from env.problem import THROUGHPUT, BoolArray, Problem
 from graphs.errors import InfeasibleError
 from graphs.opgraph import FloatArray, IntArray
 from graphs.units import exact_bytes
@@ -90,18 +91,14 @@ def no_room(
 
 
 def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Plan:
-    """Call ``build`` again and again until the simulator finds its plan within memory.
+    """Call ``build`` again and again until its plan is within memory under the problem's objective.
 
-    At first only kept bytes are charged. Whatever else is on an overflowing device at its peak is charged, from then
+    At first only kept bytes are charged. Whatever else is on an overflowing device (at its peak) is charged, from then
     on, to the units that put it there, so that they do not meet on a device of that size again.
 
     Raises:
         InfeasibleError: none of the attempts fits; names op, device, bytes needed and bytes free.
     """
-    from env.simulator import Simulator  # loads the compiler: only when something is placed
-
-    problem = units.problem
-    simulator = Simulator(problem)
     held, share = np.zeros(units.count, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
     for _ in range(_ATTEMPTS):
@@ -113,14 +110,21 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
                 raise  # kept bytes and one op's tensors at a time are the least any placement needs
             share *= _RELENT
             continue
-        over = simulator.score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
+        over = excess_bytes(units.problem, plan)
         if over.max() <= 0:
             return plan
         failed.append((int(over.max()), plan))
-        _, schedule = simulator.schedule(plan.device, order=plan.order)
-        for device in np.flatnonzero(over > 0).tolist():
-            held = np.maximum(held, _held_at_peak(units, schedule, device))
-    raise overflow(problem, min(failed, key=lambda attempt: attempt[0])[1])
+        held = np.maximum(held, _held(units, plan, over > 0))
+    raise overflow(units.problem, min(failed, key=lambda attempt: attempt[0])[1])
+
+
+def excess_bytes(problem: Problem, plan: Plan) -> IntArray:
+    """int64 [D]: by how much each device's memory is exceeded under the problem's objective; 0 or less where it fits."""
+    if problem.objective == THROUGHPUT:
+        return loads(problem, plan.device).held_bytes - problem.capacity_bytes
+    from env.simulator import Simulator  # loads the compiler: only when something is placed
+
+    return Simulator(problem).score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
 
 
 def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntArray, Ledger], int]) -> Plan:
@@ -142,14 +146,32 @@ def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntAr
 
 
 def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
-    """The error for a plan whose peak exceeds a device's memory."""
+    """The error for a plan that exceeds a device's memory."""
+    if problem.objective == THROUGHPUT:
+        reason = held_reason(problem, plan.device)
+    else:
+        from env.simulator import Simulator
+        from env.timeline import overflow_reason
+
+        _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
+        reason = overflow_reason(problem, schedule)
+    assert reason is not None, "the score and its reason disagree about memory"
+    return InfeasibleError(reason)
+
+
+def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
+    """int64 [U]: bytes on the full devices, bool [D], beside kept bytes, by the unit that puts them there."""
+    problem = units.problem
+    if problem.objective == THROUGHPUT:
+        tensor, device, op = owners(problem, plan.device)
+        there = full[device]
+        per_op = np.bincount(op[there], problem.graph.tensor_bytes[tensor[there]], problem.graph.n_ops)
+        return np.add.reduceat(per_op[units.members], units.ptr[:-1]).astype(np.int64)
     from env.simulator import Simulator
-    from env.timeline import overflow_reason
 
     _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
-    reason = overflow_reason(problem, schedule)
-    assert reason is not None, "the simulator and the timeline disagree about memory"
-    return InfeasibleError(reason)
+    by_device = [_held_at_peak(units, schedule, d) for d in np.flatnonzero(full).tolist()]
+    return np.maximum.reduce(by_device)
 
 
 def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:

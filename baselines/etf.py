@@ -1,0 +1,56 @@
+"""m-ETF: earliest task first, within memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baselines.list_scheduling import (
+    Estimate,
+    Scheduler,
+    first_estimate,
+    place_as_estimated,
+    rank_order,
+    start_earliest,
+)
+from baselines.paths import upward_rank
+from baselines.plan import Plan
+from baselines.units import Units
+from env.problem import Problem
+
+
+def m_etf(problem: Problem, seed: int) -> Plan:
+    """Again and again the op that can start first, on the device where it can.
+
+    Sources: J.-J. Hwang, Y.-C. Chow, F. Anger, C.-Y. Lee, "Scheduling Precedence Graphs in Systems with Interprocessor
+    Communication Times", SIAM J. Computing 18(2), 1989 (doi:10.1137/0218016); with memory: B. Jeon, L. Cai,
+    P. Srivastava et al., "Baechi: Fast Device Placement of Machine Learning Graphs", SoCC 2020
+    (doi:10.1145/3419111.3421302).
+    As published, only starts are compared, so that a slow device that is free is preferred to a fast one that is busy;
+    links are never busy in its own estimate; of ops that can start at once the one with the longest path ahead does.
+    Beyond the papers: such an op takes the device that runs it fastest, and the first op of a colocation group
+    fixes the device of all.
+
+    Every device keeps its candidates in two heaps, by start and by rank, from which those placed elsewhere vanish when
+    they come up: O(e D + n D log n), with room for 3 n D numbers.
+
+    Raises:
+        InfeasibleError: a unit finds no room, or the step overflows a device.
+    """
+    units = Units(problem)
+    return place_as_estimated(units, _scheduler(units))
+
+
+def estimated_schedule(problem: Problem) -> Estimate:
+    """ETF's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
+
+    Raises:
+        InfeasibleError: a unit finds no room.
+    """
+    units = Units(problem)
+    return first_estimate(units, _scheduler(units))
+
+
+def _scheduler(units: Units) -> Scheduler:
+    op_of = rank_order(units.problem, upward_rank(units.problem))
+    nobody = np.full(len(op_of), -1, dtype=np.int64)
+    return lambda allowance: start_earliest(units, op_of, allowance, nobody)
