@@ -95,18 +95,20 @@ def run_interruptible(work: Callable[[], ResultT], stop: Callable[[], None], bud
     """
     done: list[ResultT] = []
     failed: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             done.append(work())
         except BaseException as error:  # handed to the caller below
             failed.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.is_set():
         try:
-            thread.join(_POLL_S)
+            ended.wait(_POLL_S)  # Thread.join takes a thread for dead when it is interrupted
         except KeyboardInterrupt:
             if budget.interrupted:
                 raise  # asked twice: leave at once

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +13,14 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from strategies import allowed_placements, problems
 
+from baselines import METHODS
 from env.bounds import Bound, lower_bound
 from env.cluster import Cluster, Device, both_ways
+from env.head_bounds import Pairs
 from env.problem import Problem
 from env.simulator import Simulator
+from graphs.errors import MismatchError
+from graphs.generators import GENERATORS
 from graphs.opgraph import Op, OpGraph, Tensor
 
 
@@ -54,7 +60,7 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> 
     everything, rank = np.repeat(placements, len(orders), axis=0), np.tile(orders, (len(placements), 1))
     best_s = simulator.batch(everything, orders=rank).step_time_s.min()
     found = lower_bound(problem)
-    for value in (found.critical_path_s, found.area_s, found.interval_s, found.value_s):
+    for value in (found.critical_path_s, found.communication_s, found.area_s, found.interval_s, found.value_s):
         assert value <= best_s
     if found.memory_reason is not None:
         assert not simulator.batch(everything, orders=rank).feasible.any()
@@ -70,6 +76,40 @@ def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
         assert found.value_s <= score.step_time_s
         assert 0 <= found.gap(score.step_time_s) <= 1
         assert not (score.feasible and found.memory_reason)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from((0.2, 1.0, 5.0)), st.sampled_from(sorted(GENERATORS)))
+def test_no_method_beats_the_bound_of_a_generated_graph(seed: int, ccr: float, shape: str) -> None:
+    graph = GENERATORS[shape](30, seed, ccr)
+    devices = tuple(replace(device(f"d{i}", 2**60), peak_flops={"float32": 1e12}) for i in range(3))
+    links = tuple(link for d in devices for link in both_ways(d.name, "switch", 1e10, 1e-6))
+    problem = Problem(graph, Cluster("three", devices, links))
+    found, simulator = lower_bound(problem), Simulator(problem)
+    for method in METHODS.values():
+        try:
+            plan = method(problem, seed)
+        except MismatchError:  # not for this objective
+            continue
+        assert found.value_s <= simulator.score(plan.device, order=plan.order).step_time_s
+    rng = np.random.default_rng(seed)
+    times_s = simulator.batch(rng.integers(0, 3, (20, graph.n_ops))).step_time_s
+    assert found.value_s <= times_s.min()
+    assert found.critical_path_s <= found.communication_s * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    pairs = Pairs.of(problem)
+    head_s, tail_s = pairs.heads(), pairs.tails()
+    score, schedule = Simulator(problem).schedule(data.draw(allowed_placements(problem)))
+    slack_s = 1e-9 * score.step_time_s
+    assert (head_s <= schedule.op_start_s + slack_s).all()
+    assert (tail_s <= score.step_time_s - schedule.op_end_s + slack_s).all()
+    assert (pairs.heads(1) <= head_s + slack_s).all()  # looking further never weakens
+    assert (pairs.tails(1) <= tail_s + slack_s).all()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -109,6 +149,63 @@ def test_the_critical_path_takes_the_fastest_device_and_free_transfers() -> None
     ops = [Op("a", time_s={"fast": 1.0, "slow": 9.0}), Op("b", time_s={"fast": 8.0, "slow": 2.0})]
     devices = (device("fast"), device("slow"))
     assert bound(ops, [("a", "b")], cluster(*devices)).critical_path_s == pytest.approx(3.0)
+
+
+def test_a_transfer_is_paid_or_avoided_by_waiting() -> None:
+    # Two inputs of 5 s each, one device each: the second arrives 3 s later, or both run on one device, 10 s.
+    ops = [op("a", 5.0), op("b", 5.0), op("last", 2.0)]
+    for size, expected in ((3, 5 + 3 + 2), (30, 10 + 2)):
+        graph = OpGraph.build(ops, [Tensor("a", size, ("last",)), Tensor("b", size, ("last",))])
+        found = lower_bound(Problem(graph, equal(2)))
+        assert found.critical_path_s == pytest.approx(7.0)
+        assert found.communication_s == pytest.approx(expected)
+        mirrored = OpGraph.build(ops, [Tensor("last", size, ("a",)), Tensor("last", size, ("b",))])
+        assert lower_bound(Problem(mirrored, equal(2))).communication_s == pytest.approx(expected)
+
+
+def test_what_must_be_local_brings_its_own_inputs_along() -> None:
+    # Nothing is worth sending, so all four run on one device, though only two of them wait for each other directly.
+    ops = [op(name, 3.0) for name in "abcd"]
+    tensors = [Tensor("a", 50, ("c",)), Tensor("b", 50, ("c",)), Tensor("c", 50, ("d",))]
+    assert lower_bound(Problem(OpGraph.build(ops, tensors), equal(3))).communication_s == pytest.approx(12.0)
+
+
+def test_ops_that_share_a_device_never_pay_and_ops_that_cannot_always_do() -> None:
+    times = {"gpu": 1.0, "cpu": 1.0}
+    devices = (device("gpu0"), device("cpu0", kind="cpu"))
+    apart = [Op("a", time_s=times, pins=("gpu",)), Op("b", time_s=times, pins=("cpu",))]
+    assert bound(apart, [("a", "b")], cluster(*devices)).communication_s == pytest.approx(3.0)
+    shared = [Op(name, time_s=times, colocation="both") for name in "ab"]
+    assert bound(shared, [("a", "b")], cluster(*devices)).communication_s == pytest.approx(2.0)
+    three = [op(name, 4.0, colocation="all") for name in "abc"]  # sending would save three seconds, but nobody may
+    assert bound(three, [("a", "c"), ("b", "c")], equal(2)).communication_s == pytest.approx(12.0)
+
+
+def test_a_measured_transfer_counts_once_per_link() -> None:
+    ops = [op("a", 1.0, pins=("d0",)), op("b", 1.0, pins=("d1",))]
+    graph = OpGraph.build(ops, [Tensor("a", 1, ("b",), 4.0)])
+    assert lower_bound(Problem(graph, equal(2))).communication_s == pytest.approx(1 + 2 * 4 + 1)
+
+
+def test_free_links_leave_the_critical_path_alone() -> None:
+    links = tuple(link for name in ("d0", "d1") for link in both_ways(name, "host", math.inf, 0.0))
+    ops = [op("a", 5.0), op("b", 5.0), op("last", 2.0)]
+    graph = OpGraph.build(ops, [Tensor("a", 30, ("last",)), Tensor("b", 30, ("last",))])
+    found = lower_bound(Problem(graph, Cluster("host", (device("d0"), device("d1")), links)))
+    assert found.communication_s == pytest.approx(7.0)
+
+
+# -- the largest load ---------------------------------------------------------------------------------------------
+
+
+def test_a_load_is_at_least_an_even_share_and_the_largest_unit() -> None:
+    ops = [op(f"op{i}", 3.0) for i in range(8)]
+    found = lower_bound(Problem(OpGraph.build(ops, []), equal(4), "throughput"))
+    assert (found.area_s, found.interval_s) == pytest.approx((6.0, 3.0))
+    tied = [replace(o, colocation="tied" if i < 3 else None) for i, o in enumerate(ops)]
+    found = lower_bound(Problem(OpGraph.build(tied, []), equal(4), "throughput"))
+    assert (found.area_s, found.interval_s) == pytest.approx((6.0, 9.0))
+    assert (found.critical_path_s, found.communication_s, found.value_s) == pytest.approx((0.0, 0.0, 9.0))
 
 
 def test_area_of_equal_devices_is_an_even_share() -> None:
