@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from env.cluster import Cluster
+from env.problem import LATENCY
 from env.simulator import Priority
 from graphs.opgraph import OpGraph
-from placement.optimization import HEURISTICS, Solver, check_options, check_problem
+from placement.methods import check_options, default_methods, supports
+from placement.optimization import check_problem
 from placement.ranking import SINGLE, ranked, ties
-from placement.result import Result, versions
+from placement.result import Result, relative_gap, versions
+from placement.solver import Solver
 
 Progress = Callable[[str, int, int], None]
 
@@ -24,11 +28,12 @@ class Comparison:
 
     Attributes:
         graph, cluster: the problem.
-        objective: what was minimised: ``"latency"``, the makespan of one step.
-        lower_bound_s: no placement can have a smaller objective.
+        objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load.
+        lower_bound_s: no placement can have a smaller objective: the best bound that any method proved.
         seed: of everything random.
         results: best first: feasible ones by objective, ties by fewer devices, then by name; infeasible ones last.
-        single_device_s: step time of the best single device, what speed-ups refer to; None if the graph fits on none.
+        unsupported: methods that were asked for and do not serve the objective.
+        single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
     """
@@ -39,6 +44,7 @@ class Comparison:
     lower_bound_s: float
     seed: int
     results: tuple[Result, ...]
+    unsupported: tuple[str, ...]
     single_device_s: float | None
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
@@ -55,9 +61,9 @@ class Comparison:
 
     def speedup(self, result: Result) -> float | None:
         """How many times faster than the best single device; None where either is infeasible."""
-        if result.step_time_s is None or self.single_device_s is None:
+        if result.objective_s is None or self.single_device_s is None:
             return None
-        return self.single_device_s / result.step_time_s if result.step_time_s > 0 else 1.0
+        return self.single_device_s / result.objective_s if result.objective_s > 0 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -71,6 +77,7 @@ class Comparison:
             "cluster_hash": self.cluster.hash,
             "versions": dict(self.versions),
             "command": self.command,
+            "unsupported": list(self.unsupported),
             "results": [self._row(result) for result in self.results],
         }
 
@@ -81,6 +88,7 @@ class Comparison:
     def _row(self, result: Result) -> dict[str, Any]:
         return {
             "method": result.method,
+            "chosen": result.chosen,
             "objective_s": result.objective_s,
             "step_time_s": result.step_time_s,
             "feasible": result.feasible,
@@ -90,6 +98,8 @@ class Comparison:
             "peak_bytes": None if result.peak_bytes is None else dict(result.peak_bytes),
             "bytes_moved": result.bytes_moved,
             "solve_time_s": result.solve_time_s,
+            "interrupted": result.interrupted,
+            "note": result.note,
             "placement": None if result.placement is None else dict(result.placement),
         }
 
@@ -100,41 +110,57 @@ def compare(
     methods: Sequence[str] | None = None,
     *,
     seed: int = 0,
-    objective: str = "latency",
+    objective: str = LATENCY,
     priority: str = Priority.LONGEST_PATH.value,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run several methods on one problem.
 
     Args:
-        methods: names in `placement.METHODS`, each run once; every heuristic when None.
+        methods: names in `placement.METHODS`, each run once; every heuristic that serves the objective, and ``"auto"``,
+            when None. Those that do not serve it are left out and named in `Comparison.unsupported`.
         seed, objective, priority: as in `placement.optimize`.
+        budget_s, evaluations: as in `placement.optimize`, for each method that searches.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
 
     Raises:
-        UnknownNameError, ValueError, InfeasibleError: as `placement.optimize`.
+        UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
     """
-    chosen = HEURISTICS if methods is None else methods
-    check_options(chosen, seed, objective, priority)
+    asked = default_methods(objective) if methods is None else methods
+    check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
-    names = list(dict.fromkeys(chosen))
+    names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
     solver = Solver(graph, cluster, seed, objective, priority)
     results: dict[str, Result] = {}
     for done, name in enumerate(names):
         if progress is not None:
             progress(name, done, len(names))
-        results[name] = solver.solve(name)
+        results[name] = solver.solve(name, budget_s, evaluations)
+        if results[name].interrupted:  # the table of what is done is what the user wants now
+            break
     single = results.get(SINGLE) or solver.solve(SINGLE)
     if progress is not None:
         progress("", len(names), len(names))
+    bound_s = max(result.lower_bound_s for result in results.values())
     return Comparison(
         graph=graph,
         cluster=cluster,
         objective=objective,
-        lower_bound_s=solver.lower_bound_s,
+        lower_bound_s=bound_s,
         seed=seed,
-        results=ranked(results.values()),
-        single_device_s=single.step_time_s,
+        results=ranked(_against(result, bound_s) for result in results.values()),
+        unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
+        single_device_s=single.objective_s,
         versions=versions(),
     )
+
+
+def _against(result: Result, bound_s: float) -> Result:
+    """The result with the bound that another method proved."""
+    if result.objective_s is None:
+        return dataclasses.replace(result, lower_bound_s=bound_s)
+    bound_s = min(bound_s, result.objective_s)  # proofs are exact but for rounding
+    return dataclasses.replace(result, lower_bound_s=bound_s, gap=relative_gap(result.objective_s, bound_s))

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from env.cluster import Cluster
+from env.problem import THROUGHPUT
 from graphs.disk import read_text, write_atomically
 from graphs.errors import ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
@@ -22,7 +23,7 @@ from graphs.units import format_bytes, format_seconds
 from placement.cluster_json import cluster_from_dict, cluster_to_dict
 
 SCHEMA = "placement.result"
-VERSION = 1
+VERSION = 2
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 
 
@@ -33,21 +34,29 @@ class Result:
     Attributes:
         graph, cluster: the problem.
         method: the name asked for.
-        chosen: the heuristic whose placement this is; differs from `method` for ``"auto"`` only.
+        chosen: the method whose placement this is; differs from `method` for methods that search.
         seed: of everything random in the method.
-        objective: what was minimised: ``"latency"``, the makespan of one step.
+        objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of
+            a device or link in steady state.
+        budget_s: seconds the method was allowed to search; None if it does not search or had no such limit.
+        evaluations: placements it scored; None if it does not search.
+        interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
         feasible: it fits memory and pins.
         reason: None, or the sentence that says why it is not feasible.
         lower_bound_s: no placement can have a smaller objective.
         placement: device name of each op, by op name.
         order: op names in the order each device ran them, by device name; run so, the step repeats exactly.
-        objective_s: value of the objective.
+        transfer_order: None where transfers go first come, first served; else the whole is a fixed sequence
+            (docs/score.md), and these are its transfers as (producing op, number among its outputs, receiving device).
+        objective_s: value of the objective, seconds.
         step_time_s: makespan of one step.
-        throughput: steps per second, one after the other; None for a step of no time.
-        peak_bytes: peak memory of each device, by device name.
+        throughput: steps per second: one after the other for objective latency, in steady state for throughput; None
+            for a step of no time.
+        peak_bytes: peak memory of each device, by device name; for objective throughput that of the steady state.
         bytes_moved: bytes sent from device to device in one step.
         gap: (objective_s - lower_bound_s) / objective_s; 0 proves the placement optimal.
+        note: what the method has to say that a placement cannot (replication factors, for one), or "".
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
@@ -59,12 +68,16 @@ class Result:
     chosen: str
     seed: int
     objective: str
+    budget_s: float | None
+    evaluations: int | None
+    interrupted: bool
     priority: str
     feasible: bool
     reason: str | None
     lower_bound_s: float
     placement: Mapping[str, str] | None
     order: Mapping[str, Sequence[str]] | None
+    transfer_order: Sequence[tuple[str, int, str]] | None
     objective_s: float | None
     step_time_s: float | None
     throughput: float | None
@@ -72,6 +85,7 @@ class Result:
     bytes_moved: int | None
     gap: float | None
     versions: Mapping[str, str]
+    note: str = ""
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -123,6 +137,15 @@ class Result:
         position = {op: k for ops in self._answered(self.order).values() for k, op in enumerate(ops)}
         return np.array([position[op] for op in self.graph.op_names], dtype=np.float64)
 
+    def transfer_numbers(self) -> IntArray | None:
+        """int64 [x, 2]: (tensor, receiving device) of a fixed sequence, for the simulator; None without one."""
+        if self.transfer_order is None:
+            return None
+        first, device_index = self.graph.output_ptr, self.cluster.device_index
+        op_index = {op: i for i, op in enumerate(self.graph.op_names)}
+        rows = [(first[op_index[op]] + number, device_index[device]) for op, number, device in self.transfer_order]
+        return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
     # -- for people ---------------------------------------------------------------------------------------
 
     def summary(self) -> str:
@@ -133,15 +156,20 @@ class Result:
             return f"{head}\ninfeasible: {self.reason}"
         used = [d.name for d in self.cluster.devices if self._answered(self.order).get(d.name)]
         peaks = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._answered(self.peak_bytes).items())
-        return "\n".join(
-            [
-                head,
-                f"step time    {format_seconds(self.step_time_s)} on {len(used)} of {self.cluster.n_devices} devices",
-                f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%}",
-                f"peak memory  {peaks}",
-                f"moved        {format_bytes(self.bytes_moved)} between devices",
-            ]
-        )
+        lines = [
+            head,
+            f"step time    {format_seconds(self.step_time_s)} on {len(used)} of {self.cluster.n_devices} devices",
+            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%}",
+            f"peak memory  {peaks}",
+            f"moved        {format_bytes(self.bytes_moved)} between devices",
+        ]
+        if self.objective == THROUGHPUT:
+            lines.insert(1, f"largest load {format_seconds(self._answered(self.objective_s))} in steady state")
+        if self.note:
+            lines.append(f"note         {self.note}")
+        if self.interrupted:
+            lines.append("interrupted: the best found so far")
+        return "\n".join(lines)
 
     # -- JSON ---------------------------------------------------------------------------------------------
 
@@ -152,6 +180,8 @@ class Result:
             record[key] = None if record[key] is None else dict(record[key])
         if self.order is not None:
             record["order"] = {device: list(ops) for device, ops in self.order.items()}
+        if self.transfer_order is not None:
+            record["transfer_order"] = [list(transfer) for transfer in self.transfer_order]
         names = {key: getattr(self, key) for key in ("graph_name", "graph_hash", "cluster_name", "cluster_hash")}
         return {**names, **record}
 
@@ -200,7 +230,7 @@ class Result:
             self._answered(self.order),
             self.cluster.device_index,
         )
-        ops = set(self.graph.op_names)
+        ops = {op: i for i, op in enumerate(self.graph.op_names)}
         for op in self.graph.op_names:
             if op not in placement:
                 raise MismatchError(f"op {op!r} of graph {self.graph.name!r} is not placed; every op needs a device.")
@@ -224,6 +254,15 @@ class Result:
         for op in self.graph.op_names:
             if op not in seen:
                 raise MismatchError(f"op {op!r} is in no device's order; every op has to run.")
+        for op, number, device_name in self.transfer_order or ():
+            if op not in ops or device_name not in devices:
+                raise MismatchError(
+                    f"transfer_order sends an output of {op!r} to {device_name!r}; expected an op of graph "
+                    f"{self.graph.name!r} and a device of cluster {self.cluster.name!r}."
+                )
+            outputs = int(self.graph.output_ptr[ops[op] + 1] - self.graph.output_ptr[ops[op]])
+            if not 0 <= number < outputs:
+                raise MismatchError(f"transfer_order names output {number} of op {op!r}, which has {outputs}.")
 
 
 _ANSWER = ("placement", "order", "objective_s", "step_time_s", "peak_bytes", "bytes_moved", "gap")
@@ -238,6 +277,15 @@ def order_by_device(
     for op in sequence:
         lists[device[op]].append(graph.op_names[op])
     return result
+
+
+def named_transfers(graph: OpGraph, cluster: Cluster, transfer_order: IntArray) -> list[tuple[str, int, str]]:
+    """`Result.transfer_order` from (tensor, receiving device), int64 [x, 2]."""
+    producer, first = graph.tensor_producer, graph.output_ptr
+    return [
+        (graph.op_names[producer[t]], int(t - first[producer[t]]), cluster.devices[target].name)
+        for t, target in transfer_order.tolist()
+    ]
 
 
 def relative_gap(objective_s: float, lower_bound_s: float) -> float:
@@ -326,23 +374,29 @@ def _result_from_document(document: Any, where: str) -> Result:
         if not 0 <= document[key] < math.inf:
             raise MismatchError(f"{where} has {key} = {_short(document[key])}; expected a finite number, 0 or more.")
     try:
-        return Result(**{**{key: document[key] for key in names}, "graph": graph, "cluster": cluster})
+        values = {**{key: document[key] for key in names}, "graph": graph, "cluster": cluster}
+        if document["transfer_order"] is not None:
+            values["transfer_order"] = [tuple(transfer) for transfer in document["transfer_order"]]
+        return Result(**values)
     except MismatchError as error:
         raise MismatchError(f"{where}: {error}") from None
 
 
 _TYPES = {
-    **dict.fromkeys(("method", "chosen", "objective", "priority", "command"), "a string"),
+    **dict.fromkeys(("method", "chosen", "objective", "priority", "note", "command"), "a string"),
     **dict.fromkeys(("graph_name", "graph_hash", "cluster_name", "cluster_hash"), "a string"),
     **dict.fromkeys(("lower_bound_s", "solve_time_s"), "a number"),
-    **dict.fromkeys(("objective_s", "step_time_s", "throughput", "gap"), "a number or null"),
+    **dict.fromkeys(("objective_s", "step_time_s", "throughput", "gap", "budget_s"), "a number or null"),
     "seed": "a whole number",
     "bytes_moved": "a whole number or null",
+    "evaluations": "a whole number or null",
     "feasible": "true or false",
+    "interrupted": "true or false",
     "reason": "a string or null",
     "versions": "an object of strings",
     "placement": "an object of strings or null",
     "order": "an object of lists of strings or null",
+    "transfer_order": "a list of [op, number, device] or null",
     "peak_bytes": "an object of whole numbers or null",
 }
 
@@ -358,6 +412,10 @@ def _is(value: Any, expected: str) -> bool:
         return type(value) in (int, float)
     if expected == "true or false":
         return isinstance(value, bool)
+    if expected == "a list of [op, number, device]":
+        return isinstance(value, list) and all(
+            isinstance(row, list) and [type(item) for item in row] == [str, int, str] for row in value
+        )
     if not isinstance(value, dict):
         return False
     if expected == "an object of strings":

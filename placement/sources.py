@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -182,12 +183,17 @@ def read_cluster(argument: str) -> Cluster:
     return Cluster.preset(argument)
 
 
-def cluster_for(source: Source, argument: str | None) -> Cluster:
+def cluster_for(source: Source, argument: str | None, communication: str | None = None) -> Cluster:
     """The cluster that ``--cluster`` names; without it, the one the graph's file brought.
+
+    Args:
+        communication: replaces the cluster's own, unless None.
 
     Raises:
         UnknownNameError, ClusterError: as `read_cluster`; also where neither names a cluster.
     """
+    if communication is not None:
+        return dataclasses.replace(cluster_for(source, argument), communication=communication)
     if argument is not None:
         return read_cluster(argument)
     if source.cluster is None:

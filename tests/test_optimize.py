@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from concurrent.futures import wait
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from strategies import problems
 
+from baselines.portfolio import STARTS
 from env.cluster import Cluster, Device, both_ways
 from env.problem import Problem
 from env.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.comparison import compare
-from placement.optimization import HEURISTICS, METHODS, optimize
+from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, default_methods, supports
+from placement.optimization import optimize
 from placement.ranking import ranked, ties
 from placement.result import Result
 from placement.verification import verify
@@ -53,18 +56,23 @@ PAIR = cluster_of(device("gpu0"), device("gpu1"))
 # -- optimize -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+FEW = 300  # evaluations: enough for graphs of a few ops
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if supports(name, "latency")])
 def test_every_method_fills_every_field(method: str) -> None:
-    result = optimize(two_branches(), PAIR, method)
+    result = optimize(two_branches(), PAIR, method, evaluations=FEW)
     assert isinstance(result, Result)
     assert result.feasible
     assert (result.method, result.seed, result.objective) == (method, 0, "latency")
-    assert result.chosen in HEURISTICS
-    assert result.lower_bound_s == pytest.approx(3.0)
+    assert result.chosen in METHODS
+    assert (result.evaluations is not None) == (method not in HEURISTICS)
+    assert not result.interrupted
+    assert result.lower_bound_s == pytest.approx(3.0, rel=1e-3)
     assert result.objective_s == result.step_time_s
     assert 3.0 <= result.step_time_s <= 4.1
     assert result.throughput == 1 / result.step_time_s
-    assert result.gap == pytest.approx(1 - 3 / result.step_time_s, abs=1e-9)
+    assert result.gap == pytest.approx(1 - 3 / result.step_time_s, abs=1e-3)
     assert set(result.peak_bytes) == {"gpu0", "gpu1"}
     assert sum(len(ops) for ops in result.order.values()) == 4
     assert result.versions["numpy"] == np.__version__
@@ -72,42 +80,50 @@ def test_every_method_fills_every_field(method: str) -> None:
 
 
 def test_auto_finds_the_two_branches_and_says_who_did() -> None:
-    result = optimize(two_branches(), PAIR)
+    result = optimize(two_branches(), PAIR, evaluations=FEW)
     assert result.method == "auto"
     assert result.step_time_s == pytest.approx(3.0, rel=1e-4)
     assert result.placement["b"] != result.placement["c"]
-    assert optimize(two_branches(), PAIR, result.chosen).step_time_s == result.step_time_s
     assert f"auto (chose {result.chosen})" in result.summary()
 
 
 def test_auto_stays_on_one_device_where_transfers_cost_more_than_they_gain() -> None:
     slow = Cluster("slow", PAIR.devices, tuple(both_ways("gpu0", "gpu1", 100.0, 0.0)))
-    result = optimize(two_branches(), slow)
+    result = optimize(two_branches(), slow, evaluations=FEW)
     assert result.step_time_s == 4.0
     assert len(set(result.placement.values())) == 1
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(problem=problems(), method=st.sampled_from(METHODS), priority=st.sampled_from(("longest_path", "fifo", "msr")))
-def test_laws(problem: Problem, method: str, priority: str) -> None:
+@given(
+    problem=problems(),
+    method=st.sampled_from(METHODS),
+    priority=st.sampled_from(("longest_path", "fifo", "msr")),
+    objective=st.sampled_from(("latency", "throughput")),
+)
+def test_laws(problem: Problem, method: str, priority: str, objective: str) -> None:
     """Every feasible answer verifies, replays, survives JSON, and is deterministic; `auto` is never the worst."""
+    asked: dict[str, Any] = {"seed": 3, "priority": priority, "objective": objective, "evaluations": FEW}
+    assume(supports(method, objective))
     try:
-        result = optimize(problem.graph, problem.cluster, method, seed=3, priority=priority)
+        result = optimize(problem.graph, problem.cluster, method, **asked)
     except InfeasibleError:
         assume(False)
-    assert result == optimize(problem.graph, problem.cluster, method, seed=3, priority=priority)
+    assert result == optimize(problem.graph, problem.cluster, method, **asked)
     assert Result.from_json(result.to_json()) == result
     if not result.feasible:
         assert result.reason
         return
     checked = verify(result)
     assert checked.problems == ()
-    score = Simulator(problem).score(result.device_numbers(), order=result.order_numbers())
+    score = Simulator(problem).score(
+        result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
+    )
     assert score.step_time_s == result.step_time_s
-    assert result.step_time_s >= result.lower_bound_s * (1 - 1e-9)
-    single = optimize(problem.graph, problem.cluster, "single_device", priority=priority)
-    if method == "auto" and single.feasible:
-        assert result.step_time_s <= single.step_time_s * (1 + 1e-9)
+    assert result.objective_s >= result.lower_bound_s * (1 - 1e-9)
+    single = optimize(problem.graph, problem.cluster, "single_device", **asked)
+    if method not in HEURISTICS and single.feasible:
+        assert result.objective_s <= single.objective_s * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,6 +145,10 @@ def test_the_recorded_order_can_be_run_as_it_stands(problem: Problem, data: st.D
         ({"objective": "latensy"}, "unknown objective 'latensy', did you mean 'latency'"),
         ({"priority": "lifo"}, "unknown priority 'lifo', did you mean 'fifo'"),
         ({"seed": -1}, "0 or more, got -1"),
+        ({"budget_s": -1.0}, "0 or more, got -1.0"),
+        ({"budget_s": math.nan}, "a finite number of seconds"),
+        ({"evaluations": -1}, "a number of evaluations is a whole number, 0 or more"),
+        ({"method": "heft", "objective": "throughput"}, "heft: not for objective throughput; methods that are: single"),
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -163,15 +183,66 @@ def test_a_method_that_finds_nothing_says_why() -> None:
         single.device_numbers()
     with pytest.raises(MismatchError, match="nothing to verify"):
         verify(single)
-    assert optimize(graph, PAIR, "auto").feasible
+    assert optimize(graph, PAIR, "auto", evaluations=FEW).feasible
+
+
+# -- budgets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("method", [*SEARCHES, AUTO])
+def test_no_budget_gives_the_best_quick_answer(method: str, objective: str) -> None:
+    if not supports(method, objective):
+        pytest.skip("not for this objective")
+    quick = [optimize(two_branches(), PAIR, name, objective=objective) for name in STARTS[objective]]
+    result = optimize(two_branches(), PAIR, method, objective=objective, budget_s=0)
+    assert result.budget_s == 0
+    assert result.objective_s <= min(r.objective_s for r in quick if r.feasible)
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, AUTO])
+def test_an_interrupted_search_returns_its_best(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C while candidates are computed: what is quick still counts, and the answer says so."""
+    objective = "latency" if supports(method, "latency") else "throughput"
+    waits = itertools.count()
+
+    def interrupted_once(*args: Any, **kwargs: Any) -> Any:
+        if next(waits) == 0:
+            raise KeyboardInterrupt
+        return wait(*args, **kwargs)
+
+    monkeypatch.setattr("baselines.portfolio.wait", interrupted_once)
+    result = optimize(two_branches(), PAIR, method, objective=objective, budget_s=60)
+    assert result.interrupted
+    assert result.feasible
+    assert "interrupted" in result.summary()
+    assert result.solve_time_s < 60  # the budget was not used up
+    assert verify(result).holds
+
+
+def test_an_interrupted_comparison_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    calls = itertools.count()
+    monkeypatch.setattr("baselines.portfolio.wait", lambda *a, **k: interrupt() if next(calls) == 0 else wait(*a, **k))
+    found = compare(two_branches(), PAIR, ["heft", "auto", "dfs"], budget_s=60)
+    assert {r.method for r in found.results} == {"heft", "auto"}
+    assert [r.interrupted for r in found.results if r.method == "auto"] == [True]
+
+
+def test_a_proof_ends_the_search_long_before_the_budget() -> None:
+    result = optimize(two_branches(), PAIR, "auto", budget_s=600)
+    assert result.gap == 0
+    assert result.solve_time_s < 300
 
 
 # -- compare --------------------------------------------------------------------------------------------------
 
 
 def test_comparison_is_ranked_and_says_ties() -> None:
-    found = compare(two_branches(), PAIR)
-    assert {r.method for r in found.results} == set(HEURISTICS)
+    found = compare(two_branches(), PAIR, evaluations=FEW)
+    assert {r.method for r in found.results} == set(default_methods("latency")) == {*HEURISTICS, AUTO}
     times = [r.step_time_s for r in found.results]
     assert times == sorted(times) or all(
         math.isclose(a, b, rel_tol=1e-9) or a < b for a, b in itertools.pairwise(times)
@@ -206,18 +277,36 @@ def test_progress_is_told_once_per_method_and_at_the_end() -> None:
 
 
 def test_comparison_json_has_exactly_the_agreed_keys() -> None:
-    document = json.loads(compare(two_branches(kept_bytes=40 * MIB), PAIR, seed=5).to_json())
+    document = json.loads(compare(two_branches(kept_bytes=40 * MIB), PAIR, seed=5, evaluations=FEW).to_json())
     agreed = ["graph", "cluster", "objective", "lower_bound_s", "seed", "results"]
-    assert set(document) - set(agreed) == {"graph_hash", "cluster_hash", "versions", "command"}
+    assert set(document) - set(agreed) == {"graph_hash", "cluster_hash", "versions", "command", "unsupported"}
     assert (document["graph"], document["cluster"], document["seed"]) == ("two_branches", "pair", 5)
-    row = ["method", "objective_s", "step_time_s", "feasible", "reason", "speedup_vs_single", "gap", "peak_bytes"]
-    row += ["bytes_moved", "solve_time_s", "placement"]
+    row = ["method", "chosen", "objective_s", "step_time_s", "feasible", "reason", "speedup_vs_single", "gap"]
+    row += ["peak_bytes", "bytes_moved", "solve_time_s", "interrupted", "note", "placement"]
     assert all(list(entry) == row for entry in document["results"])
     bad = [entry for entry in document["results"] if not entry["feasible"]]
     assert bad
     for entry in bad:
         assert entry["reason"]
         assert entry["step_time_s"] is entry["objective_s"] is entry["placement"] is None
+
+
+def test_a_comparison_by_throughput_leaves_out_methods_for_latency() -> None:
+    found = compare(two_branches(), PAIR, ["single_device", "heft", "expert"], objective="throughput")
+    assert {r.method for r in found.results} == {"single_device", "expert"}
+    assert found.unsupported == ("heft",)
+    best = found.best
+    assert best.objective_s == pytest.approx(2.0)  # two ops on each device
+    assert best.throughput == pytest.approx(0.5)
+    assert best.step_time_s >= 3.0
+    assert found.speedup(best) == pytest.approx(2.0)
+
+
+def test_the_best_bound_counts_for_every_row() -> None:
+    found = compare(two_branches(), PAIR, ["single_device", "exact"], evaluations=10**6)
+    assert found.best.gap == 0
+    assert len({r.lower_bound_s for r in found.results}) == 1
+    assert found.results[-1].gap == pytest.approx(0.25, abs=1e-3)
 
 
 def test_ranking_counts_rounding_as_a_tie_and_prefers_fewer_devices() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+DEFAULT_OBJECTIVE = "latency"
 DEFAULT_PRIORITY = "longest_path"
 DEFAULT_GRANULARITY = "op"
 
@@ -44,7 +45,40 @@ Dims = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 Objective = Annotated[
-    str, typer.Option("--objective", metavar="NAME", help="What to minimise: latency, the makespan of one step.")
+    str,
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="What to minimise: latency, the makespan of one step, or throughput, the largest load in steady state.",
+    ),
+]
+BudgetSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--budget-s",
+        metavar="SECONDS",
+        show_default=False,
+        help="How long a method that searches may take, 10 by default; Ctrl-C takes the best so far.",
+    ),
+]
+Evaluations = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluations",
+        metavar="COUNT",
+        show_default=False,
+        min=0,
+        help="How many placements a method that searches may score: the same answer on any machine.",
+    ),
+]
+Communication = Annotated[
+    str | None,
+    typer.Option(
+        "--communication",
+        metavar="NAME",
+        show_default=False,
+        help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
+    ),
 ]
 PriorityOption = Annotated[
     str,

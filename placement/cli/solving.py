@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from placement.cli import options
 from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
     from placement.comparison import Comparison
     from placement.sources import Source
 
@@ -23,11 +24,32 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            "--methods", metavar="A,B,...", show_default=False, help="Which methods; every heuristic by default."
+            "--methods",
+            metavar="A,B,...",
+            show_default=False,
+            help="Which methods; every heuristic and auto by default.",
         ),
     ] = None,
     seed: options.Seed = 0,
-    objective: options.Objective = "latency",
+    objective: options.Objective = options.DEFAULT_OBJECTIVE,
+    budget_s: options.BudgetSeconds = None,
+    evaluations: options.Evaluations = None,
+    communication: options.Communication = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option(
+            "--clusters", metavar="A,B,...", show_default=False, help="What if: one row for each of these clusters."
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="devices=1..8",
+            show_default=False,
+            help="What if: one row for each number of the cluster's devices, and where adding one stops helping.",
+        ),
+    ] = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
     train: options.Train = False,
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
@@ -52,26 +74,40 @@ def compare(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
-        from placement.optimization import HEURISTICS, check_options
+        from placement.methods import METHODS, default_methods
         from placement.sources import cluster_for
-    names = list(HEURISTICS) if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise typer.BadParameter(f"--methods names no method; valid: {', '.join(HEURISTICS)}.")
-    check_options(names, seed, objective, priority)
+    names = None if methods is None else _names(methods)
+    if names is not None and not names:
+        raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
+    _check(names or METHODS, seed, objective, priority, budget_s, evaluations)
     source = _read(graph, train, granularity, dims)
-    target = cluster_for(source, cluster)
-    with progress("bounding", len(names)) as report:
+    settings = {
+        "--cluster": cluster,
+        "--clusters": clusters,
+        "--sweep": sweep,
+        "--methods": methods,
+        "--seed": seed,
+        **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
+    }
+    command = command_line("compare", graph, settings, dims)
+    asked: dict[str, Any] = {"seed": seed, "objective": objective, "priority": priority}
+    asked |= {"budget_s": budget_s, "evaluations": evaluations}
+    if clusters is not None or sweep is not None:
+        if html is not None or trace is not None:
+            raise typer.BadParameter("--html and --trace show one cluster; leave out --clusters and --sweep.")
+        targets = _targets(source, cluster, clusters, sweep, communication)
+        _what_if(source, targets, names, asked, sweep is not None, command, output, as_json)
+        return
+    target = cluster_for(source, cluster, communication)
+    with progress("bounding", len(names or default_methods(objective))) as report:
         found = comparison.compare(
             source.graph,
             target,
             names,
-            seed=seed,
-            objective=objective,
-            priority=priority,
             progress=lambda name, done, _: report(f"placing with {name}", done),
+            **asked,
         )
-    settings = {"--cluster": cluster, "--methods": methods, "--seed": seed, **_unusual(priority, train, granularity)}
-    found = dataclasses.replace(found, command=command_line("compare", graph, settings, dims))
+    found = dataclasses.replace(found, command=command)
     with progress("writing"):
         written = list(_write(found, html, trace, output))
     if as_json:
@@ -90,10 +126,14 @@ def optimize(
     graph: options.Graph,
     cluster: options.ClusterOption = None,
     method: Annotated[
-        str, typer.Option("--method", metavar="NAME", help="A heuristic, or auto: all of them, keeping the best.")
+        str,
+        typer.Option("--method", metavar="NAME", help="A heuristic, a search, or auto: all of them, keeping the best."),
     ] = "auto",
     seed: options.Seed = 0,
-    objective: options.Objective = "latency",
+    objective: options.Objective = options.DEFAULT_OBJECTIVE,
+    budget_s: options.BudgetSeconds = None,
+    evaluations: options.Evaluations = None,
+    communication: options.Communication = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
     train: options.Train = False,
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
@@ -107,12 +147,26 @@ def optimize(
         from graphs.errors import InfeasibleError
         from placement import optimization
         from placement.sources import cluster_for
-    optimization.check_options([method], seed, objective, priority)
+    _check([method], seed, objective, priority, budget_s, evaluations)
     source = _read(graph, train, granularity, dims)
-    target = cluster_for(source, cluster)
+    target = cluster_for(source, cluster, communication)
     with progress(f"placing with {method}"):
-        result = optimization.optimize(source.graph, target, method, seed=seed, objective=objective, priority=priority)
-    settings = {"--cluster": cluster, "--method": method, "--seed": seed, **_unusual(priority, train, granularity)}
+        result = optimization.optimize(
+            source.graph,
+            target,
+            method,
+            seed=seed,
+            objective=objective,
+            priority=priority,
+            budget_s=budget_s,
+            evaluations=evaluations,
+        )
+    settings = {
+        "--cluster": cluster,
+        "--method": method,
+        "--seed": seed,
+        **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
+    }
     result = dataclasses.replace(result, command=command_line("optimize", graph, settings, dims))
     if output is not None and result.feasible:
         result.save(output)
@@ -169,13 +223,95 @@ def verify(
         raise typer.Exit(1)
 
 
-def _unusual(priority: str, train: bool, granularity: str) -> dict[str, object]:
+def _check(*settings: Any) -> None:
+    """`check_options`, a number out of range as a usage error."""
+    from graphs.errors import PlacementError
+    from placement.methods import check_options
+
+    try:
+        check_options(*settings)
+    except PlacementError:
+        raise
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _unusual(
+    objective: str,
+    budget_s: float | None,
+    evaluations: int | None,
+    communication: str | None,
+    priority: str,
+    train: bool,
+    granularity: str,
+) -> dict[str, object]:
     """The settings that a command line need not name unless they differ from the default."""
     return {
-        "--priority": None if priority == options.DEFAULT_PRIORITY else priority,
+        "--objective": objective if objective != options.DEFAULT_OBJECTIVE else None,
+        "--budget-s": budget_s,
+        "--evaluations": evaluations,
+        "--communication": communication,
+        "--priority": priority if priority != options.DEFAULT_PRIORITY else None,
+        "--granularity": granularity if granularity != options.DEFAULT_GRANULARITY else None,
         "--train": train,
-        "--granularity": None if granularity == options.DEFAULT_GRANULARITY else granularity,
     }
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _targets(
+    source: Source, cluster: str | None, clusters: str | None, sweep: str | None, communication: str | None
+) -> list[Cluster]:
+    """The clusters of a what-if."""
+    from placement.sources import cluster_for
+    from placement.what_if import first_devices, parse_sweep
+
+    if sweep is None:
+        if cluster is not None:
+            raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
+        names = _names(clusters or "")
+        if not names:
+            raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
+        return [cluster_for(source, name, communication) for name in names]
+    if clusters is not None:
+        raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
+    try:
+        counts = parse_sweep(sweep)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return [first_devices(cluster_for(source, cluster, communication), count) for count in counts]
+
+
+def _what_if(
+    source: Source,
+    targets: list[Cluster],
+    names: list[str] | None,
+    asked: dict[str, Any],
+    is_sweep: bool,
+    command: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from graphs.disk import write_atomically
+    from graphs.errors import InfeasibleError
+    from placement.methods import AUTO
+    from placement.what_if import what_if
+
+    with progress("comparing", len(targets)) as report:
+        found = what_if(source.graph, targets, names or [AUTO], is_sweep=is_sweep, progress=report, **asked)
+    found = dataclasses.replace(found, command=command)
+    if output is not None:
+        write_atomically(output, found.to_json())
+    if as_json:
+        emit(found.to_json())
+    else:
+        from placement.cli.tables import what_if_table
+
+        emit_rich(*what_if_table(found), found.verdict(), f"again: {command}")
+    if all(case.objective_s is None for case in found.cases):
+        raise InfeasibleError(f"{source.graph.name} fits on none of these clusters: {found.cases[0].reason}")
 
 
 def _read(graph: str, train: bool, granularity: str, dims: list[str] | None) -> Source:

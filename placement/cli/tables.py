@@ -13,11 +13,13 @@ from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
 from graphs.units import format_bytes, format_seconds
+from placement.methods import measure
 from placement.report.words import format_percent
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
     from placement.result import Result
+    from placement.what_if import WhatIf
 
 BAR_WIDTH = 12
 MAX_BAR_SPEEDUP = 16.0  # a full bar
@@ -28,17 +30,24 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     graph, cluster = comparison.graph, comparison.cluster
     head = (
         f"{graph.name} on {cluster.name}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {cluster.n_devices} devices; "
-        f"no placement is faster than {format_seconds(comparison.lower_bound_s)}"
+        f"no placement has a {measure(comparison.objective)} below {format_seconds(comparison.lower_bound_s)}"
     )
-    table = _table("method", "step time", "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    table = _table("method", measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
     width = max(len(result.method) for result in comparison.results)
-    reasons: list[RenderableType] = []
+    below: list[RenderableType] = []
     for number, result in enumerate(comparison.results):
         if result.feasible:
             table.add_row(*_comparison_row(comparison, result), style="bold green" if number == 0 else "")
         else:
-            reasons.append(Text(f" {result.method:<{width}}  infeasible: {result.reason}", style="red"))
-    return [head, table, *reasons]
+            below.append(Text(f" {result.method:<{width}}  infeasible: {result.reason}", style="red"))
+    below += [
+        Text(f" {result.method:<{width}}  {result.note}", style="dim") for result in comparison.results if result.note
+    ]
+    if comparison.unsupported:
+        below.append(
+            Text(f" not for objective {comparison.objective}: {', '.join(comparison.unsupported)}", style="dim")
+        )
+    return [head, table, *below]
 
 
 def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
@@ -46,9 +55,11 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
     note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
     if result.chosen != result.method:
         note = f"{note} (chose {result.chosen})".strip()
+    if result.interrupted:
+        note = f"{note} (interrupted)".strip()
     return (
         result.method,
-        format_seconds(result.step_time_s or 0.0),
+        format_seconds(result.objective_s or 0.0),
         "-" if speedup is None else f"{speedup:.2f}x",
         format_percent(result.gap or 0.0),
         format_bytes(max((result.peak_bytes or {"": 0}).values())),
@@ -56,6 +67,32 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
         format_seconds(result.solve_time_s),
         note,
     )
+
+
+def what_if_table(found: WhatIf) -> list[RenderableType]:
+    """One row per cluster, with the speed-up over one of its devices as a bar."""
+    table = _table(
+        "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
+    )
+    reasons: list[RenderableType] = []
+    longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
+    for case in found.cases:
+        best = None if case.comparison is None else case.comparison.best
+        if case.comparison is None or best is None or best.objective_s is None:
+            reasons.append(Text(f" {case.cluster.name}  infeasible: {case.reason}", style="red"))
+            continue
+        single_s, speedup = case.comparison.single_device_s, case.speedup
+        table.add_row(
+            case.cluster.name,
+            str(case.devices),
+            "does not fit" if single_s is None else format_seconds(single_s),
+            format_seconds(best.objective_s),
+            "-" if speedup is None else f"{speedup:.2f}x",
+            format_percent(best.gap or 0.0),
+            best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})",
+            ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
+        )
+    return [f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges", table, *reasons]
 
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:

@@ -18,6 +18,7 @@ from env.problem import Problem
 from graphs.disk import write_atomically
 from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
+from placement.methods import measure
 from placement.report.content import page_data, shown_schedules
 from placement.report.methods import bars, rows
 from placement.report.words import NO_GAP, format_percent, headline, leaders
@@ -40,7 +41,7 @@ def write_html(comparison: Comparison, path: str | PathLike[str], command: str |
 def render_html(comparison: Comparison, command: str | None = None) -> str:
     """The page as text."""
     graph, cluster = comparison.graph, comparison.cluster
-    problem = Problem(graph, cluster)
+    problem = Problem(graph, cluster, comparison.objective)
     data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Template(_asset("page.html")).substitute(
@@ -48,6 +49,8 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         graph=escape(graph.name),
         cluster=escape(cluster.name),
         headline=escape(headline(comparison)),
+        measure=measure(comparison.objective),
+        Measure=measure(comparison.objective).capitalize(),
         tiles=_tiles(comparison),
         rows=rows(comparison),
         bars=bars(comparison),
@@ -66,10 +69,11 @@ def _tiles(comparison: Comparison) -> str:
     """The figures to remember, label, value and note."""
     graph, best = comparison.graph, comparison.best
     tiles = []
-    if best is not None and best.step_time_s is not None and best.gap is not None:
+    if best is not None and best.objective_s is not None and best.gap is not None:
         n_others = len(leaders(comparison)) - 1
         others = f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else ""
-        tiles.append(("best step time", format_seconds(best.step_time_s), best.method + others))
+        label = f"best {measure(comparison.objective)}"
+        tiles.append((label, format_seconds(best.objective_s), best.method + others))
         speedup = comparison.speedup(best)
         if speedup is not None and comparison.single_device_s is not None:
             tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))

@@ -10,7 +10,7 @@ from placement.ranking import n_used
 from placement.report.words import format_percent, leaders, tied_with
 from placement.result import Result
 
-LONGEST_BAR = 3.0  # bars stop at this many times the best step time; the number is still printed
+LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
 NOTHING = "–"
 
 
@@ -27,7 +27,7 @@ def _row(comparison: Comparison, result: Result, is_best: bool) -> str:
     speedup = comparison.speedup(result)
     peak = max(result.peak_bytes.values()) if result.peak_bytes else 0
     cells = [
-        _cell(result.step_time_s, format_seconds(result.step_time_s or 0.0)),
+        _cell(result.objective_s, format_seconds(result.objective_s or 0.0)),
         _cell(speedup, f"{speedup:.2f}×" if speedup is not None else NOTHING),
         _cell(result.gap, format_percent(result.gap or 0.0)),
         _cell(n_used(result), str(n_used(result))),
@@ -60,8 +60,8 @@ def _cell(value: float | None, text: str) -> str:
 
 
 def bars(comparison: Comparison) -> str:
-    """Step time of every feasible method, with the lower bound and one device as lines through all of them."""
-    times = [(r, r.step_time_s) for r in comparison.results if r.feasible and r.step_time_s is not None]
+    """Objective of every feasible method, with the lower bound and one device as lines through all of them."""
+    times = [(r, r.objective_s) for r in comparison.results if r.feasible and r.objective_s is not None]
     if not times:
         return '<p class="empty">No method found a placement that fits.</p>'
     limit = min(max(t for _, t in times), LONGEST_BAR * times[0][1]) or 1.0

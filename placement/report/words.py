@@ -6,7 +6,7 @@ import math
 
 from graphs.units import format_seconds
 from placement.comparison import Comparison
-from placement.optimization import HEURISTICS
+from placement.methods import default_methods
 from placement.ranking import SINGLE
 from placement.result import Result, relative_gap
 
@@ -24,25 +24,25 @@ def format_percent(fraction: float) -> str:
 def headline(comparison: Comparison) -> str:
     """The outcome in one sentence; "one device" is the best single device."""
     best, single_s = comparison.best, comparison.single_device_s
-    if best is None or best.step_time_s is None or best.gap is None:
+    if best is None or best.objective_s is None or best.gap is None:
         return "No method found a placement that fits."
     speedup = comparison.speedup(best)
     if single_s is None or speedup is None:
-        time = format_seconds(best.step_time_s)
+        time = format_seconds(best.objective_s)
         return f"One device is not enough; {best.method} takes {time}, {_distance(best.gap)}."
     tied = [r.method for r in leaders(comparison)]
     if SINGLE in tied or speedup <= 1:
         gap = relative_gap(single_s, comparison.lower_bound_s)
-        return f"{_none_faster([r.method for r in comparison.results])}, and it is {_distance(gap)}."
+        return f"{_none_faster(comparison)}, and it is {_distance(gap)}."
     who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
     ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
     return f"{who} {ratio} faster than one device, {_distance(best.gap)}."
 
 
-def _none_faster(methods: list[str]) -> str:
+def _none_faster(comparison: Comparison) -> str:
     """No more than was tried is claimed."""
-    tried = [name for name in methods if name != SINGLE]
-    if set(tried) >= set(HEURISTICS) - {SINGLE}:
+    tried = [result.method for result in comparison.results if result.method != SINGLE]
+    if set(tried) >= set(default_methods(comparison.objective)) - {SINGLE}:
         return "One device is best: no method is faster"
     if not tried:
         return "Only one device was tried"

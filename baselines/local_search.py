@@ -1,0 +1,23 @@
+"""Local search, whichever the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baselines.plan import Plan
+from baselines.search import Budget, Found
+from env.problem import THROUGHPUT, Problem
+
+
+def local_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
+    """Annealed local search from the best of the plans: of the schedule for latency, of the loads for throughput.
+
+    See `baselines.makespan_search` and `baselines.load_search`.
+    """
+    if problem.objective == THROUGHPUT:
+        from baselines.load_search import load_search  # the compiled searches load when first used
+
+        return load_search(problem, seed, starts, budget)
+    from baselines.makespan_search import makespan_search
+
+    return makespan_search(problem, seed, starts, budget)

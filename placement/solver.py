@@ -1,0 +1,187 @@
+"""`Solver`: a problem with its bound and simulator; runs methods and turns their plans into results."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import baselines
+from baselines.plan import Method, Plan
+from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
+from baselines.search import Budget
+from env.bounds import lower_bound
+from env.cluster import Cluster, Device, both_ways
+from env.loads import held_reason, loads
+from env.problem import THROUGHPUT, Problem
+from env.scoring import Scorer
+from env.simulator import Schedule, Score
+from env.timeline import overflow_reason
+from graphs.errors import InfeasibleError
+from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
+from placement.methods import AUTO, DEFAULT_BUDGET_S, SEARCHES, supports
+from placement.result import OWN_ORDER, Result, named_transfers, order_by_device, relative_gap, versions
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A plan, scored: under which priority, its objective and memory under that objective, and why it does not fit."""
+
+    plan: Plan
+    priority: str
+    score: Score
+    schedule: Schedule
+    objective_s: float
+    peak_bytes: IntArray
+    reason: str | None
+
+
+class Solver:
+    """A problem with its bound and simulator, for any number of methods.
+
+    Raises:
+        InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
+    """
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, seed: int, objective: str, priority: str) -> None:
+        self.problem = Problem(graph, cluster, objective)
+        bound = lower_bound(self.problem)
+        if bound.memory_reason is not None:
+            raise InfeasibleError(bound.memory_reason)
+        self.lower_bound_s = bound.value_s
+        self._scorer = Scorer(self.problem)
+        self._compile()
+        self._seed, self._priority = seed, priority
+
+    def _compile(self) -> None:
+        """Let numba compile or load the simulator now: it would count as solve time of whichever method comes first."""
+        self._scorer.simulator.score(self.problem.allowed.argmax(axis=1))
+
+    def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+        """Run one method of `METHODS`; the limits are for those that search (see `placement.optimize`)."""
+        searching = method == AUTO or method in SEARCHES
+        if searching and budget_s != 0:
+            _compile_search(self.problem.objective)
+        began = time.perf_counter()
+        budget = _budget(budget_s, evaluations, self.lower_bound_s)
+        chosen, bound_s = method, 0.0
+        try:
+            if searching:
+                outcome = self._search(method, budget)
+                chosen, plan, bound_s = outcome.best.method, outcome.best.plan, outcome.lower_bound_s
+            else:
+                plan = baselines.METHODS[method](self.problem, self._seed)
+        except InfeasibleError as error:
+            answer = _no_answer(self.lower_bound_s, self._priority, str(error))
+        else:
+            answer = self._answer(self._run(plan), bound_s)
+        return Result(
+            graph=self.problem.graph,
+            cluster=self.problem.cluster,
+            method=method,
+            chosen=chosen,
+            seed=self._seed,
+            objective=self.problem.objective,
+            budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
+            evaluations=budget.spent if searching else None,
+            interrupted=budget.interrupted,
+            versions=versions(),
+            solve_time_s=time.perf_counter() - began,
+            **answer,
+        )
+
+    def _search(self, method: str, budget: Budget) -> Outcome:
+        problem = self.problem
+        if method == AUTO:
+            methods = _heuristics_for(problem)
+            searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
+        else:
+            methods = {name: baselines.METHODS[name] for name in STARTS[problem.objective]}
+            searches = [(method, baselines.SEARCHES[method], 1.0)]
+        return improve(problem, self._seed, candidates(problem, self._seed, methods, budget), searches, budget)
+
+    def _run(self, plan: Plan) -> _Run:
+        """Run a plan under its own order, if it has one, and under the asked priority, and keep the better.
+
+        The schedule's order is the answer: as an explicit order it repeats this run exactly. A fixed sequence (a plan
+        with an order of transfers) is run as it stands.
+        """
+        simulator = self._scorer.simulator
+        if plan.transfer_order is not None:
+            runs = {OWN_ORDER: simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)}
+        else:
+            orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
+            orders[self._priority] = None
+            runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+        best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
+        score, schedule = runs[best]
+        if self.problem.objective == THROUGHPUT:
+            found = loads(self.problem, plan.device)
+            reason = held_reason(self.problem, plan.device)
+            return _Run(plan, best, score, schedule, found.value_s, found.held_bytes, reason)
+        reason = overflow_reason(self.problem, schedule)
+        return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)
+
+    def _answer(self, run: _Run, bound_s: float) -> dict[str, Any]:
+        if run.reason is not None:
+            return _no_answer(self.lower_bound_s, run.priority, run.reason)
+        graph, cluster, schedule = self.problem.graph, self.problem.cluster, run.schedule
+        names = [device.name for device in cluster.devices]
+        # Solvers prove within their own rounding; a bound above what was reached is that rounding.
+        bound_s = max(self.lower_bound_s, min(bound_s, run.objective_s))
+        fixed = run.plan.transfer_order is not None
+        return {
+            "priority": run.priority,
+            "feasible": True,
+            "reason": None,
+            "lower_bound_s": bound_s,
+            "placement": {op: names[d] for op, d in zip(graph.op_names, schedule.device.tolist(), strict=True)},
+            "order": order_by_device(graph, cluster, schedule.device, schedule.order.tolist()),
+            "transfer_order": named_transfers(graph, cluster, schedule.transfer_order) if fixed else None,
+            "objective_s": run.objective_s,
+            "step_time_s": run.score.step_time_s,
+            "throughput": 1 / run.objective_s if run.objective_s > 0 else None,
+            "peak_bytes": dict(zip(names, run.peak_bytes.tolist(), strict=True)),
+            "bytes_moved": run.score.bytes_moved,
+            "gap": relative_gap(run.objective_s, bound_s),
+            "note": run.plan.note,
+        }
+
+
+@functools.cache
+def _compile_search(objective: str) -> None:
+    """Let numba compile or load local search on a problem of two ops: that is no part of anyone's budget."""
+    devices = tuple(Device(name, "cpu", 1, {"float32": 1.0}, 1.0) for name in "ab")
+    problem = Problem(
+        OpGraph.build([Op("x", time_s={"*": 1.0}), Op("y", time_s={"*": 1.0})], [Tensor("x", 0, ("y",))], "two ops"),
+        Cluster("two devices", devices, both_ways("a", "b", 1.0, 0.0)),
+        objective,
+    )
+    baselines.SEARCHES["local_search"](problem, 0, [Plan(np.zeros(2, dtype=np.int64))], Budget(evaluations=2))
+
+
+def _budget(budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:
+    """Either limit alone leaves the other open; without any it is the default time."""
+    if budget_s is None:
+        budget_s = DEFAULT_BUDGET_S if evaluations is None else math.inf
+    return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
+
+
+def _heuristics_for(problem: Problem) -> Mapping[str, Method]:
+    """The heuristics that serve the objective and end soon enough on a graph of this size."""
+    return {
+        name: method
+        for name, method in baselines.METHODS.items()
+        if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
+    }
+
+
+def _no_answer(lower_bound_s: float, priority: str, reason: str) -> dict[str, Any]:
+    empty = ("placement", "order", "transfer_order", "objective_s", "step_time_s", "throughput")
+    nothing = dict.fromkeys((*empty, "peak_bytes", "bytes_moved", "gap"))
+    return {"priority": priority, "feasible": False, "reason": reason, "lower_bound_s": lower_bound_s, **nothing}
