@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def build(problem: Problem, schedule: Schedule, lower_bound_s: float) -> Model:
 
 
 def _places(model: Any, problem: Problem, schedule: Schedule) -> tuple[list[dict[int, Any]], IntArray]:
-    """One device for each unit. Devices that are alike are used in order, so that only one of their renamings is left."""
+    """One device for each unit. Devices that are alike are used in order: one of their renamings is left."""
     units = Units(problem)
     placed = schedule.device[units.first_op]
     renamed = np.arange(problem.cluster.n_devices)
@@ -143,7 +144,7 @@ def _places(model: Any, problem: Problem, schedule: Schedule) -> tuple[list[dict
         used = [d for d in dict.fromkeys(placed.tolist()) if d in alike]
         for new, old in zip(alike, [*used, *(d for d in alike if d not in used)], strict=True):
             renamed[old] = new
-        for before, after in zip(alike[:-1], alike[1:], strict=True):
+        for before, after in itertools.pairwise(alike):
             for u in range(units.count):
                 if after in where[u]:
                     earlier = [where[v][before] for v in range(u) if before in where[v]]
@@ -209,7 +210,7 @@ def _transfers(made: Model, schedule: Schedule) -> None:
 
 
 def _apart(made: Model, t: int, i: int, readers: list[int]) -> None:
-    """Wherever a reader is, if it is not with the producer it waits for the quickest transfer at least: says so early."""
+    """A reader that is not with the producer waits for the quickest transfer at least, wherever the two are."""
     model, problem = made.model, made.scaled.problem
     for c in readers:
         mine, other = made.where[problem.group_of[i]], made.where[problem.group_of[c]]

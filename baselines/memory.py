@@ -1,7 +1,8 @@
 """Memory while placing: a static account per device, checked and tightened by scoring.
 
 What fits is known only after everything is placed (docs/score.md, "Memory" and "Throughput"). So a heuristic places
-against an `Allowance`, the finished plan is scored, and where it overflows the heuristic tries again with a tighter one.
+against an `Allowance`, the finished plan is scored, and where it overflows the heuristic tries again with a tighter
+one.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
 
 
 def excess_bytes(problem: Problem, plan: Plan) -> IntArray:
-    """int64 [D]: by how much each device's memory is exceeded under the problem's objective; 0 or less where it fits."""
+    """int64 [D]: by how much each device's memory is exceeded under the problem's objective, 0 or less if it fits."""
     if problem.objective == THROUGHPUT:
         return loads(problem, plan.device).held_bytes - problem.capacity_bytes
     from env.simulator import Simulator  # loads the compiler: only when something is placed
@@ -171,7 +172,7 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
 
     _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
     by_device = [_held_at_peak(units, schedule, d) for d in np.flatnonzero(full).tolist()]
-    return np.maximum.reduce(by_device)
+    return np.max(by_device, axis=0)
 
 
 def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:

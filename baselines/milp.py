@@ -133,7 +133,7 @@ def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
     """HiGHS with the model, its options and the start."""
     import highspy
 
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver = highspy.Highs()
     options: dict[str, bool | int | float | str] = {
         "output_flag": False,
         "threads": 1,

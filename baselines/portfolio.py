@@ -118,8 +118,8 @@ def stages(
 ) -> list[tuple[str, Search, float]]:
     """What `auto` does with its budget: the searches of `improve`.
 
-    Where the whole problem is small enough for an exact solver, local search gets a short run first, since a solver that
-    starts from a good answer proves faster, and whatever time the solver leaves.
+    Where the whole problem is small enough for an exact solver, local search gets a short run first, since a solver
+    that starts from a good answer proves faster, and whatever time the solver leaves.
     """
     local = (_LOCAL, searches[_LOCAL])
     if not exact_is_tractable:

@@ -136,7 +136,7 @@ def relaxation(problem: Problem, found: Arcs) -> tuple[FloatArray, float]:
     import highspy
 
     model, unit_s = _model(problem, found)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]  # its stubs say nothing of arguments
+    solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("solver", "ipm")  # its time grows evenly; that of the simplex method now and then explodes
     solver.setOptionValue("parallel", "off")

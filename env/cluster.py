@@ -132,8 +132,8 @@ class Cluster:
         links: directed; ends are devices or switches (any end that is not a device is a switch).
         summary: one line for people.
         source: where the figures come from.
-        communication: how transfers count in the objective throughput (docs/score.md): ``"overlapped"``, devices compute
-            meanwhile and links carry the load; or ``"blocking"``, sender and receiver do nothing else meanwhile.
+        communication: how transfers count in the objective throughput (docs/score.md): ``"overlapped"``, devices
+            compute meanwhile and links carry the load; or ``"blocking"``, both ends do nothing else meanwhile.
 
     Raises:
         ClusterError: no device, a duplicate name, a doubled link, two devices without a route, or an unknown

@@ -158,8 +158,8 @@ def held_reason(problem: Problem, device: ArrayLike) -> str | None:
     largest = int(np.where(placed == d, own, -1).argmax())
     others = int(held[d] - own[largest])
     return (
-        f"op {graph.op_names[largest]!r} needs {exact_bytes(int(own[largest]))} on {problem.cluster.devices[d].name} in "
-        f"steady state, where {exact_bytes(max(0, int(problem.capacity_bytes[d]) - others))} are free beside the "
+        f"op {graph.op_names[largest]!r} needs {exact_bytes(int(own[largest]))} on {problem.cluster.devices[d].name} "
+        f"in steady state, where {exact_bytes(max(0, int(problem.capacity_bytes[d]) - others))} are free beside the "
         f"{exact_bytes(others)} of the other ops placed there."
     )
 

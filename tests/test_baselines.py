@@ -27,7 +27,8 @@ from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
 NAMES = (
     *("single_device", "random", "round_robin", "hash", "batch_split", "critical_path", "divide_path"),
-    *("mite", "dfs", "heft", "expert", "sequential_fill"),
+    *("mite", "dfs", "heft", "cpop", "peft", "m_topo", "m_etf", "m_sct", "expert", "sequential_fill"),
+    *("min_cut", "chain_time", "chain_bytes", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous"),
 )
 SEVERAL = tuple(name for name in NAMES if name != "single_device")
 
