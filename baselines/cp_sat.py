@@ -22,7 +22,7 @@ PROVABLE_INTERVALS = 1_000  # up to here a proof within a minute is likely enoug
 _WORKERS = 2  # whatever the number of cores, one for each of these ways to search
 _SUBSOLVERS = ("no_lp", "objective_lb_search_no_lp")
 _PER_EVALUATION = 1e-3  # deterministic time, roughly seconds, that one evaluation stands for
-_ROUNDING = 1e-7  # relative; whole units of time cannot tell apart what is closer
+_ROUNDING = 1e-6  # relative; whole units of time cannot tell apart what is closer, so it counts as proved
 _SAME = 1e-9  # relative; closer than this, an ordinary schedule is as good as a fixed sequence
 
 

@@ -18,8 +18,8 @@ from env.problem import Problem
 from env.simulator import Schedule
 from graphs.opgraph import IntArray
 
-# All durations together, in units, stay below 2**BITS: the presolve of CP-SAT 9.15 adds up coefficients of booleans in 32
-# bits and beyond that "proves" what is false (github.com/google/or-tools/issues/5293).
+# All durations together, in units, stay below 2**BITS: the presolve of CP-SAT 9.15 adds up coefficients of booleans in
+# 32 bits and beyond that "proves" what is false (github.com/google/or-tools/issues/5293).
 BITS = 30
 _SAFETY = 1 - 1e-12  # heads and tails are sums of rounded numbers
 _MOST_NESTED = 64  # ops up to which loads between all pairs of ops are worth their rows

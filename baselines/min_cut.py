@@ -17,6 +17,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 _TOTAL_WEIGHT = 2**28  # METIS takes whole numbers, whose sum must stay below 2**31 in some builds
 _UNBALANCE = 0.03  # how much larger than its share a part may become for a smaller cut; METIS's own default
+_LEAST_SHARE = 1e-3  # of the weight, for a part of its own
 _TRIALS = 4  # cuts from which METIS takes the smallest
 _MEMORY_SHARES = (0.0, 0.5, 1.0)  # of memory in a unit's weight, until all parts fit
 
@@ -152,6 +153,8 @@ def _bisection(edges: UnitGraph, weight: FloatArray, share: float, unbalance: fl
     """bool [k]: vertices of the second half; the first has about this share of the weight."""
     import pymetis
 
+    if not _LEAST_SHARE < share < 1 - _LEAST_SHARE:  # METIS refuses a part of next to nothing
+        return np.full(len(weight), share < 0.5)
     whole = pymetis.zero_copy_dtype()
     source = np.concatenate([edges.ends[:, 0], edges.ends[:, 1]])
     by_source = np.argsort(source, kind="stable")

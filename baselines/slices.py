@@ -260,11 +260,11 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
         used, top = used + own, max(top, largest)
     atom = int((memory.own_bytes + memory.top_bytes).argmax())
     op = int(np.flatnonzero(atoms.of_op == atom)[0])
-    d = int(problem.capacity_bytes.argmax())
+    d = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).argmax())
     return InfeasibleError(
-        f"no contiguous split fits the memory and the pins of cluster {problem.cluster.name!r}: op {names[op]!r} alone "
-        f"needs {exact_bytes(int(memory.own_bytes[atom] + memory.top_bytes[atom]))}, and {devices[d].name} has "
-        f"{exact_bytes(devices[d].memory_bytes)} free; take a method without contiguity."
+        f"op {names[op]!r} needs {exact_bytes(int(memory.own_bytes[atom] + memory.top_bytes[atom]))} on "
+        f"{devices[d].name}, where at most {exact_bytes(devices[d].memory_bytes)} are free, and no contiguous split "
+        f"fits memory and pins of cluster {problem.cluster.name!r}; take a method without contiguity."
     )
 
 

@@ -188,7 +188,7 @@ def _against(value: float, published: float) -> str:
     """The value, and how it compares with the published one."""
     if math.isnan(published):
         return f"{value:.3f}"
-    if round(value, 3) == published:
+    if abs(value - published) < 1e-3:  # the published values have three decimals
         return f"{value:.3f} = {published:.3f}"
     return f"{value:.3f} / {published:.3f} ({value / published - 1:+.2%})"
 

@@ -184,6 +184,16 @@ def test_pins_colocation_and_memory_hold(problem: Problem) -> None:
     assert found.lower_bound_s <= reached_s
 
 
+def test_units_of_time_are_coarse_enough_for_the_solver() -> None:
+    """With units 2**-38 of the step, CP-SAT 9.15 calls 15.22 ms optimal here (or-tools issue 5293)."""
+    graph = generators.series_parallel(30, 1042, 0.05, parallel=0.8, kinds=("a", "b"), heterogeneity=0.3)
+    devices = tuple(Device(kind, kind, 2**60, {"float32": 1e12}, 1e12) for kind in "ab")
+    problem = Problem(graph, Cluster("pair", devices, both_ways("a", "b", 12e9, 1e-5)))
+    found, reached_s = solve(problem, 3_000, METHODS["heft"](problem, 0))
+    assert reached_s == pytest.approx(15.2006103e-3, rel=1e-6)
+    assert found.lower_bound_s == pytest.approx(reached_s, rel=1e-6)
+
+
 def test_the_same_evaluations_give_the_same_answer() -> None:
     graph = generators.layered(20, seed=3, ccr=1.0)
     devices = tuple(Device(f"d{i}", "a", 2**60, {"float32": 1e12}, 1e12) for i in range(3))
