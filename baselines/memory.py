@@ -171,8 +171,10 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
     from env.simulator import Simulator
 
     _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
-    by_device = [_held_at_peak(units, schedule, d) for d in np.flatnonzero(full).tolist()]
-    return np.max(by_device, axis=0)
+    held = np.zeros(units.count, dtype=np.int64)
+    for d in np.flatnonzero(full).tolist():
+        held = np.maximum(held, _held_at_peak(units, schedule, d))
+    return held
 
 
 def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:
