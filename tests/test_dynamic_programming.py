@@ -395,7 +395,7 @@ def test_pins_that_no_contiguous_split_respects_are_named(method: Any) -> None:
     ops = [Op(f"op{i}", pins=("cpu",) if i != 1 else ("gpu",), time_s={"*": 1.0}) for i in range(3)]
     graph = OpGraph.build(ops, [Tensor("op0", 1, ("op1",)), Tensor("op1", 1, ("op2",))], "row")
     problem = Problem(graph, star(["gpu", "cpu"]), THROUGHPUT)
-    with pytest.raises(InfeasibleError, match="op .* needs .* and no contiguous split fits memory and pins"):
+    with pytest.raises(InfeasibleError, match=r"op .* needs .* and no contiguous split fits memory and pins"):
         method(problem, 0)
 
 
