@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.list_scheduling import Estimate, Scheduler, first_estimate, insert, place_as_estimated, ready_order
+from baselines.list_scheduling import Scheduler, insert, place_as_estimated, ready_order
 from baselines.paths import importance, longest_paths
 from baselines.plan import Plan
 from baselines.units import Units
@@ -25,18 +25,7 @@ def cpop(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return place_as_estimated(units, _scheduler(units))
-
-
-def estimated_schedule(problem: Problem) -> Estimate:
-    """CPOP's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units(problem)
-    return first_estimate(units, _scheduler(units))
+    return place_as_estimated(problem, scheduler)
 
 
 def critical_device(problem: Problem) -> tuple[IntArray, int]:
@@ -47,7 +36,8 @@ def critical_device(problem: Problem) -> tuple[IntArray, int]:
     return path, int(np.lexsort((seconds, -allowed.sum(axis=0)))[0])
 
 
-def _scheduler(units: Units) -> Scheduler:
+def scheduler(units: Units) -> Scheduler:
+    """CPOP itself, for any account of memory."""
     order = ready_order(units.problem, importance(units.problem))
     path, device = critical_device(units.problem)
     first_choice = np.full(units.problem.graph.n_ops, -1, dtype=np.int64)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.list_scheduling import (
-    Estimate,
     Scheduler,
-    first_estimate,
     place_as_estimated,
     rank_order,
     start_earliest,
@@ -36,21 +34,11 @@ def m_etf(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return place_as_estimated(units, _scheduler(units))
+    return place_as_estimated(problem, scheduler)
 
 
-def estimated_schedule(problem: Problem) -> Estimate:
-    """ETF's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units(problem)
-    return first_estimate(units, _scheduler(units))
-
-
-def _scheduler(units: Units) -> Scheduler:
+def scheduler(units: Units) -> Scheduler:
+    """ETF itself, for any account of memory."""
     op_of = rank_order(units.problem, upward_rank(units.problem))
     nobody = np.full(len(op_of), -1, dtype=np.int64)
     return lambda allowance: start_earliest(units, op_of, allowance, nobody)

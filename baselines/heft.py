@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baselines.list_scheduling import Estimate, Scheduler, first_estimate, insert, place_as_estimated, rank_order
+from baselines.list_scheduling import Scheduler, insert, place_as_estimated, rank_order
 from baselines.paths import upward_rank
 from baselines.plan import Plan
 from baselines.units import Units
@@ -23,20 +23,10 @@ def heft(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return place_as_estimated(units, _scheduler(units))
+    return place_as_estimated(problem, scheduler)
 
 
-def estimated_schedule(problem: Problem) -> Estimate:
-    """HEFT's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units(problem)
-    return first_estimate(units, _scheduler(units))
-
-
-def _scheduler(units: Units) -> Scheduler:
+def scheduler(units: Units) -> Scheduler:
+    """HEFT itself, for any account of memory."""
     order = rank_order(units.problem, upward_rank(units.problem))
     return lambda allowance: insert(units, order, allowance)

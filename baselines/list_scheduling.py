@@ -33,29 +33,32 @@ Scheduler = Callable[[Allowance], Estimate]
 Room = tuple[BoolArray, IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
-def place_as_estimated(units: Units, schedule: Scheduler) -> Plan:
+def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Plan:
     """Devices and order of starts of an estimate that fits into memory.
 
     Raises:
         InfeasibleError: as `place_within_memory`.
     """
+    units = Units(problem)
+    schedule = scheduler(units)
 
     def build(allowance: Allowance) -> Plan:
         estimate = schedule(allowance)
-        order = np.empty(units.problem.graph.n_ops)
-        order[np.lexsort((_position(units.problem), estimate.end_s, estimate.start_s))] = np.arange(len(order))
+        order = np.empty(problem.graph.n_ops)
+        order[np.lexsort((_position(problem), estimate.end_s, estimate.start_s))] = np.arange(len(order))
         return Plan(estimate.device, order)
 
     return place_within_memory(units, build)
 
 
-def first_estimate(units: Units, schedule: Scheduler) -> Estimate:
-    """The estimate with kept bytes and one op's tensors as the only memory.
+def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Estimate:
+    """A scheduler's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
 
     Raises:
         InfeasibleError: a unit finds no room.
     """
-    return schedule(Allowance(units.kept_bytes, units.working_bytes))
+    units = Units(problem)
+    return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
 
 
 def rank_order(problem: Problem, priority: FloatArray) -> IntArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.list_scheduling import Estimate, Scheduler, first_estimate, insert, place_as_estimated, ready_order
+from baselines.list_scheduling import Scheduler, insert, place_as_estimated, ready_order
 from baselines.plan import Plan
 from baselines.units import Units
 from env.problem import Problem
@@ -23,18 +23,7 @@ def peft(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return place_as_estimated(units, _scheduler(units))
-
-
-def estimated_schedule(problem: Problem) -> Estimate:
-    """PEFT's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units(problem)
-    return first_estimate(units, _scheduler(units))
+    return place_as_estimated(problem, scheduler)
 
 
 def optimistic_cost_s(problem: Problem) -> FloatArray:
@@ -59,7 +48,8 @@ def optimistic_cost_s(problem: Problem) -> FloatArray:
     return result
 
 
-def _scheduler(units: Units) -> Scheduler:
+def scheduler(units: Units) -> Scheduler:
+    """PEFT itself, for any account of memory."""
     problem = units.problem
     cost_s = optimistic_cost_s(problem)
     order = ready_order(problem, cost_s.sum(axis=1) / problem.allowed.sum(axis=1))

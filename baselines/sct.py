@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.list_scheduling import (
-    Estimate,
     Scheduler,
-    first_estimate,
     place_as_estimated,
     rank_order,
     start_earliest,
@@ -67,21 +65,11 @@ def m_sct(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return place_as_estimated(units, _scheduler(units))
+    return place_as_estimated(problem, scheduler)
 
 
-def estimated_schedule(problem: Problem) -> Estimate:
-    """SCT's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units(problem)
-    return first_estimate(units, _scheduler(units))
-
-
-def _scheduler(units: Units) -> Scheduler:
+def scheduler(units: Units) -> Scheduler:
+    """SCT itself, for any account of memory."""
     op_of = rank_order(units.problem, upward_rank(units.problem))
     favourite = favourite_children(units.problem)
     return lambda allowance: start_earliest(units, op_of, allowance, favourite)

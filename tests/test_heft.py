@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from strategies import problems
 
-from baselines.heft import Estimate, estimated_schedule, heft
+from baselines.heft import heft, scheduler
+from baselines.list_scheduling import Estimate, estimated_schedule
 from baselines.paths import upward_rank
 from env.cluster import UNLIMITED_BYTES, Cluster, Device, both_ways
 from env.problem import Problem
@@ -37,7 +38,7 @@ def test_ranks_of_the_paper(paper: Problem) -> None:
 
 
 def test_schedule_of_the_paper_is_80_long(paper: Problem) -> None:
-    estimate = estimated_schedule(paper)
+    estimate = estimated_schedule(paper, scheduler)
     assert estimate.makespan_s == 80.0
     assert (estimate.device + 1).tolist() == [3, 1, 3, 2, 3, 2, 3, 1, 2, 2]  # figure 3 (a)
     assert estimate.start_s.tolist() == [0, 27, 9, 18, 28, 26, 38, 57, 56, 73]
@@ -74,7 +75,7 @@ def check(problem: Problem, estimate: Estimate) -> None:
 @given(problems(max_ops=12, edges=24))
 def test_own_schedule_waits_for_all_inputs_and_never_doubles_a_device(problem: Problem) -> None:
     try:
-        estimate = estimated_schedule(problem)
+        estimate = estimated_schedule(problem, scheduler)
     except InfeasibleError:
         return
     check(problem, estimate)
@@ -84,7 +85,7 @@ def test_own_schedule_waits_for_all_inputs_and_never_doubles_a_device(problem: P
 @given(problems(max_ops=12, max_devices=1, edges=24))
 def test_one_device_is_kept_busy(problem: Problem) -> None:
     try:
-        estimate = estimated_schedule(problem)
+        estimate = estimated_schedule(problem, scheduler)
     except InfeasibleError:
         return
     np.testing.assert_allclose(estimate.makespan_s, problem.op_s.sum(), rtol=1e-9)
@@ -100,7 +101,7 @@ def test_an_op_is_inserted_into_an_earlier_idle_interval() -> None:
         [Tensor("before", 3, ("after",))],
     )
     problem = Problem(graph, mesh(("gpu0", "gpu", UNLIMITED_BYTES), ("cpu0", "cpu", UNLIMITED_BYTES)))
-    estimate = estimated_schedule(problem)  # "after" waits until 4; "filler" comes last but fits before it
+    estimate = estimated_schedule(problem, scheduler)  # "after" waits until 4; "filler" comes last but fits before it
     assert estimate.start_s.tolist() == [0.0, 4.0, 0.0]
     plan = heft(problem, 0)
     assert Simulator(problem).score(plan.device, order=plan.order).step_time_s == 9.0
@@ -112,7 +113,7 @@ def test_the_last_of_several_inputs_counts() -> None:
         [Tensor("early", 1, ("join",)), Tensor("late", 1, ("join",))],
     )
     problem = Problem(graph, mesh(("d0", "gpu", UNLIMITED_BYTES), ("d1", "gpu", UNLIMITED_BYTES)))
-    estimate = estimated_schedule(problem)
+    estimate = estimated_schedule(problem, scheduler)
     assert estimate.device[0] != estimate.device[1] == estimate.device[2]
     assert estimate.start_s[2] == 7.0
 
@@ -139,4 +140,7 @@ def test_order_is_that_of_the_estimated_starts() -> None:
     problem = Problem(topcuoglu(), mesh(*((f"P{i}", "cpu", UNLIMITED_BYTES) for i in (1, 2, 3))))
     plan = heft(problem, 0)
     assert plan.order is not None
-    assert np.argsort(plan.order).tolist() == np.argsort(estimated_schedule(problem).start_s, kind="stable").tolist()
+    assert (
+        np.argsort(plan.order).tolist()
+        == np.argsort(estimated_schedule(problem, scheduler).start_s, kind="stable").tolist()
+    )

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,18 +19,18 @@ from test_heft import check as check_estimate
 from test_heft import mesh
 
 from baselines.cpop import cpop, critical_device
-from baselines.cpop import estimated_schedule as cpop_estimate
-from baselines.etf import estimated_schedule as etf_estimate
+from baselines.cpop import scheduler as cpop_scheduler
 from baselines.etf import m_etf
-from baselines.list_scheduling import Estimate, ready_order
+from baselines.etf import scheduler as etf_scheduler
+from baselines.list_scheduling import Estimate, estimated_schedule, ready_order
 from baselines.m_topo import m_topo
 from baselines.memory import excess_bytes
 from baselines.paths import upward_rank
-from baselines.peft import estimated_schedule as peft_estimate
 from baselines.peft import optimistic_cost_s, peft
+from baselines.peft import scheduler as peft_scheduler
 from baselines.plan import Method
 from baselines.sct import arcs, favourite_children, m_sct, relaxation
-from baselines.sct import estimated_schedule as sct_estimate
+from baselines.sct import scheduler as sct_scheduler
 from baselines.units import Units
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.problem import OBJECTIVES, Problem
@@ -40,10 +41,10 @@ from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
 
 METHODS: Mapping[str, Method] = {"cpop": cpop, "peft": peft, "m_etf": m_etf, "m_sct": m_sct, "m_topo": m_topo}
 ESTIMATES: Mapping[str, Callable[[Problem], Estimate]] = {
-    "cpop": cpop_estimate,
-    "peft": peft_estimate,
-    "etf": etf_estimate,
-    "sct": sct_estimate,
+    "cpop": partial(estimated_schedule, scheduler=cpop_scheduler),
+    "peft": partial(estimated_schedule, scheduler=peft_scheduler),
+    "etf": partial(estimated_schedule, scheduler=etf_scheduler),
+    "sct": partial(estimated_schedule, scheduler=sct_scheduler),
 }
 
 
@@ -146,7 +147,7 @@ def test_cpop_takes_86_on_the_example_of_its_paper() -> None:
     path, device = critical_device(problem)
     assert [problem.graph.op_names[i] for i in path] == ["T1", "T2", "T9", "T10"]
     assert problem.cluster.devices[device].name == "P2"
-    estimate = cpop_estimate(problem)
+    estimate = estimated_schedule(problem, cpop_scheduler)
     assert estimate.makespan_s == 86.0
     assert estimate.device[path].tolist() == [device] * 4
 
@@ -183,7 +184,7 @@ def test_peft_takes_122_on_the_example_of_its_paper() -> None:
     expected = [[64, 68, 86], [42, 39, 42], [27, 41, 43], [42, 39, 50], [28, 37, 28]]
     expected += [[42, 39, 44], [13, 16, 22], [13, 16, 33], [13, 16, 20], [0, 0, 0]]
     assert optimistic_cost_s(problem).tolist() == expected
-    estimate = peft_estimate(problem)
+    estimate = estimated_schedule(problem, peft_scheduler)
     assert estimate.makespan_s == 122.0
     assert (estimate.device + 1).tolist() == [1, 1, 1, 1, 3, 2, 1, 2, 3, 2]
 
@@ -271,7 +272,7 @@ def unlimited(problem: Problem) -> Problem:
 def test_etf_starts_what_can_start_first(problem: Problem) -> None:
     problem = unlimited(problem)
     device, start_s = reference(problem, np.full(problem.graph.n_ops, -1))
-    estimate = etf_estimate(problem)
+    estimate = estimated_schedule(problem, etf_scheduler)
     assert estimate.start_s.tolist() == start_s.tolist()
     assert estimate.device.tolist() == device.tolist()
 
@@ -281,7 +282,7 @@ def test_etf_starts_what_can_start_first(problem: Problem) -> None:
 def test_sct_awaits_favourite_children(problem: Problem) -> None:
     problem = unlimited(problem)
     device, start_s = reference(problem, favourite_children(problem))
-    estimate = sct_estimate(problem)
+    estimate = estimated_schedule(problem, sct_scheduler)
     assert estimate.start_s.tolist() == start_s.tolist()
     assert estimate.device.tolist() == device.tolist()
 
@@ -294,9 +295,9 @@ def test_waiting_for_the_favourite_child_pays() -> None:
     )
     problem = Problem(graph, gpus(2))
     assert favourite_children(problem).tolist() == [2, -1, -1, -1]
-    assert etf_estimate(problem).start_s.tolist() == [0.0, 0.0, 3.0, 1.0]
-    assert sct_estimate(problem).start_s.tolist() == [0.0, 0.0, 2.0, 1.5]
-    assert sct_estimate(problem).device.tolist() == [0, 1, 0, 1]
+    assert estimated_schedule(problem, etf_scheduler).start_s.tolist() == [0.0, 0.0, 3.0, 1.0]
+    assert estimated_schedule(problem, sct_scheduler).start_s.tolist() == [0.0, 0.0, 2.0, 1.5]
+    assert estimated_schedule(problem, sct_scheduler).device.tolist() == [0, 1, 0, 1]
 
 
 def test_etf_passes_over_a_full_device() -> None:
