@@ -4,6 +4,7 @@
     ├── GraphError            a graph that is not what it says (also a ValueError)
     │   └── GraphFileError    a graph file that cannot be read
     ├── CaptureError          a model that cannot be traced
+    ├── PolicyFileError       a policy file or a checkpoint of a training run that cannot be used (also a ValueError)
     ├── ClusterError          a cluster that is not what it says (also a ValueError)
     ├── UnknownNameError      a model, method, cluster or option that does not exist (also a ValueError)
     ├── MismatchError         a placement for another graph, or not placing every op
@@ -33,6 +34,10 @@ class GraphFileError(GraphError):
 
 class CaptureError(PlacementError):
     """A model that could not be traced; the message names the module and the line."""
+
+
+class PolicyFileError(PlacementError, ValueError):
+    """A policy file, or a checkpoint of a training run, that is cut short, of another version, or of another run."""
 
 
 class ClusterError(PlacementError, ValueError):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
     from placement.comparison import Comparison, compare
+    from placement.learning.training import Training, train
     from placement.optimization import METHODS, optimize
     from placement.result import Result
     from placement.verification import Verification, verify
@@ -31,12 +32,14 @@ __all__ = [
     "Comparison",
     "OpGraph",
     "Result",
+    "Training",
     "Verification",
     "capture",
     "compare",
     "load_graph",
     "optimize",
     "save_graph",
+    "train",
     "verify",
 ]
 
@@ -47,12 +50,14 @@ _HOME = {
     "Comparison": "placement.comparison",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.result",
+    "Training": "placement.learning.training",
     "Verification": "placement.verification",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
     "save_graph": "graphs.files",
+    "train": "placement.learning.training",
     "verify": "placement.verification",
 }
 
@@ -92,6 +97,7 @@ def _load(name: str, folder: Path) -> None:
 
 
 _refuse_namesakes()
+importlib.import_module("env.registration").register_environments()
 
 
 def __getattr__(name: str) -> Any:

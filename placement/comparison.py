@@ -13,7 +13,7 @@ from env.cluster import Cluster
 from env.problem import LATENCY
 from env.simulator import Priority
 from graphs.opgraph import OpGraph
-from placement.methods import check_options, default_methods, supports
+from placement.methods import POLICY_FILE, check_options, default_methods, supports
 from placement.optimization import check_problem
 from placement.ranking import SINGLE, ranked, ties
 from placement.result import Result, relative_gap, versions
@@ -119,8 +119,9 @@ def compare(
     """Run several methods on one problem.
 
     Args:
-        methods: names in `placement.METHODS`, each run once; every heuristic that serves the objective, and ``"auto"``,
-            when None. Those that do not serve it are left out and named in `Comparison.unsupported`.
+        methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once; every heuristic that serves the
+            objective, and ``"auto"``, when None. Those that do not serve it are left out and named in
+            `Comparison.unsupported`.
         seed, objective, priority: as in `placement.optimize`.
         budget_s, evaluations: as in `placement.optimize`, for each method that searches.
         progress: called before each method with its name, how many are done and how many there are, and once at the
@@ -134,6 +135,9 @@ def compare(
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
     solver = Solver(graph, cluster, seed, objective, priority)
+    for name in names:
+        if name.startswith(POLICY_FILE):  # a file that cannot be used is told before the work, not after it
+            solver.prepare(name)
     results: dict[str, Result] = {}
     for done, name in enumerate(names):
         if progress is not None:

@@ -13,12 +13,29 @@ from graphs.errors import MismatchError, UnknownNameError
 AUTO = "auto"
 HEURISTICS = tuple(baselines.METHODS)
 SEARCHES = tuple(baselines.SEARCHES)
-METHODS = (*HEURISTICS, *SEARCHES, AUTO)  # every value of `method`
+POLICY_NAMES = ("hierarchical", "seq2seq", "graph", "ppo")  # trained on the problem itself, within the budget
+PRETRAINED = "pretrained"  # the graph policy that comes with the package
+REFINED = "+local_search"  # half of the budget learns, the other half is local search from what was learned
+LEARNED = tuple(f"{name}{end}" for name in (*POLICY_NAMES, PRETRAINED) for end in ("", REFINED))
+POLICY_FILE = "policy:"  # and the name of a file that `placement train` wrote
+METHODS = (*HEURISTICS, *SEARCHES, *LEARNED, AUTO)  # every value of `method`, but for ``policy:FILE``
 DEFAULT_BUDGET_S = 10.0
 
 
+def is_learned(method: str) -> bool:
+    """Whether a policy decides: one trained on the problem, the one that comes with the package, or one in a file."""
+    return method in LEARNED or method.startswith(POLICY_FILE)
+
+
+def is_method(name: str) -> bool:
+    """Whether `placement.optimize` takes this name; a policy file need not exist for that."""
+    return name in METHODS or (name.startswith(POLICY_FILE) and name != POLICY_FILE)
+
+
 def supports(method: str, objective: str) -> bool:
-    """Whether a method serves an objective."""
+    """Whether a method serves an objective; policies learn from step times."""
+    if is_learned(method):
+        return objective == LATENCY
     return method == AUTO or objective in baselines.OBJECTIVES_OF.get(method, OBJECTIVES)
 
 
@@ -54,8 +71,10 @@ def check_options(
     if not methods:
         raise ValueError(f"methods names no method; expected at least one of {', '.join(METHODS)}.")
     for method in methods:
-        if method not in METHODS:
-            raise UnknownNameError("method", str(method), METHODS)
+        if method == POLICY_FILE:
+            raise ValueError(f"{POLICY_FILE} names no file; write {POLICY_FILE}FILE with what `placement train` wrote.")
+        if not is_method(str(method)):
+            raise UnknownNameError("method", str(method), (*METHODS, f"{POLICY_FILE}FILE"))
     if objective not in OBJECTIVES:
         raise UnknownNameError("objective", str(objective), OBJECTIVES)
     if not any(supports(method, objective) for method in methods):
@@ -64,17 +83,28 @@ def check_options(
             f"{', '.join(methods)}: not for objective {objective}; methods that are: {', '.join(able)}."
         )
     Priority.of(priority)
-    _check_count("a seed", seed)
+    check_count("a seed", seed)
     if evaluations is not None:
-        _check_count("a number of evaluations", evaluations)
-    if budget_s is not None and not _is_seconds(budget_s):
-        raise ValueError(f"a budget is a finite number of seconds, 0 or more, got {budget_s!r}.")
+        check_count("a number of evaluations", evaluations)
+    if budget_s is not None:
+        check_seconds("a budget", budget_s)
 
 
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+def check_seconds(what: str, value: object) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        ValueError: says what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{what} is a finite number of seconds, 0 or more, got {value!r}.")
 
 
-def _check_count(what: str, value: object) -> None:
+def check_count(what: str, value: object) -> None:
+    """Refuse what counts nothing.
+
+    Raises:
+        ValueError: says what came.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{what} is a whole number, 0 or more, got {value!r}.")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,16 +16,20 @@ from baselines.plan import Method, Plan
 from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
 from baselines.search import Budget
 from env.bounds import lower_bound
-from env.cluster import Cluster, Device, both_ways
+from env.cluster import Cluster
 from env.loads import held_reason, loads
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError
-from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
-from placement.methods import AUTO, DEFAULT_BUDGET_S, SEARCHES, supports
+from graphs.opgraph import FloatArray, IntArray, OpGraph
+from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, is_learned, supports
 from placement.result import OWN_ORDER, Result, named_transfers, order_by_device, relative_gap, versions
+from placement.two_ops import two_ops
+
+if TYPE_CHECKING:
+    from placement.learning.placing import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,27 +61,73 @@ class Solver:
         self._scorer = Scorer(self.problem)
         self._compile()
         self._seed, self._priority = seed, priority
+        self._learned: dict[str, Place] = {}
 
     def _compile(self) -> None:
         """Let numba compile or load the simulator now: it would count as solve time of whichever method comes first."""
         self._scorer.simulator.score(self.problem.allowed.argmax(axis=1))
 
-    def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
-        """Run one method of `METHODS`; the limits are for those that search (see `placement.optimize`)."""
-        searching = method == AUTO or method in SEARCHES
-        if searching and budget_s != 0:
+    def prepare(self, method: str) -> None:
+        """Load what a method needs before its time begins to count, and check that it can be used here.
+
+        Raises:
+            PolicyFileError: a policy file that cannot be read.
+            MismatchError: a policy that cannot place this problem.
+        """
+        if is_learned(method) and method not in self._learned:
+            from placement.learning.placing import prepared  # loads torch
+
+            self._learned[method] = prepared(self.problem, method)
+        if method.endswith(REFINED) or not (is_learned(method) or method in HEURISTICS):
             _compile_search(self.problem.objective)
+
+    def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+        """Run one method; the limits are for those that search (see `placement.optimize`).
+
+        Raises:
+            PolicyFileError, MismatchError: as `prepare`.
+        """
+        searching = method not in HEURISTICS
+        if is_learned(method) or (searching and budget_s != 0):
+            self.prepare(method)
         began = time.perf_counter()
-        budget = _budget(budget_s, evaluations, self.lower_bound_s)
-        chosen, bound_s = method, 0.0
+        budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
+        plan: Plan | str
         try:
-            if searching:
-                outcome = self._search(method, budget)
-                chosen, plan, bound_s = outcome.best.method, outcome.best.plan, outcome.lower_bound_s
-            else:
-                plan = baselines.METHODS[method](self.problem, self._seed)
+            chosen, plan, bound_s = self._plan(method, budget)
         except InfeasibleError as error:
-            answer = _no_answer(self.lower_bound_s, self._priority, str(error))
+            chosen, plan, bound_s = method, str(error), 0.0
+        return self.result(
+            plan,
+            method,
+            chosen=chosen,
+            bound_s=bound_s,
+            budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
+            evaluations=budget.spent if searching else None,
+            interrupted=budget.interrupted,
+            began_s=began,
+        )
+
+    def result(
+        self,
+        plan: Plan | str,
+        method: str,
+        *,
+        chosen: str,
+        began_s: float,
+        budget_s: float | None,
+        evaluations: int | None,
+        interrupted: bool,
+        bound_s: float = 0.0,
+    ) -> Result:
+        """A plan as a result, or, where there is none, the sentence that says why; fields as in `Result`.
+
+        Args:
+            began_s: when the method began, by ``time.perf_counter``.
+            bound_s: what the method itself has proved.
+        """
+        if isinstance(plan, str):
+            answer = _no_answer(self.lower_bound_s, self._priority, plan)
         else:
             answer = self._answer(self._run(plan), bound_s)
         return Result(
@@ -87,13 +137,23 @@ class Solver:
             chosen=chosen,
             seed=self._seed,
             objective=self.problem.objective,
-            budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
-            evaluations=budget.spent if searching else None,
-            interrupted=budget.interrupted,
+            budget_s=budget_s,
+            evaluations=evaluations,
+            interrupted=interrupted,
             versions=versions(),
-            solve_time_s=time.perf_counter() - began,
+            solve_time_s=time.perf_counter() - began_s,
             **answer,
         )
+
+    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float]:
+        """Who found the plan, the plan, and the bound proved on the way."""
+        if method in HEURISTICS:
+            return method, baselines.METHODS[method](self.problem, self._seed), 0.0
+        if is_learned(method):
+            found = self._learned[method](self._seed, budget)
+            return found.method, found.plan, 0.0
+        outcome = self._search(method, budget)
+        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s
 
     def _search(self, method: str, budget: Budget) -> Outcome:
         problem = self.problem
@@ -156,19 +216,17 @@ class Solver:
 @functools.cache
 def _compile_search(objective: str) -> None:
     """Let numba compile or load local search on a problem of two ops: that is no part of anyone's budget."""
-    devices = tuple(Device(name, "cpu", 1, {"float32": 1.0}, 1.0) for name in "ab")
-    problem = Problem(
-        OpGraph.build([Op("x", time_s={"*": 1.0}), Op("y", time_s={"*": 1.0})], [Tensor("x", 0, ("y",))], "two ops"),
-        Cluster("two devices", devices, both_ways("a", "b", 1.0, 0.0)),
-        objective,
+    baselines.SEARCHES["local_search"](
+        two_ops(objective), 0, [Plan(np.zeros(2, dtype=np.int64))], Budget(evaluations=2)
     )
-    baselines.SEARCHES["local_search"](problem, 0, [Plan(np.zeros(2, dtype=np.int64))], Budget(evaluations=2))
 
 
-def _budget(budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:
-    """Either limit alone leaves the other open; without any it is the default time."""
-    if budget_s is None:
-        budget_s = DEFAULT_BUDGET_S if evaluations is None else math.inf
+def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:
+    """Either limit alone leaves the other open; without any it is the default time of the method."""
+    if budget_s is None and evaluations is None:
+        budget_s = 0.0 if method == PRETRAINED else DEFAULT_BUDGET_S
+    elif budget_s is None:
+        budget_s = math.inf
     return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
 
 

@@ -18,7 +18,7 @@ from env.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.units import format_seconds
-from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, measure
+from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
 from placement.result import OWN_ORDER, Result, relative_gap
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
@@ -109,7 +109,7 @@ def verify(
 
 def _check_names(result: Result) -> None:
     check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
-    if result.chosen not in METHODS:
+    if not is_method(result.chosen):
         raise UnknownNameError("chosen method", result.chosen, METHODS)
     priorities = (*(p.value for p in Priority), OWN_ORDER)
     if result.priority not in priorities:

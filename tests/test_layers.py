@@ -85,9 +85,9 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
     assert found.stdout.split() == []
 
 
-@pytest.mark.parametrize("command", ["", "models", "clusters", "capture", "compare", "optimize", "verify"])
+@pytest.mark.parametrize("command", ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train"])
 def test_help_loads_nothing_heavy(command: str) -> None:
-    heavy = ["torch", "plotly", "onnx", "numba", "networkx", "numpy"]
+    heavy = ["torch", "plotly", "onnx", "numba", "networkx", "numpy", "stable_baselines3", "tensorboard"]
     code = (
         "import sys\nfrom placement.cli import run\n"
         f"code = run([*{command.split()!r}, '--help'])\n"

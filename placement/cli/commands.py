@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from placement.cli import catalog, solving
+from placement.cli import catalog, solving, training
 from placement.cli.output import emit
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ for command in (
     solving.compare,
     solving.optimize,
     solving.verify,
+    training.train,
 ):
     app.command()(command)
 

@@ -27,7 +27,7 @@ def compare(
             "--methods",
             metavar="A,B,...",
             show_default=False,
-            help="Which methods; every heuristic and auto by default.",
+            help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -127,7 +127,12 @@ def optimize(
     cluster: options.ClusterOption = None,
     method: Annotated[
         str,
-        typer.Option("--method", metavar="NAME", help="A heuristic, a search, or auto: all of them, keeping the best."),
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: all heuristics and "
+            "local search, keeping the best.",
+        ),
     ] = "auto",
     seed: options.Seed = 0,
     objective: options.Objective = options.DEFAULT_OBJECTIVE,

@@ -1,0 +1,1 @@
+"""Learned placement: policies, their training, and the files they are kept in. Imports torch."""

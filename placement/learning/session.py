@@ -1,0 +1,229 @@
+"""`Session`: a training run in progress, and what it keeps on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from placement.learning.checkpoint import Checkpoint, save_checkpoint
+from placement.learning.interruption import on_interrupt
+from placement.learning.learner import Learner, Update
+from placement.learning.threads import single_threaded
+from placement.methods import is_method
+from placement.result import Result
+from placement.solver import Solver
+
+_MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon
+
+
+@dataclass(frozen=True)
+class Point:
+    """One update on the learning curve.
+
+    Attributes:
+        samples: placements scored so far.
+        seconds: trained so far, those before a checkpoint included.
+        problem: number of the problem that was sampled.
+        best_s: best step time of that problem so far; infinite before the first that fits.
+        mean_s: mean of the update's placements that fit; None without any.
+    """
+
+    samples: int
+    seconds: float = field(compare=False)
+    problem: int
+    best_s: float
+    mean_s: float | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A training run after an update, for whoever is watching (P problems).
+
+    Attributes:
+        update: the last one.
+        best_s, mean_s: of each problem; None where nothing is known yet.
+        samples_per_s: placements scored a second, since this process began.
+        left_s: seconds until the end, estimated where the run ends by a number of placements.
+    """
+
+    update: Update
+    best_s: tuple[float | None, ...]
+    mean_s: tuple[float | None, ...]
+    samples_per_s: float
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies beside a policy file ``policy.zip`` (P problems).
+
+    Attributes:
+        policy: the policy file itself, written at the end.
+        checkpoint: ``policy.checkpoint``, there until the run is complete.
+        results: P, ``policy.best.json``, with a number for each of several problems.
+    """
+
+    policy: Path
+    checkpoint: Path
+    results: tuple[Path, ...]
+
+    @staticmethod
+    def beside(policy: Path, count: int) -> Files:
+        """The files of a run with so many problems."""
+        stem = policy.name.removesuffix(".zip")
+        numbers = [""] if count == 1 else [f".{k}" for k in range(1, count + 1)]
+        results = tuple(policy.with_name(f"{stem}.best{number}.json") for number in numbers)
+        return Files(policy, policy.with_name(f"{stem}.checkpoint"), results)
+
+
+@dataclass
+class Session:
+    """A training run between two updates (P problems).
+
+    Attributes:
+        run: what makes it this run and no other (see `Checkpoint`).
+        solvers: P, one for each problem of the learner.
+        most_samples, most_s: it ends there; infinite without such a limit.
+        command: for the record.
+        curve: every update so far.
+        interrupted: it was asked to stop.
+        began_s: when this process took it up, by ``time.perf_counter``.
+        earlier_s, resumed_from: seconds that it had been trained by then, and placements that were scored by then.
+    """
+
+    run: Mapping[str, Any]
+    learner: Learner
+    solvers: Sequence[Solver]
+    files: Files
+    most_samples: float
+    most_s: float
+    command: str
+    curve: list[Point] = field(default_factory=list)
+    interrupted: bool = False
+    began_s: float = field(default_factory=time.perf_counter)
+    earlier_s: float = 0.0
+    resumed_from: int = 0
+    _mean_s: dict[int, float] = field(default_factory=dict)
+    _written_s: dict[int, float] = field(default_factory=dict)  # step times on disk, by problem
+    _write_again_s: float = 0.0
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on where the checkpoint was made."""
+        self.learner.restore(checkpoint.state)
+        self.curve = [Point(*row) for row in checkpoint.curve]
+        self.earlier_s, self.resumed_from = checkpoint.seconds, self.learner.samples
+
+    @property
+    def seconds(self) -> float:
+        """Trained so far, over all parts of the run."""
+        return self.earlier_s + time.perf_counter() - self.began_s
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """P: a name for each problem."""
+        problems = [solver.problem for solver in self.solvers]
+        one_cluster = len({problem.cluster.hash for problem in problems}) == 1
+        return tuple(p.graph.name if one_cluster else f"{p.graph.name} on {p.cluster.name}" for p in problems)
+
+    @property
+    def best_s(self) -> tuple[float | None, ...]:
+        """P: step time of the best placement of each problem so far."""
+        return tuple(None if best is None else best.value_s for best in self.learner.best)
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is nothing left to find: every best placement is proven optimal."""
+        bounds = [solver.lower_bound_s * (1 + 1e-9) for solver in self.solvers]
+        return all(s is not None and s <= bound_s for s, bound_s in zip(self.best_s, bounds, strict=True))
+
+    def train(
+        self,
+        checkpoint_every_s: float,
+        log_dir: str | os.PathLike[str] | None,
+        progress: Callable[[Status], None] | None,
+    ) -> None:
+        """Make updates until a limit, a proof, or Ctrl-C; arguments as in `placement.learning.training.train`."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(on_interrupt(functools.partial(setattr, self, "interrupted", True)))
+            stack.enter_context(single_threaded())
+            log = None
+            if log_dir is not None:
+                from placement.learning.event_log import EventLog  # TensorBoard takes a while to import
+
+                log = stack.enter_context(contextlib.closing(EventLog(Path(log_dir), self.resumed_from)))
+            checkpoint_at_s = self.seconds + checkpoint_every_s
+            while not self._over():
+                status = self._step()
+                if log is not None:
+                    log.add(status.update, self.labels[status.update.problem], status.samples_per_s)
+                if progress is not None:
+                    progress(status)
+                if self.seconds >= checkpoint_at_s:
+                    self.save_checkpoint()
+                    checkpoint_at_s = self.seconds + checkpoint_every_s
+            self.save_checkpoint()
+
+    def _over(self) -> bool:
+        """Whether no further update is to be made."""
+        out_of = self.learner.samples >= self.most_samples or self.seconds >= self.most_s
+        return self.interrupted or out_of or self.proven
+
+    def _step(self) -> Status:
+        """Make an update, and put what it improved on the disk."""
+        update = self.learner.update()
+        best_s = self.best_s[update.problem]
+        mean_s = update.mean_s if math.isfinite(update.mean_s) else None
+        if mean_s is not None:
+            self._mean_s[update.problem] = mean_s
+        seconds = self.seconds
+        self.curve.append(
+            Point(update.samples, seconds, update.problem, math.inf if best_s is None else best_s, mean_s)
+        )
+        if seconds >= self._write_again_s:
+            self.save_best()
+            self._write_again_s = self.seconds + (self.seconds - seconds) / _MOST_WRITING
+        return self._status(update)
+
+    def save_best(self, rewrite: bool = False) -> tuple[Result | None, ...]:
+        """Write the best placements that are not on disk yet, or all of them; P results, None where none fits."""
+        return tuple(self._save_best(k, rewrite) for k in range(len(self.solvers)))
+
+    def save_checkpoint(self) -> None:
+        """Write the best placements and a checkpoint."""
+        self.save_best()
+        rows = [[p.samples, p.seconds, p.problem, p.best_s, p.mean_s] for p in self.curve]
+        save_checkpoint(self.files.checkpoint, Checkpoint(self.run, self.seconds, rows, self.learner.state()))
+
+    def _save_best(self, problem: int, rewrite: bool) -> Result | None:
+        best = self.learner.best[problem]
+        if best is None or (best.value_s == self._written_s.get(problem) and not rewrite):
+            return None
+        name = self.learner.policy.name
+        result = self.solvers[problem].result(
+            best.plan,
+            name,
+            chosen=best.source if is_method(best.source) else name,
+            began_s=self.began_s - self.earlier_s,
+            budget_s=self.most_s if math.isfinite(self.most_s) else None,
+            evaluations=self.learner.samples,
+            interrupted=self.interrupted,
+        )
+        result = dataclasses.replace(result, command=self.command)
+        result.save(self.files.results[problem])
+        self._written_s[problem] = best.value_s
+        return result
+
+    def _status(self, update: Update) -> Status:
+        here_s = max(time.perf_counter() - self.began_s, 1e-9)
+        rate = (self.learner.samples - self.resumed_from) / here_s
+        left_s = min(self.most_s - self.seconds, (self.most_samples - self.learner.samples) / max(rate, 1e-9))
+        mean_s = tuple(self._mean_s.get(k) for k in range(len(self.solvers)))
+        return Status(update, self.best_s, mean_s, rate, max(left_s, 0.0))

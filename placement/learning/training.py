@@ -1,0 +1,208 @@
+"""`train`: a policy on some graphs and clusters, with checkpoints, a log, and the best placements on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from env.cluster import Cluster
+from env.problem import LATENCY
+from env.simulator import Priority
+from graphs.disk import check_target
+from graphs.errors import UnknownNameError
+from graphs.opgraph import OpGraph
+from placement.learning.checkpoint import load_checkpoint
+from placement.learning.policy_file import Origin, save_policy
+from placement.learning.registry import PRESETS, TRAINABLE, make_learner
+from placement.learning.session import Files, Point, Session, Status
+from placement.learning.threads import single_threaded
+from placement.methods import check_count, check_seconds
+from placement.optimization import check_problem
+from placement.result import Result, versions
+from placement.solver import Solver
+
+DEFAULT_TRAINING_S = 600.0  # where neither a number of placements nor a time is asked for
+CHECKPOINT_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a training run made (P problems).
+
+    Attributes:
+        policy_file: for ``method="policy:FILE"``.
+        results: P, the best placement of each problem; None where none fits.
+        result_files: P, where those are, for `placement verify`.
+        labels: P, a name for each problem.
+        lower_bounds_s: P, no placement can have a smaller step time.
+        samples: placements scored.
+        seconds: trained, over all parts of the run.
+        curve: every update.
+        proven: every best placement is proven optimal, so it ended there.
+        interrupted: it was asked to stop (Ctrl-C); the same call goes on.
+        resumed_from: placements that were already scored when it went on from a checkpoint, else 0.
+    """
+
+    policy_file: Path
+    results: tuple[Result | None, ...]
+    result_files: tuple[Path, ...]
+    labels: tuple[str, ...]
+    lower_bounds_s: tuple[float, ...]
+    samples: int
+    seconds: float
+    curve: tuple[Point, ...]
+    proven: bool
+    interrupted: bool
+    resumed_from: int
+
+
+Progress = Callable[[Status], None]
+Begin = Callable[[Session], None]
+
+
+def train(
+    graphs: OpGraph | Sequence[OpGraph],
+    clusters: Cluster | Sequence[Cluster],
+    policy: str = "hierarchical",
+    *,
+    output: str | os.PathLike[str],
+    seed: int = 0,
+    timesteps: int | None = None,
+    budget_s: float | None = None,
+    preset: str = "default",
+    warm_start: bool = True,
+    log_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    restart: bool = False,
+    command: str = "",
+    begin: Begin | None = None,
+    progress: Progress | None = None,
+) -> Training:
+    """Train a policy to place every graph on every cluster with the least step time (docs/training.md).
+
+    Where a checkpoint of the same run lies beside `output`, goes on from there: with `timesteps` to the very policy and
+    placements of a run that was never cut off.
+
+    Args:
+        policy: a name in `placement.learning.registry.TRAINABLE`.
+        output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
+            number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
+        seed: of everything random, 0 or more.
+        timesteps: placements to score; with this and without `budget_s` the outcome depends on the seed only.
+        budget_s: seconds to train, those before a checkpoint included; `DEFAULT_TRAINING_S` where neither is given.
+        preset, warm_start: as in `placement.learning.registry.make_learner`.
+        log_dir: folder for TensorBoard; no log without.
+        checkpoint_every_s: seconds between checkpoints.
+        restart: begin anew, whatever checkpoint there is.
+        command: the command line, for the record.
+        begin: called once before the first update, with the run as it stands.
+        progress: called after every update.
+
+    Returns:
+        What it made. It ends before its time where every best placement is proven optimal, and on Ctrl-C.
+
+    Raises:
+        UnknownNameError: an unknown policy or preset.
+        PolicyFileError: the checkpoint beside `output` is damaged or of another run.
+        MismatchError: problems that one policy cannot serve together.
+        ValueError: a seed, number or time below 0, no graph, or no cluster.
+        InfeasibleError: a graph fits nowhere on a cluster.
+        OSError: `output` cannot be written.
+    """
+    graphs = [graphs] if isinstance(graphs, OpGraph) else list(graphs)
+    clusters = [clusters] if isinstance(clusters, Cluster) else list(clusters)
+    check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
+    pairs = [(graph, cluster) for graph in graphs for cluster in clusters]
+    if not pairs:
+        raise ValueError("training needs at least one graph and one cluster; got none.")
+    for pair in pairs:
+        check_problem(*pair)
+    files = Files.beside(Path(output), len(pairs))
+    for path in (files.policy, files.checkpoint, *files.results):
+        check_target(path)
+    run = {
+        "policy": policy,
+        "preset": preset,
+        "warm start": warm_start,
+        "seed": seed,
+        "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
+        "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
+    }
+    checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
+    solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
+    if timesteps is None and budget_s is None:
+        budget_s = DEFAULT_TRAINING_S
+    began_s = time.perf_counter()
+    with single_threaded():
+        learner = make_learner(policy, [s.problem for s in solvers], seed, preset=preset, warm_start=warm_start)
+    session = Session(
+        run=run,
+        learner=learner,
+        solvers=solvers,
+        files=files,
+        most_samples=math.inf if timesteps is None else timesteps,
+        most_s=math.inf if budget_s is None else budget_s,
+        command=command,
+        began_s=began_s,
+    )
+    if checkpoint is not None:
+        session.resume(checkpoint)
+    if begin is not None:
+        begin(session)
+    session.train(checkpoint_every_s, log_dir, progress)
+    return _finished(session)
+
+
+def _finished(session: Session) -> Training:
+    """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
+    results = session.save_best(rewrite=True)
+    origin = Origin(
+        preset=session.run["preset"],
+        warm_start=session.run["warm start"],
+        seed=session.run["seed"],
+        samples=session.learner.samples,
+        graphs=tuple((solver.problem.graph.name, solver.problem.graph.hash) for solver in session.solvers),
+        clusters=tuple((solver.problem.cluster.name, solver.problem.cluster.hash) for solver in session.solvers),
+        versions=versions(),
+        command=session.command,
+    )
+    save_policy(session.files.policy, session.learner.policy, origin)
+    if not session.interrupted:
+        session.files.checkpoint.unlink(missing_ok=True)
+    return Training(
+        policy_file=session.files.policy,
+        results=results,
+        result_files=session.files.results,
+        labels=session.labels,
+        lower_bounds_s=tuple(solver.lower_bound_s for solver in session.solvers),
+        samples=session.learner.samples,
+        seconds=session.seconds,
+        curve=tuple(session.curve),
+        proven=session.proven,
+        interrupted=session.interrupted,
+        resumed_from=session.resumed_from,
+    )
+
+
+def check_training(
+    policy: str, preset: str, seed: int, timesteps: int | None, budget_s: float | None, checkpoint_every_s: float
+) -> None:
+    """Refuse options that do not exist, before anything else is done.
+
+    Raises:
+        UnknownNameError, ValueError: as `train`.
+    """
+    if policy not in TRAINABLE:
+        raise UnknownNameError("policy", str(policy), TRAINABLE)
+    if preset not in PRESETS:
+        raise UnknownNameError("preset", str(preset), PRESETS)
+    check_count("a seed", seed)
+    if timesteps is not None:
+        check_count("a number of timesteps", timesteps)
+    if budget_s is not None:
+        check_seconds("a budget", budget_s)
+    check_seconds("the time between checkpoints", checkpoint_every_s)
