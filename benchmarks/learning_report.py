@@ -59,13 +59,14 @@ def _tasks(rows: Sequence[Row]) -> list[str]:
     return [
         f"## The papers' six tasks, {format_seconds(budget_s)} a method, one seed",
         "",
-        "Training steps on K40s and the host CPU (Mirhoseini et al. 2018), by the cost model. A dash: nothing that fits.",
+        "Training steps on K40s and the host CPU (Mirhoseini et al. 2018), by the cost model. A dash: nothing",
+        "that fits.",
         "",
         *table,
         "",
         *_verdicts(tasks),
         "",
-        "Heuristics, all of them (geometric mean of step time over the best heuristic of the task; tasks without an answer):",
+        "All heuristics: geometric mean of step time over the best heuristic of the task; tasks without an answer.",
         "",
         *_all_heuristics(tasks),
         "",
@@ -92,8 +93,8 @@ def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
             mean = math.exp(np.mean(np.log(ratios))) if ratios else 1.0
             lines.append(
                 f"* `{name}`: worse than the best heuristic on {len(worse)} of {seen} tasks; over the {len(ratios)} where "
-                f"that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long (geometric mean); "
-                f"better than `auto` on {beats_auto} of {seen}, equal on {ties}."
+                f"that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long (geometric "
+                f"mean); better than `auto` on {beats_auto} of {seen}, equal on {ties}."
             )
     if any(SCRATCH in found for found in tasks.values()):
         losses = [
@@ -105,8 +106,8 @@ def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
             and (found[SCRATCH]["best_s"] or math.inf) > value * (1 + SAME)
         ]
         lines.append(
-            "* From scratch, without a warm start, `hierarchical` is beaten by hash, critical path, MITE, the expert or "
-            f"one device on: {', '.join(losses) or 'no task'}."
+            "* From scratch, without a warm start, `hierarchical` is beaten by hash, critical path, MITE, the expert "
+            f"or one device on: {', '.join(losses) or 'no task'}."
         )
     return lines
 
@@ -188,8 +189,8 @@ def _curves(rows: Sequence[Row]) -> list[str]:
         "",
         "![Best step so far over placements scored](learning.svg)",
         "",
-        "Best step after as many placements: mean over seeds and half-width of its 95 % interval. Those with a warm start",
-        "begin from the best heuristic.",
+        "Best step after as many placements: mean over seeds and half-width of its 95 % interval. All begin from nothing,",
+        "but for `hierarchical`, which begins from the best heuristic.",
         "",
         *table,
         "",
