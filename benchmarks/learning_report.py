@@ -92,9 +92,9 @@ def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
         if seen:
             mean = math.exp(np.mean(np.log(ratios))) if ratios else 1.0
             lines.append(
-                f"* `{name}`: worse than the best heuristic on {len(worse)} of {seen} tasks; over the {len(ratios)} where "
-                f"that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long (geometric "
-                f"mean); better than `auto` on {beats_auto} of {seen}, equal on {ties}."
+                f"* `{name}`: worse than the best heuristic on {len(worse)} of {seen} tasks; over the {len(ratios)} "
+                f"where that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long "
+                f"(geometric mean); better than `auto` on {beats_auto} of {seen}, equal on {ties}."
             )
     if any(SCRATCH in found for found in tasks.values()):
         losses = [
@@ -189,8 +189,8 @@ def _curves(rows: Sequence[Row]) -> list[str]:
         "",
         "![Best step so far over placements scored](learning.svg)",
         "",
-        "Best step after as many placements: mean over seeds and half-width of its 95 % interval. All begin from nothing,",
-        "but for `hierarchical`, which begins from the best heuristic.",
+        "Best step after as many placements: mean over seeds and half-width of its 95 % interval. All begin from",
+        "nothing, but for `hierarchical`, which begins from the best heuristic.",
         "",
         *table,
         "",

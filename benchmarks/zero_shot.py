@@ -1,0 +1,219 @@
+"""The policy that comes with the package, on graphs and clusters that its training left out.
+
+    python benchmarks/zero_shot.py --seed 0 [--budget-s 60] [--searched 6] [--out docs/results/zero_shot.md]
+
+Every graph here, every cluster, or both were held out of `benchmarks/pretrain.py`. Heuristics count with the faster of
+their own order and the default priority, like every method of `placement.optimize`; the best one is that of HEURISTICS.
+With --budget-s, method pretrained and method auto also get that many seconds each, on --searched of the held-out pairs.
+Losses are printed like wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pretrain import CLUSTERS, HELD_OUT_CLUSTERS, HELD_OUT_MODELS, HELD_OUT_SEEDS, generated, random_cluster
+from table import machine, parser
+
+import baselines
+from baselines.plan import Plan
+from baselines.search import Budget
+from env.bounds import lower_bound
+from env.cluster import Cluster
+from env.problem import Problem
+from env.scoring import Scorer
+from graphs.disk import write_atomically
+from graphs.errors import InfeasibleError
+from graphs.opgraph import OpGraph
+from graphs.units import format_seconds
+from placement.learning.pretrained import load_pretrained, propose_pretrained
+from placement.model_cache import model_graph
+from placement.solver import Solver
+
+SEEN_MODELS = ("inception_v3", "rnnlm", "two_tower")  # on clusters held out
+UNSEEN_ON_SEEN = CLUSTERS[:4]
+GENERATED = 24
+# The better half in docs/results/suite.md, but for those that take seconds.
+HEURISTICS = ("single_device", "expert", "min_cut", "heft", "cpop", "peft", "m_etf", "m_sct", "mite", "dfs")
+COLUMNS = (
+    "| problem | ops | devices | one device | HEFT | m_etf | best heuristic | greedy | zero-shot | seconds | gap |"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Step times of one problem, in seconds; infinite where a method found nothing that fits."""
+
+    what: str
+    graph: OpGraph
+    cluster: Cluster
+    values: dict[str, float]
+    best: str  # of the heuristics
+    solve_s: float
+    gap: float
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    rows = []
+    for what, graph, cluster in _cases(options):
+        try:
+            row = _row(what, graph, cluster, options.seed)
+        except InfeasibleError as error:
+            print(f"{graph.name} on {cluster.name}: {error}", flush=True)
+            continue
+        rows.append(row)
+        print(_line(row), flush=True)
+    searched = []
+    if options.budget_s:
+        for row in [row for row in rows if row.what == "zoo"][:: max(1, options.spread)][: options.searched]:
+            searched.append(_searched(row, options))
+            print(searched[-1], flush=True)
+    command = shlex.join(["python", "benchmarks/zero_shot.py", *sys.argv[1:]])
+    write_atomically(options.out, _page(rows, searched, command, options))
+    print(options.out)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, OpGraph, Cluster]]:
+    """Kind of the case, graph and cluster."""
+    for model in options.models.split(","):
+        for train in (False, True):
+            graph = model_graph(model, train)
+            for name in (*HELD_OUT_CLUSTERS, *UNSEEN_ON_SEEN):
+                yield "zoo", graph, Cluster.preset(name)
+    for model in SEEN_MODELS:
+        for name in HELD_OUT_CLUSTERS:
+            yield "cluster", model_graph(model, False), Cluster.preset(name)
+    rng = np.random.default_rng(HELD_OUT_SEEDS + options.seed)
+    for number in range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + GENERATED):
+        cluster = random_cluster(rng, number)
+        yield "generated", generated(rng, number, cluster), cluster
+
+
+def _row(what: str, graph: OpGraph, cluster: Cluster, seed: int) -> Row:
+    problem = Problem(graph, cluster)
+    scorer = Scorer(problem)
+
+    def value(plan: Plan) -> float:
+        own = scorer.value(plan.device, plan.order, plan.transfer_order)
+        return min(own, scorer.value(plan.device))
+
+    heuristics = {}
+    for name in HEURISTICS:
+        try:
+            heuristics[name] = value(baselines.METHODS[name](problem, seed))
+        except InfeasibleError:
+            heuristics[name] = math.inf
+    best = min(heuristics, key=lambda name: heuristics[name])
+    greedy = load_pretrained().propose(problem, 1, torch.Generator().manual_seed(seed), greedy=True).plan(0)
+    fresh, began = Problem(graph, cluster), time.thread_time()
+    plan = propose_pretrained(fresh, seed, Budget(seconds=0))
+    solve_s = time.thread_time() - began
+    values = {
+        "one device": heuristics["single_device"],
+        "heft": heuristics["heft"],
+        "m_etf": heuristics["m_etf"],
+        "best": heuristics[best],
+        "greedy": value(greedy),
+        "zero-shot": value(plan),
+    }
+    return Row(what, graph, cluster, values, best, solve_s, lower_bound(problem).gap(values["zero-shot"]))
+
+
+def _searched(row: Row, options: argparse.Namespace) -> tuple[str, float, float]:
+    """Name of a problem, and the step times of methods pretrained and auto with the same seconds."""
+    solver = Solver(row.graph, row.cluster, options.seed, "latency", "longest_path")
+    scorer = Scorer(solver.problem)
+    plan = propose_pretrained(solver.problem, options.seed, Budget(seconds=options.budget_s))
+    auto_s = solver.solve("auto", options.budget_s).objective_s
+    assert auto_s is not None
+    return f"{row.graph.name} on {row.cluster.name}", scorer.value(plan.device, plan.order, plan.transfer_order), auto_s
+
+
+def _line(row: Row) -> str:
+    times = [
+        format_seconds(value) + (f" {row.best}" if name == "best" else "") if math.isfinite(value) else "-"
+        for name, value in row.values.items()
+    ]
+    phase = ", training" if row.graph.phase.any() else ""
+    cells = [f"{row.graph.name}{phase} on {row.cluster.name}", str(row.graph.n_ops), str(row.cluster.n_devices), *times]
+    return "| " + " | ".join([*cells, f"{row.solve_s:.2f}", f"{row.gap:.1%}"]) + " |"
+
+
+def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: str, options: argparse.Namespace) -> str:
+    titles = {
+        "zoo": "Zoo models that training left out, on clusters it left out and (the last four of each) on others",
+        "cluster": "Other zoo models, on clusters that training left out",
+        "generated": "Generated graphs and clusters that training left out",
+    }
+    lines = [
+        "# Zero-shot placement",
+        "",
+        f"Written by `{command}`  ",
+        machine(),
+        "",
+        "The policy was trained by `python benchmarks/pretrain.py --seed 0`. Greedy: its likeliest placement.",
+        'Zero-shot: what `method="pretrained"` answers without a budget. Seconds: CPU time of that, all included.',
+        f"Best heuristic: of {', '.join(HEURISTICS)}.",
+        "Gap: of zero-shot to the lower bound. A dash: found no placement that fits.",
+    ]
+    lines += ["", "Geometric means of step times; below 1: faster.", ""]
+    lines += [
+        "| problems | greedy / HEFT | zero-shot / HEFT | zero-shot / m_etf | zero-shot / best heuristic | losses |"
+    ]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for what in (*titles, "all"):
+        chosen = [row for row in rows if what in (row.what, "all")]
+        pairs = (("greedy", "heft"), ("zero-shot", "heft"), ("zero-shot", "m_etf"), ("zero-shot", "best"))
+        means = [f"{_mean(chosen, *pair):.3f}" for pair in pairs]
+        lost = sum(row.values["zero-shot"] > row.values["heft"] * 1.001 for row in chosen)
+        cells = [f"{what} ({len(chosen)})", *means, f"{lost} of {len(chosen)} to HEFT"]
+        lines.append("| " + " | ".join(cells) + " |")
+    if searched:
+        ratio = math.exp(np.mean([math.log(ours / auto) for _, ours, auto in searched]))
+        lines += ["", f"With {options.budget_s:g} s each; pretrained / auto in geometric mean: {ratio:.4f}.", ""]
+        lines += ["| problem | pretrained | auto | ratio |", "| --- | ---: | ---: | ---: |"]
+        lines += [
+            f"| {name} | {format_seconds(ours)} | {format_seconds(auto)} | {ours / auto:.4f} |"
+            for name, ours, auto in searched
+        ]
+    for what, title in titles.items():
+        lines += ["", f"## {title}", "", COLUMNS, "| --- |" + " ---: |" * 10]
+        lines += [_line(row) for row in rows if row.what == what]
+    return "\n".join(lines) + "\n"
+
+
+def _mean(rows: list[Row], ours: str, other: str) -> float:
+    """Geometric mean of the ratio, over problems where both found something."""
+    logs = [
+        math.log(row.values[ours] / row.values[other])
+        for row in rows
+        if math.isfinite(row.values[ours] + row.values[other])
+    ]
+    return math.exp(np.mean(logs)) if logs else math.nan
+
+
+def _options() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--models", default=",".join(HELD_OUT_MODELS), help="default: %(default)s")
+    options.add_argument(
+        "--budget-s", type=float, default=0.0, help="of pretrained and of auto (default: neither runs)"
+    )
+    options.add_argument("--searched", type=int, default=6, help="problems that get it (default: %(default)s)")
+    options.add_argument("--spread", type=int, default=7, help="every so many zoo rows (default: %(default)s)")
+    options.add_argument("--out", type=Path, default=Path("docs/results/zero_shot.md"), help="default: %(default)s")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
