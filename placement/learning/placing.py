@@ -74,7 +74,7 @@ def _trained(problem: Problem, name: str, seed: int, budget: Budget) -> Candidat
 def _pretrained(problem: Problem, seed: int, budget: Budget) -> Candidate:
     from placement.learning.pretrained import propose_pretrained
 
-    with _between_updates(budget):
+    with single_threaded():  # it minds Ctrl-C itself
         plan = propose_pretrained(problem, seed, budget)
     return Candidate(PRETRAINED, plan, Scorer(problem).value(plan.device, plan.order, plan.transfer_order))
 

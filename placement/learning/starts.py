@@ -1,4 +1,4 @@
-"""Where learning begins: the best plan that the heuristics find for a problem."""
+"""Where learning begins: the best list schedule known for a problem."""
 
 from __future__ import annotations
 
@@ -9,27 +9,38 @@ import baselines
 from baselines.portfolio import candidates
 from baselines.search import Budget
 from env.problem import LATENCY, Problem
+from env.scoring import Scorer
+from graphs.errors import InfeasibleError
 from placement.learning.learner import Best
+from placement.learning.pretrained import propose_pretrained
 
 # Made for a steady state: slow, and never the fastest step.
 _NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
+_PRETRAINED = "pretrained"
 
 
 def best_starts(problems: Sequence[Problem], seed: int) -> list[Best]:
-    """For each problem the best of the heuristics.
+    """For each problem the best that heuristics and the pretrained list scheduler find without searching.
 
     Raises:
         InfeasibleError: none of them fits.
     """
-    found = []
-    for problem in problems:
-        methods = {
-            name: method
-            for name, method in baselines.METHODS.items()
-            if LATENCY in baselines.OBJECTIVES_OF.get(name, (LATENCY,))
-            and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
-            and name not in _NOT_FOR_LATENCY
-        }
-        best = candidates(problem, seed, methods, Budget())[0]
-        found.append(Best(best.plan, best.value_s, best.method))
-    return found
+    return [_best_start(problem, seed) for problem in problems]
+
+
+def _best_start(problem: Problem, seed: int) -> Best:
+    methods = {
+        name: method
+        for name, method in baselines.METHODS.items()
+        if LATENCY in baselines.OBJECTIVES_OF.get(name, (LATENCY,))
+        and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
+        and name not in _NOT_FOR_LATENCY
+    }
+    first = candidates(problem, seed, methods, Budget())[0]
+    best = Best(first.plan, first.value_s, first.method)
+    try:
+        plan = propose_pretrained(problem, seed, Budget(seconds=0.0))
+    except InfeasibleError:
+        return best
+    value_s = Scorer(problem).value(plan.device, plan.order)
+    return Best(plan, value_s, _PRETRAINED) if value_s < best.value_s else best
