@@ -4,13 +4,15 @@
 # make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
 # make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of README.md
 #             and docs/methods.md (more than an hour; goes on where it was stopped)
+# make learning  train policies on the tasks of the papers and write docs/results/learning.md (hours; goes on where it
+#             was stopped)
 # make oracle compare the simulator with SimGrid, too (Debian's python3-simgrid; asks for root)
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types wheel check bench suite oracle clean
+.PHONY: demo test lint types wheel check bench suite learning oracle clean
 .DEFAULT_GOAL := demo
 
 .venv/.runtime: pyproject.toml constraints.txt
@@ -49,6 +51,9 @@ bench: .venv/.runtime
 
 suite: .venv/.test
 	$(BIN)/python benchmarks/suite.py --seed 0
+
+learning: .venv/.test
+	$(BIN)/python benchmarks/learning.py --seed 0
 
 oracle: .venv/.test
 	apt-get update && apt-get install -y python3-simgrid

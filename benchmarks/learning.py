@@ -93,6 +93,15 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
         yield base | {"method": "heuristics", "budget_s": None}
         for method in (*SEARCHING, SCRATCH):
             yield base | {"method": method, "budget_s": options.budget_s}
+    for seed in seeds if "ablations" in parts else ():
+        for method in ABLATIONS:
+            yield {
+                "part": "ablations",
+                "task": options.ablation_task,
+                "seed": seed,
+                "method": method,
+                "samples": options.samples["hierarchical"],
+            }
     for seed in seeds if "curves" in parts else ():
         for task in tasks:
             for method in ("random", *CURVES):
@@ -103,15 +112,6 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
                     "method": method,
                     "samples": options.samples[method],
                 }
-    for seed in seeds if "ablations" in parts else ():
-        for method in ABLATIONS:
-            yield {
-                "part": "ablations",
-                "task": options.ablation_task,
-                "seed": seed,
-                "method": method,
-                "samples": options.samples["hierarchical"],
-            }
 
 
 def run(case: Case) -> Row:

@@ -105,9 +105,22 @@ def place(t, chosen, which, sequence, seconds, kept, wire_s, device, finish, fre
         device[k, t] = d
 
 
+@njit(cache=True, nogil=True)
+def path(device, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, path_s):  # type: ignore[no-untyped-def]
+    """Seconds from the start of each op to the end of the graph, float64 [n], on ``device`` int64 [n]."""
+    for at in range(len(topological) - 1, -1, -1):
+        i = topological[at]
+        longest = 0.0
+        for t in range(output_ptr[i], output_ptr[i + 1]):
+            for x in range(consumer_ptr[t], consumer_ptr[t + 1]):
+                c = consumers[x]
+                longest = max(longest, path_s[c] + (0.0 if device[c] == device[i] else transfer_s[t]))
+        path_s[i] = longest + op_s[i, device[i]]
+
+
 @njit(cache=True, nogil=True, parallel=True)
 def orders(device, shift_s, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, out):  # type: ignore[no-untyped-def]
-    """Places in line, int64 [k, n]: ops by falling path to the end of the graph on their devices, moved by a shift.
+    """Places in line, int64 [k, n]: ops by falling `path` on their devices, moved by a shift.
 
     Args:
         device: int64 [k, n].
@@ -116,14 +129,7 @@ def orders(device, shift_s, topological, op_s, output_ptr, consumer_ptr, consume
     """
     n = len(topological)
     for k in prange(len(device)):
-        path_s = np.zeros(n)
-        for at in range(n - 1, -1, -1):
-            i = topological[at]
-            longest = 0.0
-            for t in range(output_ptr[i], output_ptr[i + 1]):
-                for x in range(consumer_ptr[t], consumer_ptr[t + 1]):
-                    c = consumers[x]
-                    longest = max(longest, path_s[c] + (0.0 if device[k, c] == device[k, i] else transfer_s[t]))
-            path_s[i] = longest + op_s[i, device[k, i]]
+        path_s = np.empty(n)
+        path(device[k], topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, path_s)
         for place_in_line, i in enumerate(np.argsort(-(path_s + shift_s[k]), kind="mergesort")):
             out[k, i] = place_in_line

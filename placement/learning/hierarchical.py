@@ -20,8 +20,8 @@ from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
 from placement.learning import grouping_kernel as kernel
 from placement.learning.learner import Learner
-from placement.learning.orders import check_devices, majority, on_devices, within_pins
-from placement.learning.partition import Partitions, coarse_groups, groups_of_plan
+from placement.learning.orders import check_devices, correction_of, majority, on_devices, within_pins
+from placement.learning.partition import PerGraph, coarse_groups, groups_of_plan
 from placement.learning.placer import Placer, draw, log_prob_entropy
 from placement.learning.policy import PlacementPolicy, Proposals
 from placement.learning.units import N_FEATURES, UnitView
@@ -76,7 +76,7 @@ class Hierarchical(PlacementPolicy):
         self.grouper = nn.Sequential(nn.Linear(N_FEATURES, 64), nn.ReLU(), nn.Linear(64, hidden))
         self.group_embedding = nn.Parameter(torch.zeros(groups, hidden))
         self.placer = Placer(N_FEATURES + devices + 4, devices, kernel.N_FEATURES, LEVELS, hidden)
-        self.partitions = Partitions()
+        self.partitions, self.corrections = PerGraph(), PerGraph()
         self._views: dict[str, UnitView] = {}
         self._candidates: dict[str, Tensor] = {}
 
@@ -124,6 +124,7 @@ class Hierarchical(PlacementPolicy):
             self.regroup(problem, coarse_groups(problem, n_groups))
         else:
             self.regroup(problem, groups_of_plan(problem, plan, n_groups, rng))
+            self.corrections[problem.graph.hash] = torch.from_numpy(correction_of(problem, plan))
         with torch.no_grad():
             self.group_embedding.zero_()
         return True
@@ -134,7 +135,7 @@ class Hierarchical(PlacementPolicy):
         """float32 [U, 1 + neighbours]."""
         candidates = self.candidates(problem)
         wanted = self.grouper(self.view(problem).features)
-        logits = (wanted.unsqueeze(1) * self.group_embedding[candidates.clamp_min(0)]).sum(dim=-1)
+        logits = (wanted @ self.group_embedding.T).gather(1, candidates.clamp_min(0))
         stay = functional.pad(torch.tensor([_STAY]), (0, _NEIGHBOURS))
         staying: Tensor = (logits + stay).masked_fill(candidates < 0, -math.inf)
         return staying
@@ -239,6 +240,9 @@ class Hierarchical(PlacementPolicy):
         of_op = groupings.group[:, problem.group_of][row[:, 0]]
         placed = np.take_along_axis(by_group[0], of_op, axis=1)
         shift_s = np.take_along_axis(by_group[1], of_op, axis=1) * (_SHIFT * self.view(problem).rank_s.max())
+        key = problem.graph.hash
+        if key in self.corrections and len(self.corrections[key]) == problem.graph.n_ops:
+            shift_s += self.corrections[key].numpy()
         placed = within_pins(problem, placed)
         return Proposals(placed, on_devices(problem, placed, shift_s), {
             "choice": choice[which], "device": device, "level": level, "seen": seen,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from baselines.plan import Plan
 from env.problem import Problem
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
@@ -27,12 +28,30 @@ def on_devices(problem: Problem, device: IntArray, shift_s: FloatArray | None = 
         device: int64 [k, n].
         shift_s: float64 [k, n], added to the path of each op; nothing by default.
     """
-    graph = problem.graph
     result = np.empty(device.shape, dtype=np.int64)
     shift_s = np.zeros(device.shape) if shift_s is None else shift_s
-    structure = (graph.output_ptr, graph.consumer_ptr, graph.consumers, problem.mean_transfer_s)
-    kernel.orders(device, shift_s, graph.topological_order, problem.op_s, *structure, result)
+    kernel.orders(device, shift_s, *_structure(problem), result)  # type: ignore[call-arg]
     return result
+
+
+def correction_of(problem: Problem, plan: Plan) -> FloatArray:
+    """float64 [n]: the shift of every op with which `on_devices` gives the plan's own order, where it has one."""
+    n = problem.graph.n_ops
+    if plan.order is None:
+        return np.zeros(n)
+    path_s = np.empty(n)
+    kernel.path(plan.device, *_structure(problem), path_s)  # type: ignore[call-arg]
+    line = np.argsort(plan.order, kind="stable")
+    wanted_s = np.empty(n)
+    # Ops of equal paths are told apart by less than any time that matters.
+    wanted_s[line] = np.sort(path_s)[::-1] - np.arange(n) * 1e-12 * path_s.max()
+    return wanted_s - path_s
+
+
+def _structure(problem: Problem) -> tuple[IntArray | FloatArray, ...]:
+    graph = problem.graph
+    flow = (graph.output_ptr, graph.consumer_ptr, graph.consumers, problem.mean_transfer_s)
+    return graph.topological_order, problem.op_s, *flow
 
 
 def majority(problem: Problem, group: IntArray, device: IntArray, n_groups: int) -> IntArray:

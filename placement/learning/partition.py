@@ -13,8 +13,8 @@ from graphs.coarsen import to_size
 from graphs.opgraph import FloatArray, IntArray
 
 
-class Partitions(nn.Module):
-    """The groups of each graph by its hash, int64 [U], kept and loaded with the parameters of a policy."""
+class PerGraph(nn.Module):
+    """A tensor for each graph by its hash, kept and loaded with the parameters of a policy."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._buffers
@@ -22,14 +22,14 @@ class Partitions(nn.Module):
     def __getitem__(self, key: str) -> Tensor:
         return self.get_buffer(key)
 
-    def __setitem__(self, key: str, group: Tensor) -> None:
-        self.register_buffer(key, group)
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        self.register_buffer(key, value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._buffers.clear()
-        for name, group in state_dict.items():
+        for name, value in state_dict.items():
             if name.startswith(prefix):
-                self[name.removeprefix(prefix)] = group.clone()
+                self[name.removeprefix(prefix)] = value.clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
