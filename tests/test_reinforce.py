@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import problems
 
+from baselines import METHODS
 from env.cluster import Cluster, Device, both_ways
 from env.problem import Problem
 from env.scoring import Scorer
@@ -21,6 +22,7 @@ from graphs.opgraph import Op, OpGraph, Tensor
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.hierarchical import Hierarchical
 from placement.learning.paper import PaperHierarchical
+from placement.learning.orders import on_devices
 from placement.learning.partition import coarse_groups, groups_of_plan
 from placement.learning.policy import PlacementPolicy
 from placement.learning.registry import make_learner
@@ -180,6 +182,31 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(name: str, preset: st
     assert one.values == two.values
     assert one.tensors.keys() == two.tensors.keys()
     assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
+
+
+def test_imitation_gives_the_plan_back_with_its_order() -> None:
+    """Groups are cut along the plan, and priorities corrected so that its own order comes out."""
+    problem = Problem(layered(60, 1), Cluster.preset("4xV100-pcie"))
+    plan = METHODS["heft"](problem, 0)
+    torch.manual_seed(0)
+    policy = Hierarchical(problem.cluster.n_devices, groups=60, hidden=16)
+    assert policy.refocus(problem, plan, 2, np.random.default_rng(0))
+    actions = policy.actions_for(problem, [plan])
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-2)
+    for _ in range(200):
+        log_prob, _ = policy.evaluate(problem, actions)
+        if float(log_prob.detach()) > -0.5:
+            break
+        optimizer.zero_grad()
+        (-log_prob.mean()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    again = policy.propose(problem, 1, torch.Generator().manual_seed(0), greedy=True).plan(0)
+    assert again.order is not None
+    assert plan.order is not None
+    assert np.array_equal(again.device, plan.device)
+    assert np.array_equal(np.argsort(again.order), np.argsort(plan.order))
+    usual = on_devices(problem, plan.device[np.newaxis])[0]
+    assert not np.array_equal(np.argsort(usual), np.argsort(plan.order))
 
 
 def test_a_run_that_stands_still_looks_at_the_graph_anew() -> None:

@@ -222,12 +222,6 @@ class Hierarchical(PlacementPolicy):
             "seen": torch.from_numpy(rollout.record),
         }
 
-    def proposals_of(self, problem: Problem, actions: Mapping[str, Tensor]) -> Proposals:
-        """The placements that actions stand for."""
-        choice, which = torch.unique(actions["choice"], dim=0, return_inverse=True)
-        groupings = self.groupings(problem, choice)
-        return self._proposals(problem, groupings, choice, which, actions["device"], actions["level"], actions["seen"])
-
     def _proposals(
         self, problem: Problem, groupings: Groupings, choice: Tensor, which: Tensor, device: Tensor, level: Tensor,
         seen: Tensor,
