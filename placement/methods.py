@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 
 import baselines
-from env.problem import LATENCY, OBJECTIVES, THROUGHPUT
+from baselines.plan import Method
+from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
 from env.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 
@@ -37,6 +38,15 @@ def supports(method: str, objective: str) -> bool:
     if is_learned(method):
         return objective == LATENCY
     return method == AUTO or objective in baselines.OBJECTIVES_OF.get(method, OBJECTIVES)
+
+
+def heuristics_for(problem: Problem) -> dict[str, Method]:
+    """The heuristics that serve the objective and end soon enough on a graph of this size."""
+    return {
+        name: method
+        for name, method in baselines.METHODS.items()
+        if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
+    }
 
 
 def measure(objective: str) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import baselines
-from baselines.plan import Method, Plan
+from baselines.plan import Plan
 from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
 from baselines.search import Budget
 from env.bounds import lower_bound
@@ -24,7 +23,7 @@ from env.simulator import Schedule, Score
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, is_learned, supports
+from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, heuristics_for, is_learned
 from placement.result import OWN_ORDER, Result, named_transfers, order_by_device, relative_gap, versions
 from placement.two_ops import two_ops
 
@@ -158,7 +157,7 @@ class Solver:
     def _search(self, method: str, budget: Budget) -> Outcome:
         problem = self.problem
         if method == AUTO:
-            methods = _heuristics_for(problem)
+            methods = heuristics_for(problem)
             searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
         else:
             methods = {name: baselines.METHODS[name] for name in STARTS[problem.objective]}
@@ -228,15 +227,6 @@ def _budget(method: str, budget_s: float | None, evaluations: int | None, target
     elif budget_s is None:
         budget_s = math.inf
     return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
-
-
-def _heuristics_for(problem: Problem) -> Mapping[str, Method]:
-    """The heuristics that serve the objective and end soon enough on a graph of this size."""
-    return {
-        name: method
-        for name, method in baselines.METHODS.items()
-        if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
-    }
 
 
 def _no_answer(lower_bound_s: float, priority: str, reason: str) -> dict[str, Any]:

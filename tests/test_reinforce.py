@@ -21,8 +21,8 @@ from graphs.generators import layered
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.hierarchical import Hierarchical
-from placement.learning.paper import PaperHierarchical
 from placement.learning.orders import on_devices
+from placement.learning.paper import PaperHierarchical
 from placement.learning.partition import coarse_groups, groups_of_plan
 from placement.learning.policy import PlacementPolicy
 from placement.learning.registry import make_learner

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 import baselines
 from baselines.plan import Plan
-from baselines.portfolio import STARTS, Candidate, candidates, improve, stages
+from baselines.portfolio import Candidate, candidates, improve, stages
 from baselines.search import Budget
 from env.problem import Problem
 from env.simulator import Simulator
@@ -24,6 +24,7 @@ from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.opgraph import FloatArray
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.policy import Proposals
+from placement.methods import heuristics_for
 
 PRETRAINED = Path(__file__).with_name("pretrained.safetensors")
 FORMAT = "placement-graph-1"
@@ -93,8 +94,8 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
 
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
     many samples as take about 0.3 s, and of one device. With one, a small part of it goes to more samples, a part to
-    fine-tuning a copy of the policy on this problem, and the rest to local search from the best of that and of quick
-    heuristics. With the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends
+    fine-tuning a copy of the policy on this problem, and the rest to local search from the best of that and of
+    the heuristics. With the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends
     it with the best so far.
 
     Raises:
@@ -117,8 +118,10 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         budget.interrupted = True
     if search.done(budget):
         return search.best().plan
-    methods = {name: baselines.METHODS[name] for name in STARTS[problem.objective]}
-    found = sorted([*search.kept, *_fitting(problem, seed, methods, budget)], key=lambda candidate: candidate.value_s)
+    found = sorted(
+        [*search.kept, *_fitting(problem, seed, heuristics_for(problem), budget)],
+        key=lambda candidate: candidate.value_s,
+    )
     searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
     return improve(problem, seed, found, searches, budget).best.plan
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import baselines
 from baselines.portfolio import candidates
 from baselines.search import Budget
-from env.problem import LATENCY, Problem
+from env.problem import Problem
 from env.scoring import Scorer
 from graphs.errors import InfeasibleError
 from placement.learning.learner import Best
 from placement.learning.pretrained import propose_pretrained
+from placement.methods import heuristics_for
 
 # Made for a steady state: slow, and never the fastest step.
 _NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
@@ -29,13 +28,7 @@ def best_starts(problems: Sequence[Problem], seed: int) -> list[Best]:
 
 
 def _best_start(problem: Problem, seed: int) -> Best:
-    methods = {
-        name: method
-        for name, method in baselines.METHODS.items()
-        if LATENCY in baselines.OBJECTIVES_OF.get(name, (LATENCY,))
-        and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
-        and name not in _NOT_FOR_LATENCY
-    }
+    methods = {name: method for name, method in heuristics_for(problem).items() if name not in _NOT_FOR_LATENCY}
     first = candidates(problem, seed, methods, Budget())[0]
     best = Best(first.plan, first.value_s, first.method)
     try:
