@@ -94,9 +94,9 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
 
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
     many samples as take about 0.3 s, and of one device. With one, a small part of it goes to more samples, a part to
-    fine-tuning a copy of the policy on this problem, and the rest to local search from the best of that and of
-    the heuristics. With the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends
-    it with the best so far.
+    fine-tuning a copy of the policy on this problem, and the rest to local search from the best of that and of the
+    heuristics. With the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends it
+    with the best so far.
 
     Raises:
         InfeasibleError: nothing fits.
