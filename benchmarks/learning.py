@@ -289,11 +289,11 @@ def _options() -> argparse.Namespace:
     options.add_argument(
         "--budget-s", type=float, default=600.0, help="of each method on each task (default: %(default)s)"
     )
-    options.add_argument("--curve-samples", type=int, default=1600, help="placements a curve (default: %(default)s)")
+    options.add_argument("--curve-samples", type=int, default=960, help="placements a curve (default: %(default)s)")
     options.add_argument(
         "--paper-samples",
         type=int,
-        default=160,
+        default=96,
         help="placements a curve of the published model (default: %(default)s)",
     )
     options.add_argument("--jobs", type=int, default=2, help="runs at once, one core each (default: %(default)s)")

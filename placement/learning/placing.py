@@ -29,6 +29,7 @@ from placement.two_ops import two_ops
 Place = Callable[[int, Budget], Candidate]  # from a seed and a budget; spends the budget
 _BATCH = 32  # placements a saved policy draws at once
 _LOCAL = "local_search"
+_LEARNING = 1 / 3  # of the budget, where local search has the rest
 
 
 def prepared(problem: Problem, method: str) -> Place:
@@ -109,8 +110,8 @@ def _between_updates(budget: Budget) -> Iterator[None]:
 
 
 def _refined(problem: Problem, place: Place, seed: int, budget: Budget) -> Candidate:
-    """Half of the budget for the policy, what is left for local search from its plan."""
-    part = budget.part(0.5)
+    """A third of the budget for the policy, what is left for local search from its plan."""
+    part = budget.part(_LEARNING)
     learned = place(seed, part)
     budget.absorb(part)
     if budget.over() or budget.reached(learned.value_s):
