@@ -140,7 +140,7 @@ def test_pretrained_takes_no_time_unless_given(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [(4, 0, float("inf")), (0, 3, float("inf"))]
     refined = optimize(fans(), PAIR, "pretrained+local_search", evaluations=200)
     assert refined.chosen == "local_search"
-    assert asked[-1] == (0, float("inf"), 100)
+    assert asked[-1] == (0, float("inf"), 67)  # a third
 
 
 # -- policy files -----------------------------------------------------------------------------------------------
