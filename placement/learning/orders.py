@@ -72,5 +72,5 @@ def check_devices(problem: Problem, n_devices: int) -> None:
     if problem.cluster.n_devices != n_devices:
         raise MismatchError(
             f"this policy places on {n_devices} devices, but cluster {problem.cluster.name!r} has "
-            f"{problem.cluster.n_devices}; train one for it, or use a policy of kind graph."
+            f"{problem.cluster.n_devices}; train one for it, or use method pretrained."
         )

@@ -18,8 +18,8 @@ from env.problem import Problem
 from env.sequential_env import SequentialRows
 from env.task import Task
 from env.task_kernel import CLIP, DEVICE_STATE
-from graphs.errors import MismatchError
 from graphs.opgraph import IntArray
+from placement.learning.orders import check_devices
 from placement.learning.policy import PlacementPolicy, Proposals
 
 SEEN = ("next_unit", "next_features", "device_state")  # what the network looks at of an observation
@@ -75,11 +75,7 @@ class PpoPolicy(PlacementPolicy):
         return {"units": self.units, "devices": self.devices}
 
     def check(self, problem: Problem) -> None:
-        if problem.cluster.n_devices != self.devices:
-            raise MismatchError(
-                f"this ppo policy places on {self.devices} devices, but cluster {problem.cluster.name!r} has "
-                f"{problem.cluster.n_devices}; train one for it, or use method pretrained."
-            )
+        check_devices(problem, self.devices)
 
     def propose(self, problem: Problem, count: int, generator: torch.Generator, greedy: bool = False) -> Proposals:
         def choose(_: int, distribution: Distribution) -> Tensor:
