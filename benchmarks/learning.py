@@ -284,7 +284,7 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--parts", default="tasks,curves,ablations", help="default: %(default)s")
     options.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
-    options.add_argument("--ablation-task", default="inception_v3", help="default: %(default)s")
+    options.add_argument("--ablation-task", default="nmt4", help="default: %(default)s")
     options.add_argument("--seeds", type=int, default=10, help="of curves and ablations (default: %(default)s)")
     options.add_argument(
         "--budget-s", type=float, default=600.0, help="of each method on each task (default: %(default)s)"

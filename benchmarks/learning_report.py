@@ -36,10 +36,13 @@ def page(rows: Sequence[Row], command: str, machine: str) -> str:
 
 
 def _tasks(rows: Sequence[Row]) -> list[str]:
-    budget_s = max(row["case"]["budget_s"] or 0 for row in rows)
+    given = [row["case"]["budget_s"] for row in rows if row["case"]["budget_s"]]
+    budget_s = max(set(given), key=given.count)
     tasks: dict[str, dict[str, Row]] = {}
     for row in rows:
-        tasks.setdefault(row["case"]["task"], {})[row["case"]["method"]] = row
+        own = row["case"]["budget_s"]
+        name = row["case"]["method"] + (f", {own:g} s" if own and own != budget_s else "")
+        tasks.setdefault(row["case"]["task"], {})[name] = row
     times = {task: _times(found) for task, found in tasks.items()}
     methods = sorted(
         {name for found in times.values() for name in found},
@@ -55,7 +58,7 @@ def _tasks(rows: Sequence[Row]) -> list[str]:
         for task, found in times.items():
             value = found.get(name)
             cells.append(f"**{_ms(value)}**" if value and value <= best[task] * (1 + SAME) else _ms(value))
-        table.append(_line([f"`{name}`" if name != SCRATCH else name, *cells]))
+        table.append(_line([name if name.startswith(SCRATCH) else f"`{name}`", *cells]))
     return [
         f"## The papers' six tasks, {format_seconds(budget_s)} a method, one seed",
         "",
@@ -98,18 +101,18 @@ def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
                 f"where that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long "
                 f"(geometric mean); better than `auto` on {beats_auto} of {seen}, equal on {ties}."
             )
-    if any(SCRATCH in found for found in tasks.values()):
+    for scratch in sorted({name for found in tasks.values() for name in found if name.startswith(SCRATCH)}):
         losses = [
             f"{task} ({name})"
             for task, found in tasks.items()
-            if SCRATCH in found
+            if scratch in found
             for name in ("hash", "critical_path", "mite", "expert", "single_device")
             if (value := found["heuristics"]["heuristics"][name]) is not None
-            and (found[SCRATCH]["best_s"] or math.inf) > value * (1 + SAME)
+            and (found[scratch]["best_s"] or math.inf) > value * (1 + SAME)
         ]
         lines.append(
-            "* From scratch, without a warm start, `hierarchical` is beaten by hash, critical path, MITE, the expert "
-            f"or one device on: {', '.join(losses) or 'no task'}."
+            f"* {scratch.capitalize()} is beaten by hash, critical path, MITE, the expert or one device "
+            f"on: {', '.join(losses) or 'no task'}."
         )
     return lines
 
