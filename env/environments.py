@@ -13,7 +13,7 @@ from env.cluster import Cluster
 from env.observations import Observation
 from env.problem import BoolArray
 from env.rendering import RENDER_MODES, render
-from env.rows import Rows
+from env.rows import Rows, check_options
 from env.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
@@ -46,6 +46,7 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
     ) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
+        check_options(self.rows_type, options)
         self.render_mode = render_mode
         self._rows = self.rows_type(1, graph, cluster, **options)
         self.observation_space = self._rows.observation_space  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -229,10 +230,11 @@ class Rows(ABC):
         return scores
 
     def _rewards(self, outcome: Outcome) -> FloatArray:
-        rewards = np.asarray(self._reward(outcome), dtype=np.float64)
+        given = np.asarray(self._reward(outcome))
+        rewards = given.astype(np.float64) if given.dtype.kind in "fiub" else np.full(given.shape, np.nan)
         if rewards.shape != outcome.step_time_s.shape or not np.isfinite(rewards).all():
             raise MismatchError(
-                f"a reward is one finite number for each of {len(outcome.step_time_s)} placements, got {rewards}; mind "
+                f"a reward is one finite number for each of {len(outcome.step_time_s)} placements, got {given}; mind "
                 "that step_time_s is infinite where pins forbid a placement."
             )
         return rewards
@@ -281,6 +283,29 @@ class Rows(ABC):
         if wanted is not None and (isinstance(wanted, bool) or wanted not in range(len(self.tasks))):
             raise MismatchError(f"there are tasks 0 to {len(self.tasks) - 1}, got {wanted!r}.")
         return None if wanted is None else int(wanted)
+
+
+def check_options(kind: type[Rows], options: Mapping[str, Any]) -> None:
+    """Refuse keywords that an environment does not have.
+
+    Raises:
+        UnknownNameError: lists the valid names.
+    """
+    known = [name for name in _keywords(kind) if name not in ("self", "count")]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("keyword", name, [*known, "render_mode"])
+
+
+def _keywords(kind: type[Rows]) -> list[str]:
+    """Arguments of the constructor, those that it hands on included."""
+    names: dict[str, None] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base) and issubclass(base, Rows):
+            for name, parameter in inspect.signature(base.__init__).parameters.items():
+                if parameter.kind is not parameter.VAR_KEYWORD:
+                    names[name] = None
+    return list(names)
 
 
 def _scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:

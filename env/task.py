@@ -238,6 +238,8 @@ def _several(value: Kind | Sequence[Kind], kind: type[Kind], name: str) -> tuple
     wrong = [item for item in found if not isinstance(item, kind)]
     if not found or wrong:
         got = repr(value) if isinstance(value, str | int) else type(wrong[0] if wrong else value).__name__
+        if isinstance(value, Sequence) and not len(value):
+            got = "none"
         raise MismatchError(f"{name} is one {kind.__name__} or a sequence of them, got {got}.")
     return found
 

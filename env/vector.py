@@ -17,7 +17,7 @@ from env.improve_env import ImproveRows
 from env.observations import Observation
 from env.rendering import RENDER_MODES, render
 from env.rewards import Outcome
-from env.rows import Rows
+from env.rows import Rows, check_options
 from env.sequential_env import SequentialRows
 from env.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
@@ -61,10 +61,12 @@ class PlacementVecEnv(VecEnv):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
+        name = name.removeprefix("placement:")  # the form with which Gymnasium imports the package
         if name not in ROWS:
             raise UnknownNameError("environment", name, ROWS)
-        if num_envs < 1:
-            raise MismatchError(f"num_envs is {num_envs}; expected 1 or more.")
+        if not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1:
+            raise MismatchError(f"num_envs is {num_envs!r}; expected a whole number, 1 or more.")
+        check_options(ROWS[name], options)
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
@@ -74,6 +76,7 @@ class PlacementVecEnv(VecEnv):
         self._stacked_task: NDArray[np.int64] | None = None
         self._stacked: Observation = {}
         self._actions: ArrayLike = ()
+        self._begun_once = False
         super().__init__(num_envs, self._rows.observation_space, self._rows.action_space)
 
     @property
@@ -97,6 +100,7 @@ class PlacementVecEnv(VecEnv):
             if seed is not None:
                 self._rngs[i] = seeding.np_random(seed)[0]
         self._rows.begin(self._everyone, self._rngs, self._options)
+        self._begun_once = True
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = self._begun(self._everyone)
@@ -111,6 +115,8 @@ class PlacementVecEnv(VecEnv):
         Raises:
             MismatchError: actions outside the action space.
         """
+        if not self._begun_once:
+            raise MismatchError("the episodes have not begun; call reset first.")
         rows = self._rows
         step = rows.act(self._actions)
         done = step.terminated | step.truncated
@@ -140,7 +146,10 @@ class PlacementVecEnv(VecEnv):
         Raises:
             MismatchError: the state is of other environments.
         """
+        if state.keys() != {"arrays", "generators"}:
+            raise MismatchError("expected what state() of such environments gave, with arrays and generators.")
         self._rows.restore(state["arrays"])
+        self._begun_once = True
         for rng, saved in zip(self._rngs, state["generators"], strict=True):
             rng.bit_generator.state = saved
         return self._observation()

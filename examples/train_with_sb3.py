@@ -1,6 +1,6 @@
 """Train an agent of your own: PPO of stable-baselines3 places a layered graph on four GPUs, in twelve units.
 
-    python examples/train_with_sb3.py
+    python examples/train_with_sb3.py        (some 20 seconds)
 
 For one unit a step with masks, take "placement/Sequential-v0" and sb3-contrib's MaskablePPO.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import stat
@@ -37,6 +38,13 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(path: str | os.PathLike[str]) -> None:
+    """Remove what a `write_atomically` to this path left behind that was killed half-way."""
+    target = Path(os.path.realpath(path))
+    for temporary in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

@@ -101,6 +101,10 @@ importlib.import_module("env.registration").register_environments()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("placement")
     if name not in _HOME:
         raise AttributeError(f"module 'placement' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

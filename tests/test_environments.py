@@ -580,3 +580,20 @@ def test_pixels(name: str) -> None:
     assert len(np.unique(image.reshape(-1, 3), axis=0)) >= 3  # background, empty lane, at least one op
     with pytest.raises(UnknownNameError, match="render mode 'human'"):
         type(env)(small_graph(), small_cluster(), render_mode="human")
+
+
+@pytest.mark.parametrize(("options", "name"), [({"foo": 1}, "foo"), ({"shaping": "bound"}, "shaping")])
+def test_a_keyword_that_it_does_not_have_is_refused(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"keyword '{name}'.*with_order"):
+        gymnasium.make(
+            "placement/Group-v0", graph=layered(10, seed=0), cluster=Cluster.preset("4xV100-pcie"), **options
+        )
+
+
+@pytest.mark.parametrize("reward", [lambda outcome: "a", lambda outcome: outcome.step_time_s * 1j])
+def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
+    graph, cluster = layered(10, seed=0), Cluster.preset("4xV100-pcie")
+    env = gymnasium.make("placement/Group-v0", graph=graph, cluster=cluster, reward=reward)
+    env.reset(seed=0)
+    with pytest.raises(MismatchError, match="one finite number"):
+        env.step(env.action_space.sample())

@@ -19,6 +19,7 @@ from baselines.plan import Plan
 from env.cluster import Cluster, both_ways
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, PolicyFileError, UnknownNameError
+from graphs.opgraph import Op, OpGraph
 from placement import compare, optimize, verify
 from placement.learning import placing, pretrained, registry
 from placement.learning.training import train
@@ -232,3 +233,14 @@ def test_every_policy_goes_on_where_it_was_cut_off(name: str, tmp_path: Path) ->
     assert again.resumed_from == whole.curve[0].samples
     assert (again.curve, again.results) == (whole.curve, whole.results)
     assert (tmp_path / "cut.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["graph", "seq2seq", "pretrained"])
+def test_a_seed_may_be_any_whole_number(method: str) -> None:
+    assert optimize(fans(), PAIR, method, seed=10**23, evaluations=40).feasible
+
+
+def test_pretrained_says_so_where_nothing_fits() -> None:
+    whole = [Op(f"op{i}", kept_bytes=PAIR.devices[0].memory_bytes * 3 // 5, time_s={"*": 1.0}) for i in range(3)]
+    result = optimize(OpGraph.build(whole, [], "heavy"), PAIR, "pretrained", budget_s=1)
+    assert not result.feasible

@@ -353,7 +353,7 @@ def test_equal_policies_make_equal_files(policy_file: Path, tmp_path: Path) -> N
         ({"budget_s": math.nan}, ValueError, "a budget is a finite number of seconds"),
         ({"checkpoint_every_s": -1}, ValueError, "the time between checkpoints is a finite number of seconds"),
         ({"graphs": []}, ValueError, "at least one graph and one cluster"),
-        ({"clusters": "pair"}, ValueError, "expected a Cluster, got str 'p'"),
+        ({"clusters": "pair"}, ValueError, "expected a Cluster, got str 'pair'"),
         ({"output": Path("nowhere/policy.zip")}, OSError, "there is no folder"),
         ({"graphs": [fans(), fans(3)]}, MismatchError, "units"),
         ({"graphs": [two_branches(kept_bytes=10**9)]}, InfeasibleError, "op '"),
@@ -385,3 +385,13 @@ def test_a_training_is_frozen(tmp_path: Path) -> None:
     assert isinstance(found, Training)
     with pytest.raises(AttributeError):
         found.samples = 1  # type: ignore[misc]
+
+
+def test_what_is_no_graph_cluster_or_file_is_named_as_it_came(tmp_path: Path) -> None:
+    for graphs, clusters, found in (("two_tower", PAIR, "'two_tower'"), (fans(), "4xV100-pcie", "'4xV100-pcie'")):
+        with pytest.raises(ValueError, match=f"got str {found}"):
+            train(graphs, clusters, output=tmp_path / "policy.zip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got NoneType"):
+        train(fans(), None, output=tmp_path / "policy.zip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="name of the policy file"):
+        train(fans(), PAIR, output=None)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor
 from strategies import problems
 
+from env.cluster import Cluster
 from env.problem import Problem
 from env.registration import ENTRY_POINTS
 from env.simulator import Simulator
@@ -250,3 +251,15 @@ def test_ppo_trains_on_group() -> None:
     before = env.last_scores.step_time_s.mean()
     model.learn(2_500)
     assert env.last_scores.step_time_s.mean() < 0.7 * before
+
+
+def test_a_step_before_a_reset_and_odd_numbers_are_refused() -> None:
+    graph, cluster = layered(10, seed=0), Cluster.preset("4xV100-pcie")
+    env = PlacementVecEnv("placement:placement/Group-v0", 2, graph=graph, cluster=cluster)
+    with pytest.raises(MismatchError, match="call reset first"):
+        env.step(np.zeros((2, 10), dtype=np.int64))
+    for odd in ("a", None, 1.5, True, 0):
+        with pytest.raises(MismatchError, match="whole number"):
+            PlacementVecEnv("placement/Group-v0", odd, graph=graph, cluster=cluster)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match="what state"):
+        env.restore({})

@@ -21,7 +21,7 @@ from graphs.errors import InfeasibleError
 from placement.learning.interruption import on_interrupt
 from placement.learning.policy import PlacementPolicy
 from placement.learning.policy_file import load_policy
-from placement.learning.registry import make_learner
+from placement.learning.registry import make_learner, within_63_bits
 from placement.learning.threads import single_threaded
 from placement.methods import POLICY_FILE, PRETRAINED, REFINED, is_method
 from placement.two_ops import two_ops
@@ -76,14 +76,14 @@ def _pretrained(problem: Problem, seed: int, budget: Budget) -> Candidate:
     from placement.learning.pretrained import propose_pretrained
 
     with single_threaded():  # it minds Ctrl-C itself
-        plan = propose_pretrained(problem, seed, budget)
+        plan = propose_pretrained(problem, within_63_bits(seed), budget)
     return Candidate(PRETRAINED, plan, Scorer(problem).value(plan.device, plan.order, plan.transfer_order))
 
 
 def _sampled(problem: Problem, policy: PlacementPolicy, method: str, seed: int, budget: Budget) -> Candidate:
     """The best of the likeliest placement and of samples, as many as the budget allows."""
     simulator = Simulator(problem)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(within_63_bits(seed))
     best: Candidate | None = None
     with _between_updates(budget):
         for batch in itertools.count():

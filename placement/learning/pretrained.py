@@ -122,6 +122,8 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         [*search.kept, *_fitting(problem, seed, heuristics_for(problem), budget)],
         key=lambda candidate: candidate.value_s,
     )
+    if not found:
+        return search.best().plan  # raises: there is none
     searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
     return improve(problem, seed, found, searches, budget).best.plan
 

@@ -43,6 +43,11 @@ class _Policies(Mapping[str, "type[PlacementPolicy]"]):
 POLICIES: Mapping[str, type[PlacementPolicy]] = _Policies()
 
 
+def within_63_bits(seed: int) -> int:
+    """The seed as torch takes it; numpy takes whole numbers of any size."""
+    return seed % 2**63
+
+
 def make_learner(
     policy: str, problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True
 ) -> Learner:
@@ -61,5 +66,5 @@ def make_learner(
     if preset not in PRESETS:
         raise UnknownNameError("preset", preset, PRESETS)
     options: dict[str, Any] = {"preset": preset, "warm_start": warm_start}
-    learner: Learner = importlib.import_module(_HOME[policy][2]).learner(problems, seed, **options)
+    learner: Learner = importlib.import_module(_HOME[policy][2]).learner(problems, within_63_bits(seed), **options)
     return learner

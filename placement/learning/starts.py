@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from baselines.portfolio import candidates
@@ -18,22 +19,21 @@ _NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
 _PRETRAINED = "pretrained"
 
 
-def best_starts(problems: Sequence[Problem], seed: int) -> list[Best]:
+def best_starts(problems: Sequence[Problem], seed: int) -> list[Best | None]:
     """For each problem the best that heuristics and the pretrained list scheduler find without searching.
 
-    Raises:
-        InfeasibleError: none of them fits.
+    None where nothing that they find fits: learning begins from nothing there.
     """
     return [_best_start(problem, seed) for problem in problems]
 
 
-def _best_start(problem: Problem, seed: int) -> Best:
+def _best_start(problem: Problem, seed: int) -> Best | None:
     methods = {name: method for name, method in heuristics_for(problem).items() if name not in _NOT_FOR_LATENCY}
-    first = candidates(problem, seed, methods, Budget())[0]
-    best = Best(first.plan, first.value_s, first.method)
-    try:
+    found: list[Best] = []
+    with contextlib.suppress(InfeasibleError):
+        first = candidates(problem, seed, methods, Budget())[0]
+        found.append(Best(first.plan, first.value_s, first.method))
+    with contextlib.suppress(InfeasibleError):
         plan = propose_pretrained(problem, seed, Budget(seconds=0.0))
-    except InfeasibleError:
-        return best
-    value_s = Scorer(problem).value(plan.device, plan.order)
-    return Best(plan, value_s, _PRETRAINED) if value_s < best.value_s else best
+        found.append(Best(plan, Scorer(problem).value(plan.device, plan.order), _PRETRAINED))
+    return min(found, key=lambda best: best.value_s, default=None)

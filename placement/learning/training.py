@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from env.cluster import Cluster
 from env.problem import LATENCY
 from env.simulator import Priority
-from graphs.disk import check_target
+from graphs.disk import check_target, remove_leftovers
 from graphs.errors import UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
@@ -92,8 +92,10 @@ def train(
         output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
             number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
         seed: of everything random, 0 or more.
-        timesteps: placements to score; with this and without `budget_s` the outcome depends on the seed only.
-        budget_s: seconds to train, those before a checkpoint included; `DEFAULT_TRAINING_S` where neither is given.
+        timesteps: placements to score, rounded up to whole updates; with this and without `budget_s` the outcome
+            depends on the seed only.
+        budget_s: seconds to train, those before a checkpoint included and the preparation (heuristics to begin from)
+            not; `DEFAULT_TRAINING_S` where neither is given.
         preset, warm_start: as in `placement.learning.registry.make_learner`.
         log_dir: folder for TensorBoard; no log without.
         checkpoint_every_s: seconds between checkpoints.
@@ -113,17 +115,19 @@ def train(
         InfeasibleError: a graph fits nowhere on a cluster.
         OSError: `output` cannot be written.
     """
-    graphs = [graphs] if isinstance(graphs, OpGraph) else list(graphs)
-    clusters = [clusters] if isinstance(clusters, Cluster) else list(clusters)
+    graphs, clusters = _listed(graphs), _listed(clusters)
     check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
     pairs = [(graph, cluster) for graph in graphs for cluster in clusters]
     if not pairs:
         raise ValueError("training needs at least one graph and one cluster; got none.")
     for pair in pairs:
         check_problem(*pair)
+    if not isinstance(output, str | os.PathLike):
+        raise ValueError(f"output is the name of the policy file, for example policy.zip, got {output!r}.")
     files = Files.beside(Path(output), len(pairs))
     for path in (files.policy, files.checkpoint, *files.results):
         check_target(path)
+        remove_leftovers(path)
     run = {
         "policy": policy,
         "preset": preset,
@@ -136,7 +140,6 @@ def train(
     solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
     if timesteps is None and budget_s is None:
         budget_s = DEFAULT_TRAINING_S
-    began_s = time.perf_counter()
     with single_threaded():
         learner = make_learner(policy, [s.problem for s in solvers], seed, preset=preset, warm_start=warm_start)
     session = Session(
@@ -147,7 +150,6 @@ def train(
         most_samples=math.inf if timesteps is None else timesteps,
         most_s=math.inf if budget_s is None else budget_s,
         command=command,
-        began_s=began_s,
     )
     if checkpoint is not None:
         session.resume(checkpoint)
@@ -155,6 +157,11 @@ def train(
         begin(session)
     session.train(checkpoint_every_s, log_dir, progress)
     return _finished(session)
+
+
+def _listed(value: Any) -> list[Any]:
+    """One or several, as a list; what is neither comes out as one, to be refused under its own name."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _finished(session: Session) -> Training:
