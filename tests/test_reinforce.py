@@ -138,19 +138,27 @@ def test_two_chains_part_from_scratch(name: str) -> None:
     assert np.mean([u.mean_s for u in updates[-5:]]) <= np.mean([u.mean_s for u in updates[:5]])
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"), [("hierarchical", "default"), ("hierarchical", "paper"), ("seq2seq", "default")]
-)
-def test_ops_learn_which_device_is_theirs(name: str, preset: str) -> None:
+@pytest.mark.parametrize("name", ["hierarchical", "seq2seq"])
+def test_ops_learn_which_device_is_theirs(name: str) -> None:
     """Ops of two kinds, each at home on a device of its own: the best is 4 s, at random it is 12 s and more."""
     ops = [Op(f"op{i}", kind=f"kind{i % 2}", time_s={f"d{i % 2}": 1.0, f"d{1 - i % 2}": 5.0}) for i in range(8)]
-    problem = Problem(OpGraph.build(ops, [], "homes"), twins().cluster)
-    run = make_learner(name, [problem], 0, preset=preset, warm_start=False)
-    updates = [run.update() for _ in range(40 if preset == "default" else 150)]
+    run = make_learner(name, [Problem(OpGraph.build(ops, [], "homes"), twins().cluster)], 0, warm_start=False)
+    updates = [run.update() for _ in range(40)]
     assert run.best[0] is not None
     assert run.best[0].value_s == pytest.approx(4.0)
-    first, last = (np.mean([u.mean_s for u in part]) for part in (updates[:5], updates[-5:]))
-    assert last < 0.7 * first
+    assert np.mean([u.mean_s for u in updates[-5:]]) < 0.7 * np.mean([u.mean_s for u in updates[:5]])
+
+
+def test_the_published_model_learns_to_leave_a_slow_device() -> None:
+    """The best is 8 s, all on the fast device; the policy itself comes close, from 150 s at random."""
+    ops = [Op(f"op{i}", kind="same", time_s={"d0": 1.0, "d1": 50.0}) for i in range(8)]
+    problem = Problem(OpGraph.build(ops, [], "slow and fast"), twins().cluster)
+    run = make_learner("hierarchical", [problem], 0, preset="paper")
+    means_s = [run.update().mean_s for _ in range(100)]
+    assert run.best[0] is not None
+    assert run.best[0].value_s == pytest.approx(8.0)
+    assert np.mean(means_s[:10]) > 100
+    assert np.mean(means_s[-10:]) < 30
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "seq2seq", "graph"])

@@ -36,6 +36,8 @@ class Options:
         samples: placements of one update.
         learning_rate: of Adam.
         clip: largest norm of a gradient.
+        epsilon: of Adam; near the size of a gradient it keeps small gradients small.
+        whole: a gradient is that of a whole placement, not of its mean decision.
         moving_average: decay of the moving baseline of Mirhoseini et al.; None compares the samples of one update with
             each other instead (each against the mean of the others, normalised).
         entropy: weight of the policy's entropy.
@@ -50,6 +52,8 @@ class Options:
     samples: int = 32
     learning_rate: float = 2e-3
     clip: float = 1.0
+    epsilon: float = 1e-8
+    whole: bool = False
     moving_average: float | None = None
     entropy: float = 0.02
     elites: int = 8
@@ -59,11 +63,14 @@ class Options:
     reference: bool = True
 
 
-# As in Mirhoseini et al. 2018, but for the rate: their 0.1 saturates the bounded logits within
-# three updates (docs/decisions.md). The decay of the baseline is that of the released code, the paper gives none.
+# As in Mirhoseini et al. 2018. What the paper leaves open: the decay of the baseline is that of the released code, and
+# Adam's epsilon is such that a rate of 0.1 and gradients of norm 1 make steps that do not saturate the bounded logits.
 PAPER_OPTIONS = Options(
     samples=4,
-    learning_rate=0.01,
+    learning_rate=0.1,
+    clip=1.0,
+    epsilon=1.0,
+    whole=True,
     moving_average=0.9,
     entropy=0.0,
     elites=0,
@@ -136,7 +143,7 @@ class Reinforce(OnPolicyAlgorithm):
         self.rollout_buffer = None  # type: ignore[assignment]  # an update uses its batch at once
         self._problems, self._options = tuple(problems), options
         self.policy: PlacementPolicy = policy  # type: ignore[assignment]
-        self._adam = torch.optim.Adam(policy.parameters(), lr=options.learning_rate)
+        self._adam = torch.optim.Adam(policy.parameters(), lr=options.learning_rate, eps=options.epsilon)
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._scale = [math.sqrt(lower_bound(p).value_s or 1.0) if options.reference else 1.0 for p in problems]
@@ -247,7 +254,7 @@ class Reinforce(OnPolicyAlgorithm):
             advantage = np.where(feasible, advantage, 0.0)
         one_thread()
         log_prob, entropy = self.policy.evaluate(problem, proposals.actions)
-        weight = 1.0 / self.policy.decisions(problem)
+        weight = 1.0 if self._options.whole else 1.0 / self.policy.decisions(problem)
         loss = -weight * (torch.tensor(advantage, dtype=torch.float32) * log_prob).mean()
         loss = loss - self._options.entropy * entropy.mean()
         if memory.elites and self._options.imitation > 0:
