@@ -22,8 +22,7 @@ def layers(units: Units) -> list[list[int]]:
     """
     graph = units.problem.graph
     layer = _labels(units.problem)
-    position = np.empty(graph.n_ops, dtype=np.int64)
-    position[graph.topological_order] = np.arange(graph.n_ops)
+    position = graph.topological_position
     # The first forward op decides where a unit and a layer stand; data that is there from the start says nothing.
     late = np.where(graph.phase == Phase.FORWARD, 0, 2) + (units.problem.mean_op_s == 0)
     key = position + late * graph.n_ops
@@ -45,8 +44,7 @@ def _labels(problem: Problem) -> IntArray:
         if mirrored >= 0 and label[mirrored] >= 0:
             label[op] = label[mirrored]
     producer, consumer, tensor = graph.edge_list
-    order = np.empty(graph.n_ops, dtype=np.int64)
-    order[graph.topological_order] = np.arange(graph.n_ops)
+    order = graph.topological_position
     # The largest input decides; an op's inputs are labelled before it.
     for e in np.lexsort((-graph.tensor_bytes[tensor], order[consumer])).tolist():
         if label[consumer[e]] < 0:

@@ -45,7 +45,9 @@ def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]
     def build(allowance: Allowance) -> Plan:
         estimate = schedule(allowance)
         order = np.empty(problem.graph.n_ops)
-        order[np.lexsort((_position(problem), estimate.end_s, estimate.start_s))] = np.arange(len(order))
+        order[np.lexsort((problem.graph.topological_position, estimate.end_s, estimate.start_s))] = np.arange(
+            len(order)
+        )
         return Plan(estimate.device, order)
 
     return place_within_memory(units, build)
@@ -63,7 +65,7 @@ def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]
 
 def rank_order(problem: Problem, priority: FloatArray) -> IntArray:
     """int64 [n]: ops by falling priority, float64 [n]; equals in topological order."""
-    return np.lexsort((_position(problem), -priority)).astype(np.int64)
+    return np.lexsort((problem.graph.topological_position, -priority)).astype(np.int64)
 
 
 def ready_order(problem: Problem, priority: FloatArray) -> IntArray:
@@ -163,10 +165,3 @@ def _room(units: Units, allowance: Allowance) -> Room:
     used_bytes, largest_bytes = np.zeros((2, units.problem.cluster.n_devices), dtype=np.int64)
     account = (allowance.unit_bytes, allowance.working_bytes, units.problem.capacity_bytes)
     return (units.allowed, *account, used_bytes, largest_bytes)
-
-
-def _position(problem: Problem) -> IntArray:
-    """int64 [n]: where each op stands in the topological order."""
-    position = np.empty(problem.graph.n_ops, dtype=np.int64)
-    position[problem.graph.topological_order] = np.arange(len(position))
-    return position

@@ -186,8 +186,7 @@ def instance_of(problem: Problem) -> Instance:
     producer, consumer, tensor = graph.edge_list
     measured_s = graph.tensor_transfer_s[tensor]
     modelled = np.isnan(measured_s)
-    position = np.empty(graph.n_ops, dtype=np.int64)
-    position[graph.topological_order] = np.arange(graph.n_ops)
+    position = graph.topological_position
     route_ptr, route_link = problem.route
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)[route_link]
     group_of, group_ptr, group_unit = _levels(groupings(units), units.count)

@@ -75,8 +75,7 @@ def contract(problem: Problem) -> Quotient:
 def _ranks(problem: Problem, part: IntArray) -> IntArray:
     """int64 [N]: parts by their first forward op, those without one behind, by their last op in reverse."""
     graph = problem.graph
-    position = np.empty(graph.n_ops, dtype=np.int64)
-    position[graph.topological_order] = np.arange(graph.n_ops)
+    position = graph.topological_position
     late = graph.phase != Phase.FORWARD
     key = np.full(int(part.max()) + 1, 2 * graph.n_ops, dtype=np.int64)
     np.minimum.at(key, part, np.where(late, 2 * graph.n_ops - 1 - position, position))

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from env.memory_bounds import working_set_bytes
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+from env.problem import Problem
+from env.unit_totals import UnitTotals
+from graphs.opgraph import IntArray
 
 
-@dataclass(frozen=True, eq=False)
-class Units:
+class Units(UnitTotals):
     """What a heuristic must know of every unit of `Problem.groups` (U units, n ops, D devices)."""
 
-    problem: Problem
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, problem.group_of)
 
     @property
     def count(self) -> int:
-        return len(self.problem.groups)
-
-    @cached_property
-    def ptr(self) -> IntArray:
-        """int64 [U + 1]: the ops of unit u are ``members[ptr[u]:ptr[u + 1]]``, increasing."""
-        sizes = np.bincount(self.problem.group_of, minlength=self.count)
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-    @cached_property
-    def members(self) -> IntArray:
-        """int64 [n]: ops by unit."""
-        return np.argsort(self.problem.group_of, kind="stable").astype(np.int64)
-
-    @cached_property
-    def first_op(self) -> IntArray:
-        """int64 [U]: the lowest op of each unit."""
-        return self.members[self.ptr[:-1]]
+        return self.n_units
 
     @cached_property
     def size(self) -> IntArray:
@@ -44,40 +27,9 @@ class Units:
         return np.diff(self.ptr)
 
     @cached_property
-    def allowed(self) -> BoolArray:
-        """bool [U, D]: where each unit may run."""
-        return self.problem.allowed[self.first_op]
-
-    @cached_property
-    def op_s(self) -> FloatArray:
-        """float64 [U, D]: seconds of all ops of each unit on each device."""
-        return np.add.reduceat(self.problem.op_s[self.members], self.ptr[:-1], axis=0)
-
-    @cached_property
-    def kept_bytes(self) -> IntArray:
-        """int64 [U]: bytes each unit keeps for the whole step."""
-        return np.add.reduceat(self.problem.graph.kept_bytes[self.members], self.ptr[:-1])
-
-    @cached_property
-    def working_bytes(self) -> IntArray:
-        """int64 [U]: inputs, outputs and workspace of the largest op of each unit, all there while it runs."""
-        return np.maximum.reduceat(working_set_bytes(self.problem)[self.members], self.ptr[:-1])
-
-    @cached_property
-    def topological_order(self) -> IntArray:
-        """int64 [U]: units by their first op in the graph's topological order."""
-        position = np.empty(self.problem.graph.n_ops, dtype=np.int64)
-        position[self.problem.graph.topological_order] = np.arange(len(position))
-        return np.argsort(np.minimum.reduceat(position[self.members], self.ptr[:-1]), kind="stable").astype(np.int64)
-
-    @cached_property
     def label(self) -> tuple[str, ...]:
         """U names: that of each unit's first op."""
         return tuple(self.problem.graph.op_names[i] for i in self.first_op.tolist())
-
-    def largest(self, per_op: FloatArray) -> FloatArray:
-        """float64 [U]: the largest value, float64 [n], among the ops of each unit."""
-        return np.maximum.reduceat(per_op[self.members], self.ptr[:-1])
 
     def components_first(self, order: IntArray) -> IntArray:
         """The same order of units, but colocation groups of several ops before free ops (Mayer et al. 2017)."""

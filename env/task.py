@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from env.bounds import lower_bound
 from env.cluster import Cluster
-from env.memory_bounds import memory_reason, working_set_bytes
-from env.problem import BoolArray, Problem
+from env.memory_bounds import memory_reason
+from env.problem import Problem
 from env.task_kernel import longest_paths
+from env.unit_totals import UnitTotals
 from graphs.coarsen import to_size
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
@@ -48,7 +49,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Task(UnitTotals):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -59,13 +60,7 @@ class Task:
         sequence: int64 [U], in which order `placement/Sequential-v0` places the units.
     """
 
-    problem: Problem
-    unit_of: IntArray
     sequence: IntArray
-
-    @property
-    def n_units(self) -> int:
-        return len(self.sequence)
 
     @property
     def n_ops(self) -> int:
@@ -74,37 +69,6 @@ class Task:
     @property
     def n_devices(self) -> int:
         return self.problem.cluster.n_devices
-
-    @cached_property
-    def members(self) -> IntArray:
-        """int64 [n]: ops by unit."""
-        return np.argsort(self.unit_of, kind="stable").astype(np.int64)
-
-    @cached_property
-    def ptr(self) -> IntArray:
-        """int64 [U + 1]: the ops of unit u are ``members[ptr[u]:ptr[u + 1]]``."""
-        sizes = np.bincount(self.unit_of, minlength=self.n_units)
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-    @cached_property
-    def allowed(self) -> BoolArray:
-        """bool [U, D]: devices on which all ops of a unit may run."""
-        return np.logical_and.reduceat(self.problem.allowed[self.members], self.ptr[:-1], axis=0)
-
-    @cached_property
-    def op_s(self) -> FloatArray:
-        """float64 [U, D]: seconds of all ops of each unit on each device."""
-        return np.add.reduceat(self.problem.op_s[self.members], self.ptr[:-1], axis=0)
-
-    @cached_property
-    def kept_bytes(self) -> IntArray:
-        """int64 [U]: bytes each unit keeps for the whole step."""
-        return np.add.reduceat(self.problem.graph.kept_bytes[self.members], self.ptr[:-1])
-
-    @cached_property
-    def working_bytes(self) -> IntArray:
-        """int64 [U]: inputs, outputs and workspace of the largest op of each unit, all there while it runs."""
-        return np.maximum.reduceat(working_set_bytes(self.problem)[self.members], self.ptr[:-1])
 
     @cached_property
     def upward_rank_s(self) -> FloatArray:
@@ -311,11 +275,8 @@ def _sequence(task: Task, order: Order) -> IntArray:
                 f"got an array of {given.dtype} and shape {given.shape}."
             )
         return given.astype(np.int64)
-    position = np.empty(task.problem.graph.n_ops, dtype=np.int64)
-    position[task.problem.graph.topological_order] = np.arange(len(position))
-    first = np.minimum.reduceat(position[task.members], task.ptr[:-1])
-    topological = np.argsort(first, kind="stable").astype(np.int64)
+    topological = task.topological_order
     if order == "topological":
         return topological
-    rank_s = np.maximum.reduceat(task.upward_rank_s[task.members], task.ptr[:-1])
+    rank_s = task.largest(task.upward_rank_s)
     return topological[np.argsort(-rank_s[topological], kind="stable")]

@@ -278,6 +278,13 @@ class OpGraph:
             raise GraphError(cycle_message(self, stuck))
         return np.array(result, dtype=np.int64)
 
+    @cached_property
+    def topological_position(self) -> IntArray:
+        """int64 [n]: where each op stands in `topological_order`."""
+        position = np.empty(self.n_ops, dtype=np.int64)
+        position[self.topological_order] = np.arange(self.n_ops)
+        return position
+
     # -- identity ---------------------------------------------------------------------------------------
 
     @cached_property

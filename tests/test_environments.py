@@ -582,7 +582,9 @@ def test_pixels(name: str) -> None:
         type(env)(small_graph(), small_cluster(), render_mode="human")
 
 
-@pytest.mark.parametrize(("options", "name"), [({"foo": 1}, "foo"), ({"shaping": "bound"}, "shaping")])
+@pytest.mark.parametrize(
+    ("options", "name"), [({"foo": 1}, "foo"), ({"shaping": "bound"}, "shaping"), ({"order": "topological"}, "order")]
+)
 def test_a_keyword_that_it_does_not_have_is_refused(options: dict[str, Any], name: str) -> None:
     with pytest.raises(UnknownNameError, match=f"keyword '{name}'.*with_order"):
         gymnasium.make(

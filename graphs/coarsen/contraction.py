@@ -267,8 +267,7 @@ def _outer_tensors(
 
 def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
     """Per group the most bytes its own workspace and inner tensors hold at once, its ops run in topological order."""
-    position = np.empty(graph.n_ops, dtype=np.int64)
-    position[graph.topological_order] = np.arange(graph.n_ops)
+    position = graph.topological_position
     born = np.zeros(graph.n_ops, dtype=np.int64)  # inner bytes each op starts to write
     dies = np.zeros(graph.n_ops, dtype=np.int64)  # inner bytes nobody needs after each op
     for tensor in np.flatnonzero(_inner(graph, group_of)).tolist():

@@ -113,8 +113,7 @@ def output_sizes(problem: Problem) -> Tensor:
 def neighbours(problem: Problem) -> Tensor:
     """float32 [n, 12]: places in the graph's order of up to six producers and six consumers, padded with -1."""
     graph = problem.graph
-    place = np.empty(graph.n_ops)
-    place[graph.topological_order] = np.arange(graph.n_ops) / graph.n_ops
+    place = graph.topological_position / graph.n_ops
     producer, consumer, _ = graph.edge_list
     return torch.tensor(
         np.column_stack(

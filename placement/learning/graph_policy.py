@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.plan import Plan
+from baselines.units import Units
 from env.problem import Problem
 from graphs.opgraph import FloatArray
 from placement.learning.graph_features import (
@@ -141,7 +142,7 @@ class GraphPolicy(PlacementPolicy):
             embedding = self._embed(view)
             taste = self._taste(embedding).repeat(len(plans), 1)
             correction = self._correction(view, embedding, taste)
-        first = np.array([members[0] for members in problem.groups])
+        first = Units(problem).first_op
         choice = np.stack([plan.device[first] for plan in plans])
         return {"taste": taste, "priority": correction, "choice": torch.from_numpy(choice)}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.plan import Plan
+from baselines.units import Units
 from env.problem import Problem
 from placement.learning.attention_placer import (
     MOST_NEIGHBOURS,
@@ -95,7 +96,7 @@ class PaperHierarchical(PlacementPolicy):
     def _group_logits(self, problem: Problem) -> Tensor:
         """float32 [U, groups], from the first op of each unit."""
         kind, sizes, adjacent = self._features(problem)
-        first = torch.tensor([int(members[0]) for members in problem.groups])
+        first = torch.from_numpy(Units(problem).first_op)
         logits: Tensor = self.grouper(torch.cat([self.kind(kind[first]), sizes[first], adjacent[first]], dim=1))
         return logits
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from baselines.plan import Plan
+from baselines.units import Units
 from env.problem import Problem
 from graphs.coarsen import to_size
 from graphs.opgraph import FloatArray, IntArray
@@ -36,13 +37,7 @@ class PerGraph(nn.Module):
 def coarse_groups(problem: Problem, n_groups: int) -> IntArray:
     """int64 [U], at most `n_groups` groups of equal work along heavy edges, whatever their device."""
     fine = to_size(problem.graph, n_groups).group_of
-    first = np.array([members[0] for members in problem.groups])
-    return _at_most(fine[first], _op_seconds(problem), n_groups)
-
-
-def random_groups(problem: Problem, n_groups: int, rng: np.random.Generator) -> IntArray:
-    """int64 [U], any unit in any group: what grouping is worth shows against this."""
-    return rng.integers(n_groups, size=len(problem.groups))
+    return _at_most(fine[Units(problem).first_op], _op_seconds(problem), n_groups)
 
 
 def groups_of_plan(problem: Problem, plan: Plan, n_groups: int, rng: np.random.Generator) -> IntArray:
@@ -51,7 +46,7 @@ def groups_of_plan(problem: Problem, plan: Plan, n_groups: int, rng: np.random.G
     A random one of the coarsenings of the graph, cut where the plan changes device, the smallest pieces put together
     with others of their device that are close in the graph's order.
     """
-    first = np.array([members[0] for members in problem.groups])
+    first = Units(problem).first_op
     device = plan.device[first]
     wanted = int(n_groups * rng.uniform(0.3, 0.9))
     coarse = to_size(problem.graph, max(wanted, 1)).group_of[first]
@@ -62,8 +57,7 @@ def groups_of_plan(problem: Problem, plan: Plan, n_groups: int, rng: np.random.G
 def _merged(problem: Problem, piece: IntArray, device: IntArray, n_groups: int) -> IntArray:
     """Join the lightest pieces with the next of their device until `n_groups` are left."""
     seconds = _op_seconds(problem)
-    position = np.empty(problem.graph.n_ops)
-    position[problem.graph.topological_order] = np.arange(problem.graph.n_ops)
+    position = problem.graph.topological_position
     at = np.array([position[members].mean() for members in problem.groups])
     while (count := int(piece.max()) + 1) > n_groups:
         weight = np.bincount(piece, seconds, count)

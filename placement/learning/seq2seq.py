@@ -86,11 +86,9 @@ class Seq2Seq(PlacementPolicy):
         key = problem.graph.hash
         if key not in self._known:
             graph = problem.graph
-            position = np.empty(graph.n_ops)
-            position[graph.topological_order] = np.arange(graph.n_ops)
             rough = coarse_groups(problem, self.groups)
             count = int(rough.max()) + 1
-            mean = np.bincount(rough[problem.group_of], position, count) / np.bincount(
+            mean = np.bincount(rough[problem.group_of], graph.topological_position, count) / np.bincount(
                 rough[problem.group_of], minlength=count
             )
             rank = np.empty(count, dtype=np.int64)
