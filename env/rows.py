@@ -291,21 +291,10 @@ def check_options(kind: type[Rows], options: Mapping[str, Any]) -> None:
     Raises:
         UnknownNameError: lists the valid names.
     """
-    known = [name for name in _keywords(kind) if name not in ("self", "count")]
+    known = [name for name in inspect.signature(kind).parameters if name != "count"]
     for name in options:
         if name not in known:
             raise UnknownNameError("keyword", name, [*known, "render_mode"])
-
-
-def _keywords(kind: type[Rows]) -> list[str]:
-    """Arguments of the constructor, those that it hands on included."""
-    names: dict[str, None] = {}
-    for base in kind.__mro__:
-        if "__init__" in vars(base) and issubclass(base, Rows):
-            for name, parameter in inspect.signature(base.__init__).parameters.items():
-                if parameter.kind is not parameter.VAR_KEYWORD:
-                    names[name] = None
-    return list(names)
 
 
 def _scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:
