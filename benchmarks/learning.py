@@ -63,7 +63,8 @@ def main() -> None:
     shown = [row for row in rows.values() if row["part"] in options.parts.split(",")]
     command = shlex.join(["python", "benchmarks/learning.py", *(word for word in sys.argv[1:] if word != "--render")])
     curve_plots(shown, options.out)
-    write_atomically(options.out / "learning.md", page(shown, command, machine()))
+    missing = sum(_key(case) not in rows for case in _cases(options))
+    write_atomically(options.out / "learning.md", page(shown, command, machine(), missing))
     print(f"{len(shown)} rows: {options.out / 'learning.md'}")
 
 
@@ -91,7 +92,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for task in tasks if "tasks" in parts else ():
         base = {"part": "tasks", "task": task, "seed": options.seed}
         yield base | {"method": "heuristics", "budget_s": None}
-        for method in (*SEARCHING, SCRATCH):
+        for method in options.methods.split(";"):
             yield base | {"method": method, "budget_s": options.budget_s}
     for seed in seeds if "ablations" in parts else ():
         for method in ABLATIONS:
@@ -186,7 +187,7 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     import torch
 
     from placement.learning.hierarchical import LEVELS, Hierarchical
-    from placement.learning.partition import coarse_groups, random_groups
+    from placement.learning.partition import coarse_groups
     from placement.learning.reinforce import Options, Reinforce
     from placement.learning.starts import best_starts
 
@@ -205,7 +206,7 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     grouped = what not in ("no grouper", "random groups")
     policy = (Hierarchical if grouped else Fixed)(devices, max(64, 12 * devices))
     if what == "random groups":
-        policy.regroup(problem, random_groups(problem, policy.groups, np.random.default_rng(seed)))
+        policy.regroup(problem, np.random.default_rng(seed).integers(policy.groups, size=len(problem.groups)))
     elif what == "no grouper":
         policy.regroup(problem, coarse_groups(problem, policy.groups))
     if what == "no priorities":
@@ -238,10 +239,11 @@ def _random_curve(problem: Any, seed: int, samples: int) -> Row:
     """Every unit on any device it may run on."""
     import numpy as np
 
+    from baselines.units import Units
     from env.simulator import Simulator
 
     rng, simulator = np.random.default_rng(seed), Simulator(problem)
-    allowed = problem.allowed[[members[0] for members in problem.groups]]
+    allowed = Units(problem).allowed
     choices, by_use = allowed.sum(axis=1), np.argsort(~allowed, axis=1, kind="stable")
     best_s, points, began = math.inf, [], time.process_time()
     for done in range(0, samples, 32):
@@ -289,6 +291,9 @@ def _options() -> argparse.Namespace:
     options.add_argument(
         "--budget-s", type=float, default=600.0, help="of each method on each task (default: %(default)s)"
     )
+    options.add_argument(
+        "--methods", default=";".join((*SEARCHING, SCRATCH)), help="that search the tasks (default: %(default)s)"
+    )
     options.add_argument("--curve-samples", type=int, default=960, help="placements a curve (default: %(default)s)")
     options.add_argument(
         "--paper-samples",
@@ -302,6 +307,7 @@ def _options() -> argparse.Namespace:
     made = options.parse_args()
     made.samples = dict.fromkeys(("random", *CURVES), made.curve_samples)
     made.samples["hierarchical, as published"] = made.paper_samples
+    made.samples["random"] = max(made.curve_samples, made.paper_samples)
     return made
 
 

@@ -18,10 +18,12 @@ WORTH_IT = 0.05  # tasks whose proven gap exceeds this
 SAME = 1e-9
 
 
-def page(rows: Sequence[Row], command: str, machine: str) -> str:
-    """The markdown page."""
+def page(rows: Sequence[Row], command: str, machine: str, missing: int) -> str:
+    """The markdown page; ``missing``: how many runs of that command have not been made yet."""
     parts = {part: [row for row in rows if row["part"] == part] for part in ("tasks", "curves", "ablations")}
     lines = ["# What learning is worth", "", f"Written by `{command}`  ", machine, ""]
+    if missing:
+        lines += [f"Not complete: {missing} runs of that command have not been made yet.", ""]
     if parts["tasks"]:
         lines += _tasks(parts["tasks"])
     if parts["curves"]:
@@ -80,14 +82,17 @@ def _times(found: dict[str, Row]) -> dict[str, float | None]:
 
 def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
     lines = []
-    for name in ("hierarchical", "hierarchical+local_search"):
+    names = sorted({name for found in tasks.values() for name in found if name.startswith(("hierarchical", SCRATCH))})
+    for name in (name for name in names if not name.startswith(SCRATCH)):
+        budget = name.partition(", ")[2]
+        rival = f"auto, {budget}" if budget else "auto"
         ratios, beats_auto, ties, seen, worse = [], 0, 0, 0, []
         for task, found in tasks.items():
-            if name not in found or "auto" not in found:
+            if name not in found or rival not in found:
                 continue
             seen += 1
             best = found["heuristics"]["best_s"]
-            own, auto = found[name]["best_s"], found["auto"]["best_s"]
+            own, auto = found[name]["best_s"], found[rival]["best_s"]
             if own > best * (1 + SAME):
                 worse.append(task)
             if best / found[name]["bound_s"] - 1 > WORTH_IT:
@@ -99,9 +104,9 @@ def _verdicts(tasks: dict[str, dict[str, Row]]) -> list[str]:
             lines.append(
                 f"* `{name}`: worse than the best heuristic on {len(worse)} of {seen} tasks; over the {len(ratios)} "
                 f"where that is more than 5 % from the bound the best heuristic takes {mean:.3f} times as long "
-                f"(geometric mean); better than `auto` on {beats_auto} of {seen}, equal on {ties}."
+                f"(geometric mean); better than `{rival}` on {beats_auto} of {seen}, equal on {ties}."
             )
-    for scratch in sorted({name for found in tasks.values() for name in found if name.startswith(SCRATCH)}):
+    for scratch in (name for name in names if name.startswith(SCRATCH)):
         losses = [
             f"{task} ({name})"
             for task, found in tasks.items()

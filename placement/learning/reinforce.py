@@ -15,10 +15,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor, nn
 
 from baselines.plan import Plan
+from baselines.units import Units
 from env.bounds import lower_bound
 from env.problem import Problem
 from env.vector import PlacementVecEnv
-from graphs.opgraph import FloatArray
+from graphs.opgraph import FloatArray, IntArray
 from placement.learning.learner import Best, State, Update
 from placement.learning.policy import PlacementPolicy, Proposals
 from placement.learning.threads import one_thread
@@ -69,7 +70,7 @@ PAPER_OPTIONS = Options(
     samples=4,
     learning_rate=0.1,
     clip=1.0,
-    epsilon=1.0,
+    epsilon=0.3,
     whole=True,
     moving_average=0.9,
     entropy=0.0,
@@ -147,6 +148,7 @@ class Reinforce(OnPolicyAlgorithm):
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._scale = [math.sqrt(lower_bound(p).value_s or 1.0) if options.reference else 1.0 for p in problems]
+        self._first = [Units(problem).first_op for problem in problems]
         self._memories = [_Memory(best=best) for best in (starts or [None] * len(problems))]
         self._updates = 0
         self._batch: tuple[Proposals, FloatArray, FloatArray] | None = None
@@ -230,7 +232,7 @@ class Reinforce(OnPolicyAlgorithm):
         self.policy.explore = self._updates < (self._options.noisy_updates or 0)
         one_thread()
         proposals = self.policy.propose(problem, self._options.samples, self._generator)
-        env.step(_actions(problem, proposals))
+        env.step(_actions(self._first[index], proposals))
         self.num_timesteps += self._options.samples
         found = env.last_scores
         feasible = np.asarray(found.feasible)
@@ -334,9 +336,8 @@ class Reinforce(OnPolicyAlgorithm):
         self._adam.step()
 
 
-def _actions(problem: Problem, proposals: Proposals) -> NDArray[np.int64]:
-    """int64 [k, U + n]: what `placement/Group-v0` with an order takes."""
-    first = np.array([members[0] for members in problem.groups])
+def _actions(first: IntArray, proposals: Proposals) -> NDArray[np.int64]:
+    """int64 [k, U + n]: what `placement/Group-v0` with an order takes; ``first`` int64 [U] is an op of each unit."""
     order = proposals.order
     if order is None:
         raise ValueError("a policy trained by Reinforce proposes orders.")
