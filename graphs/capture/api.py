@@ -16,14 +16,15 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphs.capture.emit import emit
-from graphs.capture.export import export, trace_of
+from graphs.capture.export import trace_inference, trace_of
 from graphs.capture.failure import TO_MODULES, capture_failure
 from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
 from graphs.capture.optimizers import OPTIMIZERS, optimizer_named
+from graphs.capture.program import Program, program_of
 from graphs.capture.quiet import quiet_loggers
-from graphs.capture.record import Loss, trace_training
+from graphs.capture.record import Loss, argument_leaves, trace_training
 from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph
@@ -64,21 +65,40 @@ def capture(
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
-    chosen = optimizer_named(optimizer)
-    if loss is not None and not callable(loss):
-        raise CaptureError(f"got loss={loss!r:.60}; expected a function from the model's output to a scalar tensor.")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError(
-            f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."
-        )
-    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    title = name or type(model).__name__
+    if granularity == "op":
+        return capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name).graph
+    model, positional = _checked(model, args, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
-        if granularity == "module":
-            return capture_modules(model, positional, kwargs or {}, train, chosen, title)
-        trace = _trace(model, positional, dict(kwargs or {}), train, loss)
-        return emit(lower(trace, chosen), title)
+        title = name or type(model).__name__
+        return capture_modules(model, positional, kwargs or {}, train, optimizer_named(optimizer), title)
+
+
+def capture_program(
+    model: nn.Module,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    train: bool = False,
+    *,
+    loss: Loss | None = None,
+    optimizer: str = "adam",
+    name: str | None = None,
+) -> Program:
+    """As `capture` at op granularity, with the traced step that the graph was made of, so that it can be run.
+
+    Raises:
+        CaptureError, UnknownNameError: as `capture`.
+    """
+    chosen = optimizer_named(optimizer)
+    model, positional = _checked(model, args, loss)
+    keywords = dict(kwargs or {})
+    with quiet_loggers(), _disable_current_modes():
+        fake = Faker(FakeTensorMode(allow_non_fake_inputs=True))
+        trace = _trace(model, positional, keywords, train, loss, fake)
+        drafts = lower(trace, chosen)
+        graph = emit(drafts, name or type(model).__name__)
+    leaves = argument_leaves(model, positional, keywords)
+    settings = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
+    return program_of(trace, drafts, graph, train, fake.originals(), settings)
 
 
 def from_exported_program(program: ExportedProgram, name: str = "exported") -> OpGraph:
@@ -90,16 +110,30 @@ def from_exported_program(program: ExportedProgram, name: str = "exported") -> O
     return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name)
 
 
-def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, loss: Loss | None) -> Trace:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = Faker(mode)
+def _checked(
+    model: nn.Module, args: tuple[Any, ...] | torch.Tensor, loss: Loss | None
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The module that is meant, and its positional arguments."""
+    if loss is not None and not callable(loss):
+        raise CaptureError(f"got loss={loss!r:.60}; expected a function from the model's output to a scalar tensor.")
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."
+        )
+    return model, (args,) if isinstance(args, torch.Tensor) else tuple(args)
+
+
+def _trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, loss: Loss | None, fake: Faker
+) -> Trace:
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
     try:
         with borrowed(model, train, fake):
             if train:
-                with mode:
+                with fake.mode:
                     return trace_training(model, fake_args, fake_kwargs, loss)
-            return trace_of(export(model, fake_args, fake_kwargs))
+            return trace_inference(model, fake_args, fake_kwargs)
     except PlacementError:
         raise
     except Exception as error:

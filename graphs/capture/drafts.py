@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
 
 from graphs.capture.trace import PARAMETER
 from graphs.opgraph import Phase
@@ -23,6 +26,7 @@ class Draft:
         writes_state: it changes a state, so it stays even if nobody reads its outputs.
         mirror: forward draft a backward draft belongs to.
         call: number of the leaf module call it was made in, None outside.
+        number: of the op it became, None while it is none.
     """
 
     label: str
@@ -40,6 +44,7 @@ class Draft:
     writes_state: bool = False
     mirror: int | None = None
     call: int | None = None
+    number: int | None = None
 
     @property
     def is_input(self) -> bool:
@@ -108,11 +113,18 @@ class StateUse:
 
 @dataclass(slots=True, eq=False)
 class Drafts:
-    """What one walk over a trace found; `inputs` come first in ``ops``."""
+    """What one walk over a trace found; `inputs` come first in ``ops``.
+
+    ``of_node``: the draft of each node of the trace that computes; ``of_state``: the state each placeholder stands for;
+    ``memory``: for each node a number for every piece of memory that its value lies in, nested as the value is.
+    """
 
     ops: list[Draft] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     states: list[StateUse] = field(default_factory=list)
+    of_node: dict[fx.Node, int] = field(default_factory=dict)
+    of_state: dict[fx.Node, int] = field(default_factory=dict)
+    memory: dict[fx.Node, Any] = field(default_factory=dict)
 
     def add(self, draft: Draft) -> int:
         self.ops.append(draft)

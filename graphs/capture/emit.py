@@ -114,6 +114,8 @@ def _prefixes(path: str) -> list[str]:
 def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[int], name: str) -> OpGraph:
     # Data that is there before the step first, then program order.
     order = sorted((i for i in range(len(drafts.ops)) if alive[i]), key=lambda i: drafts.ops[i].kernels > 0)
+    for number, i in enumerate(order):
+        drafts.ops[i].number = number
     names = _names(drafts, order)
     members: dict[int, int] = {}
     for i in order:

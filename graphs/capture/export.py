@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 import warnings
@@ -13,27 +14,45 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from graphs.capture.costs import general_kernels
-from graphs.capture.record import output_tensors
-from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, State, Trace, describe, value_of
+from graphs.capture.flatten import flattened
+from graphs.capture.record import argument_tensors, output_tensors
+from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, Outputs, State, TensorInfo, Trace, describe, value_of
 
 
-def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def trace_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
     """Export a model for inference; whatever type it returns, the program returns the tensors in it."""
+    returned: list[Any] = []
+
+    def flat_output(module: nn.Module, inputs: Any, output: Any) -> tuple[torch.Tensor, ...]:
+        returned[:] = [output]
+        return tuple(output_tensors(output))
+
     # torch.export refuses outputs of types it does not know, such as caches.
-    flat_output = model.register_forward_hook(lambda module, inputs, output: tuple(output_tensors(output)))
+    hook = model.register_forward_hook(flat_output)
     try:
         with torch.no_grad(), general_kernels(), _quiet():
-            return torch.export.export(model, args, kwargs, strict=False)
+            program = torch.export.export(model, args, kwargs, strict=False)
     finally:
-        flat_output.remove()
+        hook.remove()
+    trace = trace_of(program)
+    names: dict[int, list[str]] = {}
+    for name, tensor in argument_tensors(model, args, kwargs):
+        names.setdefault(id(tensor), []).append(name)
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    taken = [node for node in trace.inputs if isinstance(value_of(node), TensorInfo)]
+    arguments = {names[id(leaf)].pop(0): node for leaf, node in zip(given, taken, strict=True)}
+    outputs = Outputs(returned[0], tuple(output_tensors(returned[0])), trace.results)
+    return dataclasses.replace(trace, arguments=arguments, outputs=outputs)
 
 
 def trace_of(program: ExportedProgram) -> Trace:
     """The trace inside an exported program."""
     signature = program.graph_signature
-    nodes = {node.name: node for node in program.graph.nodes}
+    graph, into = flattened(program.graph)
+    nodes = {node.name: into[node] for node in program.graph.nodes if isinstance(into.get(node), fx.Node)}
     states: dict[fx.Node, State] = {}
     inputs: dict[fx.Node, str] = {}
     for spec in signature.input_specs:
@@ -56,7 +75,7 @@ def trace_of(program: ExportedProgram) -> Trace:
             writes.append((placeholder[output.target], node))
         else:
             results.append(node)
-    return Trace(program.graph, states, inputs, tuple(results), tuple(writes))
+    return Trace(graph, states, inputs, tuple(results), tuple(writes))
 
 
 _STATE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.BUFFER: BUFFER, InputKind.CONSTANT_TENSOR: CONSTANT}
@@ -68,7 +87,7 @@ def _state(program: ExportedProgram, name: str, kind: str, node: fx.Node) -> Sta
     if value is None:
         value = program.constants.get(name)
     info = describe(value) if isinstance(value, torch.Tensor) else value_of(node)
-    return State(name, kind, info)
+    return State(name, kind, info, value if kind == CONSTANT else None)
 
 
 @contextmanager

@@ -55,6 +55,10 @@ class Faker:
         # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
         return FakeTensor(self.mode, shadow, device)
 
+    def originals(self) -> dict[int, torch.Tensor]:
+        """The tensor behind each twin, by the twin's id."""
+        return {id(twin): tensor for tensor, twin in self._twins.values()}
+
     def arguments(self, value: Any) -> Any:
         """Positional or keyword arguments with a twin for each tensor."""
         return pytree.tree_map_only(torch.Tensor, self, value)

@@ -32,8 +32,6 @@ from graphs.capture.trace import (
 )
 from graphs.opgraph import Phase
 
-# Higher-order calls that only run their one subgraph under some setting (gradients off, autocast, checkpointing).
-_WRAPPERS = ("wrap", "tag_activation_checkpoint", "invoke_subgraph")
 # Calls that bring a number to the host, where the program may decide by it: somebody reads it, though no op does.
 _TO_HOST = ("item", "_local_scalar_dense", "is_nonzero", "equal")
 
@@ -45,6 +43,7 @@ def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
     walk.mark_results()
     walk.add_updates(optimizer)
     walk.link_mirrors()
+    walk.note_memory()
     return walk.drafts
 
 
@@ -88,7 +87,6 @@ class _Walk:
         self.drafts = Drafts()
         self._trace = trace
         self._roots: dict[fx.Node, Any] = {}
-        self._draft_of: dict[fx.Node, int] = {}
         self._first_user: dict[int, int] = {}
         self._mirrors: list[tuple[int, fx.Node | None]] = []
         self._open_states()
@@ -135,6 +133,7 @@ class _Walk:
             return
         label = self._trace.inputs.get(node, node.name)
         draft = self.drafts.add(Draft(label, "input", "", dtype_name(info.layout.dtype), kernels=0))
+        self.drafts.of_node[node] = draft
         self._roots[node] = self._new_root(draft, info)
 
     def _attribute(self, graph: fx.Graph, node: fx.Node) -> None:
@@ -151,9 +150,6 @@ class _Walk:
             self._roots[node] = roots[index] if type(roots) is tuple and isinstance(index, int) else roots
             return
         subgraphs = subgraphs_of(node)
-        if len(subgraphs) == 1 and str(node.target).startswith(_WRAPPERS):
-            self._inline(node, subgraphs[0])
-            return
         facts = signature(node.target)
         reads = [read for leaf in flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
         written = [read for argument in _written_nodes(node, facts) for read in self._reads_of(argument)]
@@ -198,7 +194,7 @@ class _Walk:
             call=node.meta.get("call"),
         )
         number = self.drafts.add(draft)
-        self._draft_of[node] = number
+        self.drafts.of_node[node] = number
         if draft.phase is Phase.BACKWARD:
             self._mirrors.append((number, node.meta.get("mirror")))
         replaced = {id(read.root) for read in written} if facts.overwrites else set()
@@ -228,21 +224,6 @@ class _Walk:
         self.drafts.states[root.state].written = True
         draft.writes_state = True
         root.value = self.drafts.add_value(Value(number, 0))
-
-    def _inline(self, node: fx.Node, subgraph: fx.GraphModule) -> None:
-        placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
-        operands = list(node.args)
-        if operands and isinstance(operands[-1], (tuple, list)):
-            operands[-1:] = operands[-1]
-        for placeholder, operand in zip(placeholders, operands[len(operands) - len(placeholders) :], strict=True):
-            is_node = isinstance(operand, fx.Node)
-            self._roots[placeholder] = self._roots[operand] if is_node else _Number(())  # type: ignore[index]
-            if is_node:
-                placeholder.meta["info"] = value_of(operand)  # type: ignore[arg-type]
-        self.run(subgraph.graph)
-        output = next(n for n in reversed(subgraph.graph.nodes) if n.op == "output").args[0]
-        leaves = iter([self._roots.get(leaf) for leaf in flat(output)])
-        self._roots[node] = nested(output, leaves)
 
     def _reads_of(self, node: Any) -> Iterator[_Read]:
         roots = self._roots.get(node) if isinstance(node, fx.Node) else None
@@ -277,6 +258,14 @@ class _Walk:
             if read.root.value is not None:
                 self.drafts.values[read.root.value].is_result = True
 
+    def note_memory(self) -> None:
+        """Note in which memory the value of each node lies, and which state each node that is one stands for."""
+        numbers: dict[int, int] = {}
+        for node, root in self._roots.items():
+            self.drafts.memory[node] = _numbered(root, numbers)
+            if isinstance(root, _Root) and root.state is not None and node.op in ("placeholder", "get_attr"):
+                self.drafts.of_state[node] = root.state
+
     def link_mirrors(self) -> None:
         """Give each backward op its forward op; where that one is no op, the nearest before it."""
         if not self._mirrors:
@@ -293,8 +282,8 @@ class _Walk:
 
     def _near(self, node: fx.Node | None) -> Iterator[int]:
         """The op of a node; of a view: the op that made its base, or the first reader of its parameter."""
-        if node in self._draft_of:
-            yield self._draft_of[node]
+        if node in self.drafts.of_node:
+            yield self.drafts.of_node[node]
         for read in self._reads_of(node):
             if read.root.value is not None:
                 yield self.drafts.values[read.root.value].producer
@@ -312,6 +301,12 @@ class _Walk:
             self.drafts.add(update_draft(use, state, values, optimizer))
             for value in values:
                 self.drafts.values[value].gradient_of.append(state)
+
+
+def _numbered(root: Any, numbers: dict[int, int]) -> Any:
+    if isinstance(root, tuple):
+        return tuple(_numbered(item, numbers) for item in root)
+    return numbers.setdefault(id(root), len(numbers)) if isinstance(root, _Root) else None
 
 
 def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> _Root | None:

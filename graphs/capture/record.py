@@ -22,7 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.capture.costs import general_kernels
 from graphs.capture.failure import does_not_fit, reason_of
-from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, State, TensorInfo, Trace, describe, tensor_info
+from graphs.capture.trace import (
+    BUFFER,
+    CONSTANT,
+    PARAMETER,
+    Outputs,
+    State,
+    TensorInfo,
+    Trace,
+    describe,
+    tensor_info,
+    with_tensors,
+)
 from graphs.errors import CaptureError
 from graphs.opgraph import Phase
 
@@ -35,36 +46,72 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     Raises:
         CaptureError: there is nothing to train.
     """
-    recorder = Recorder(model, _input_names(model, args, kwargs))
+    recorder = Recorder(model, argument_tensors(model, args, kwargs))
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise CaptureError(
             f"{type(model).__name__} has no trainable parameter; expected at least one with requires_grad, "
             "capture it with train=False."
         )
+    placeholders = [recorder.node_of(p) for p in parameters.values()]
     # One thread, so that autograd runs the backward pass where the recorder can see it.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with torch.enable_grad(), one_thread, general_kernels(), recorder, recorder.calls.watched():
         output = model(*args, **kwargs)
-        value = default_loss(output) if loss is None else _loss_of(loss, output)
+        tensors = output_tensors(output)
+        nodes = tuple(recorder.node_of(tensor) for tensor in tensors)
+        tangents: dict[int, fx.Node] = {}
+        crossed = [
+            _Boundary.apply(tensor, recorder, i, tangents)  # type: ignore[no-untyped-call]
+            for i, tensor in enumerate(tensors)
+        ]
+        seen_by_loss = with_tensors(output, zip(tensors, crossed, strict=True))
+        value = default_loss(seen_by_loss) if loss is None else _loss_of(loss, seen_by_loss)
         _check_loss(value)
         recorder.phase = Phase.BACKWARD
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     pairs = [
-        (recorder.node_of(p), recorder.node_of(gradient))
-        for p, gradient in zip(parameters.values(), gradients, strict=True)
+        (node, recorder.node_of(gradient))
+        for node, gradient in zip(placeholders, gradients, strict=True)
         if gradient is not None
     ]
-    return Trace(recorder.graph, recorder.states, recorder.inputs, (recorder.node_of(value),), gradients=tuple(pairs))
+    outputs = Outputs(output, tuple(tensors), nodes, tangents)
+    results = (recorder.node_of(value),)
+    arguments = {name: node for node, name in recorder.inputs.items()}
+    return Trace(
+        recorder.graph,
+        recorder.states,
+        recorder.inputs,
+        results,
+        gradients=tuple(pairs),
+        outputs=outputs,
+        arguments=arguments,
+    )
 
 
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """One forward pass without gradients; every op knows the module call it was made in."""
-    recorder = Recorder(model, _input_names(model, args, kwargs))
+    recorder = Recorder(model, argument_tensors(model, args, kwargs))
     with torch.no_grad(), general_kernels(), recorder, recorder.calls.watched():
         output = model(*args, **kwargs)
     results = tuple(recorder.node_of(tensor) for tensor in output_tensors(output))
     return Trace(recorder.graph, recorder.states, recorder.inputs, results, leaves=recorder.calls.leaves)
+
+
+class _Boundary(torch.autograd.Function):
+    """Between the model and its loss: changes nothing, and notes the gradient that crosses it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, recorder: Recorder, number: int, tangents: dict[int, fx.Node]) -> Any:
+        ctx.noted = recorder, number, tangents
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        recorder, number, tangents = ctx.noted
+        crossing = gradients[0].view_as(gradients[0])
+        tangents[number] = recorder.node_of(crossing)
+        return crossing, None, None, None
 
 
 def default_loss(output: Any) -> torch.Tensor:
@@ -113,20 +160,25 @@ def _check_loss(value: Any) -> None:
         )
 
 
-def _input_names(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[tuple[str, torch.Tensor]]:
-    """(name, tensor) of every tensor among the arguments, named after ``forward``'s parameters."""
+def argument_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every leaf of the arguments by its path, which begins with the parameter of ``forward``, whatever way it came."""
     try:
         bound: Mapping[str, Any] = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         bound = {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
-    found = []
+    found = {}
     for path, value in pytree.tree_flatten_with_path(dict(bound))[0]:
-        if isinstance(value, torch.Tensor):
-            keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-            found.append(("_".join(keys), value))
+        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        found["_".join(keys)] = value
     return found
+
+
+def argument_tensors(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """(path, tensor) of every tensor among the arguments."""
+    leaves = argument_leaves(model, args, kwargs)
+    return [(name, value) for name, value in leaves.items() if isinstance(value, torch.Tensor)]
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
@@ -321,5 +373,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = tensor_info(tensor)
         if node is None:
             return self._node(self._nodes[info])
-        self.states[node] = State(name, kind, info)
+        self.states[node] = State(name, kind, info, tensor if kind == CONSTANT else None)
         return node

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,15 +24,38 @@ class State:
         name: dotted path, e.g. ``"encoder.0.weight"``.
         kind: ``"parameter"``, ``"buffer"`` or ``"constant"``.
         info: its layout and memory; states whose memory overlaps are tied.
+        tensor: of a constant, which no module has under that name.
     """
 
     name: str
     kind: str
     info: TensorInfo
+    tensor: torch.Tensor | None = None
 
     @property
     def module(self) -> str:
         return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the model returns.
+
+    Attributes:
+        value: the traced output itself, its tensors without data.
+        tensors: those tensors.
+        nodes: the node of each of them.
+        tangents: number of an output -> node of the gradient that the loss sends into it.
+    """
+
+    value: Any
+    tensors: tuple[torch.Tensor, ...]
+    nodes: tuple[fx.Node, ...]
+    tangents: Mapping[int, fx.Node] = field(default_factory=dict)
+
+    def filled(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """An output like the traced one with these tensors in it."""
+        return with_tensors(self.value, zip(self.tensors, tensors, strict=True))
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,8 @@ class Trace:
         writes: (state placeholder, node): the node's value replaces the state.
         gradients: (parameter placeholder, node of its gradient).
         leaves: class name of each called leaf module, by the number of its call (module granularity).
+        outputs: what the model returns; None for a program that was exported elsewhere.
+        arguments: placeholder of each tensor among the arguments, by its path from ``forward``'s parameter on.
     """
 
     graph: fx.Graph
@@ -58,6 +84,8 @@ class Trace:
     writes: tuple[tuple[fx.Node, fx.Node], ...] = ()
     gradients: tuple[tuple[fx.Node, fx.Node], ...] = ()
     leaves: Mapping[int, str] = field(default_factory=dict)
+    outputs: Outputs | None = None
+    arguments: Mapping[str, fx.Node] = field(default_factory=dict)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -109,6 +137,12 @@ class TensorInfo(NamedTuple):
         last = sum((extent - 1) * step for extent, step in zip(layout.shape, layout.stride, strict=True))
         n_elements = last + 1 if layout.n_elements else 0
         return range(self.offset * layout.dtype.itemsize, (self.offset + n_elements) * layout.dtype.itemsize)
+
+
+def with_tensors(value: Any, replacements: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """A copy of a nested value, caches and other objects in it too, with some tensors replaced."""
+    # What deepcopy finds in its memo it takes for copied already.
+    return copy.deepcopy(value, {id(old): new for old, new in replacements})
 
 
 def describe(value: Any) -> Any:

@@ -1,0 +1,99 @@
+"""`Program`: a captured step that can be run, each of its nodes tied to the op of the graph it became."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphs.capture.drafts import Drafts
+from graphs.capture.trace import Trace
+from graphs.opgraph import OpGraph
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """A parameter, buffer or constant of a program; tied ones are one.
+
+    Attributes:
+        names: dotted paths of all that share its memory.
+        kind: ``"parameter"``, ``"buffer"`` or ``"constant"``.
+        binds: it is learned or written, so it is on one device only; else a copy is wherever it is read.
+        users: ops that read or write it, increasing.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    binds: bool
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced step and the graph made of it.
+
+    Nodes that are no ops (views, memory without content, sizes) have no entry in ``op_of``: whoever reads them makes
+    them on the spot.
+
+    Attributes:
+        graph: as `graphs.capture.capture` gives it.
+        trace: what was recorded.
+        train: whether it is a training step.
+        op_of: number in the graph of each node that is an op, or an input that is read.
+        state_of: index into ``states`` of each placeholder that is one.
+        states: parameters, buffers and constants.
+        constants: the data of the constants, by name.
+        memory: numbers of the pieces of memory that a node's value lies in, nested as the value is.
+        settings: what each argument was that is no tensor, by its path.
+    """
+
+    graph: OpGraph
+    trace: Trace
+    train: bool
+    op_of: Mapping[fx.Node, int]
+    state_of: Mapping[fx.Node, int]
+    states: tuple[ProgramState, ...]
+    constants: Mapping[str, torch.Tensor]
+    memory: Mapping[fx.Node, Any]
+    settings: Mapping[str, Any]
+
+
+def program_of(
+    trace: Trace,
+    drafts: Drafts,
+    graph: OpGraph,
+    train: bool,
+    originals: Mapping[int, torch.Tensor],
+    settings: Mapping[str, Any],
+) -> Program:
+    """Tie the trace to the graph that `emit` made of its drafts; ``originals``: by the id of its twin."""
+    names: list[list[str]] = [[] for _ in drafts.states]
+    constants = {}
+    for node, index in drafts.of_state.items():
+        state = trace.states.get(node)
+        name = str(node.target) if state is None else state.name
+        names[index].append(name)
+        tensor = node.meta.get("val") if state is None else state.tensor
+        if tensor is not None:
+            tensor = originals.get(id(tensor), getattr(tensor, "constant", None) if _is_fake(tensor) else tensor)
+        if tensor is not None:
+            constants[name] = tensor
+    users: list[list[int]] = [[] for _ in drafts.states]
+    for draft in drafts.ops:
+        for state_number in draft.states:
+            if draft.number is not None:
+                users[state_number].append(draft.number)
+    states = tuple(
+        ProgramState(tuple(own), use.kind, use.binds, tuple(sorted(ops)))
+        for own, use, ops in zip(names, drafts.states, users, strict=True)
+    )
+    op_of = {node: number for node, i in drafts.of_node.items() if (number := drafts.ops[i].number) is not None}
+    return Program(graph, trace, train, op_of, dict(drafts.of_state), states, constants, drafts.memory, settings)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
