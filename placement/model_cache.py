@@ -19,21 +19,23 @@ from graphs.opgraph import OpGraph
 from graphs.zoo import MODELS, build
 
 
-def model_graph(name: str, train: bool = False, granularity: str = "op") -> OpGraph:
+def model_graph(name: str, train: bool = False, granularity: str = "op", batch_size: int | None = None) -> OpGraph:
     """The graph of a built-in model, from the cache if this version captured it before.
 
     Raises:
         UnknownNameError: no model of that name, or no such granularity.
+        GraphError: a batch size below 1.
     """
     if name not in MODELS:
         build(name)  # says so
-    kind = f"{name}-{'train' if train else 'inference'}-{granularity}"
+    size = "" if batch_size is None else f"-{batch_size}"
+    kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
     try:
         return load_json_graph(path)
     except GraphError:
         pass
-    graph = _capture(name, train, granularity)
+    graph = _capture(name, train, granularity, batch_size)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f"{kind}-*.json"):
@@ -52,10 +54,10 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "placement"
 
 
-def _capture(name: str, train: bool, granularity: str) -> OpGraph:
+def _capture(name: str, train: bool, granularity: str, batch_size: int | None) -> OpGraph:
     from graphs.capture import capture  # loads torch
 
-    zoo = build(name)
+    zoo = build(name, batch_size=batch_size)
     args = zoo.train_args if train else zoo.args
     return capture(zoo.model, args, train=train, granularity=granularity, name=name)
 

@@ -44,7 +44,7 @@ def read_source(
             profile, an ONNX model or an exported program.
         train: the training graph; for models, functions that return one, and PipeDream profiles.
         granularity: of what is captured, ``"op"`` or ``"module"``.
-        dims: sizes of the symbolic dimensions of an ONNX model, by name.
+        dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples.
 
     Raises:
         UnknownNameError: neither a model nor a file.
@@ -54,10 +54,10 @@ def read_source(
     file, _, function = argument.rpartition(":")
     is_function = file.endswith(".py")
     is_model = argument in MODELS
-    if dims and (is_model or is_function or not argument.endswith(".onnx")):
-        raise GraphFileError(f"--dim gives sizes to an ONNX model, and {argument} is none; leave it out.")
     if is_model:
-        return Source(model_graph(argument, train, granularity))
+        return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {})))
+    if dims and (is_function or not argument.endswith(".onnx")):
+        raise GraphFileError(f"--dim gives sizes to ONNX and built-in models, and {argument} is neither; leave it out.")
     if is_function:
         return Source(_from_function(Path(file), function, train, granularity))
     if argument.endswith(".py"):
@@ -69,6 +69,18 @@ def read_source(
     if granularity != "op":
         raise GraphFileError(f"--granularity is for models, and {argument} is a file; leave it out.")
     return _from_file(argument, train, dims or {})
+
+
+def batch_of(model: str, dims: Mapping[str, int]) -> int | None:
+    """The batch size that ``--dim`` gives a built-in model; None for its own.
+
+    Raises:
+        UnknownNameError: another dimension.
+    """
+    for name in dims:
+        if name != "batch":
+            raise UnknownNameError(f"dimension of {model}", name, ("batch",))
+    return dims.get("batch")
 
 
 def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
@@ -90,17 +102,29 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
 # -- file.py:function -----------------------------------------------------------------------------------------
 
 
+def read_model(argument: str) -> Any:
+    """The ``torch.nn.Module`` that a built-in model's name or ``file.py:function`` stands for.
+
+    Raises:
+        UnknownNameError, GraphFileError, CaptureError: as `read_source`; also where there is no model.
+    """
+    if argument in MODELS:
+        from graphs.zoo import build
+
+        return build(argument).model
+    file, _, function = argument.rpartition(":")
+    if not file.endswith(".py"):
+        raise GraphFileError(f"{argument} is no model; give a built-in one or file.py:function.")
+    returned = _call(Path(file), function)
+    model = returned[0] if isinstance(returned, tuple) and returned else returned
+    if not callable(getattr(model, "named_modules", None)):
+        raise CaptureError(f"{argument} returned {_describe(returned)}; expected a model, or (model, args).")
+    return model
+
+
 def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGraph:
     label = f"{path}:{name}"
-    _refuse_namesakes(path)
-    with _user_code(path, label):
-        module = _import_file(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UnknownNameError(f"function in {path}", name, own)
-    with _user_code(path, label):
-        returned = function()
+    returned = _call(path, name)
     if isinstance(returned, OpGraph):
         if train:
             raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
@@ -117,6 +141,20 @@ def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGr
             return capture(model, args, kwargs, train, granularity=granularity, name=name)
         except CaptureError as error:
             raise CaptureError(str(error).replace('granularity="module"', "--granularity module")) from error
+
+
+def _call(path: Path, name: str) -> Any:
+    """What a function of the user's file returns."""
+    label = f"{path}:{name}"
+    _refuse_namesakes(path)
+    with _user_code(path, label):
+        module = _import_file(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownNameError(f"function in {path}", name, own)
+    with _user_code(path, label):
+        return function()
 
 
 def _refuse_namesakes(path: Path) -> None:

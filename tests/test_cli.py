@@ -286,7 +286,7 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         "noise.bin": ["noise.bin is of no known format"],
         f"{graph_file} --train": ["--train is for models"],
         f"{graph_file} --granularity module": ["--granularity is for models"],
-        f"{graph_file} --dim batch=3": ["--dim gives sizes to an ONNX model"],
+        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX and built-in models"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
         "alexnet --granularity layer": ["unknown granularity 'layer'"],
     }.items():

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.zoo.classification import logits_or_loss, with_images
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 
 @dataclass(frozen=True)
@@ -156,31 +156,34 @@ class ResNet(nn.Module):
         return logits_or_loss(self.classifier(features), labels)
 
 
-def alexnet(small: bool) -> ZooModel:
+def alexnet(small: bool, batch_size: int | None) -> ZooModel:
     config = AlexNetConfig()
     if small:
         config = AlexNetConfig(2, image_side=64, feature_side=1, channels=(4, 8, 8, 8, 8), hidden=16, classes=10)
+    config = in_batches(config, batch_size)
     return with_images(AlexNet(config), config.batch_size, config.image_side, config.classes)
 
 
-def vgg16(small: bool) -> ZooModel:
+def vgg16(small: bool, batch_size: int | None) -> ZooModel:
     config = VGGConfig()
     if small:
         stages = ((2, 4), (2, 4), (3, 8), (3, 8), (3, 8))
         config = VGGConfig(2, image_side=32, stages=stages, hidden=16, classes=10)
+    config = in_batches(config, batch_size)
     return with_images(VGG(config), config.batch_size, config.image_side, config.classes)
 
 
-def resnet50(small: bool) -> ZooModel:
-    return _resnet(ResNetConfig((3, 4, 6, 3)), small)
+def resnet50(small: bool, batch_size: int | None) -> ZooModel:
+    return _resnet(ResNetConfig((3, 4, 6, 3)), small, batch_size)
 
 
-def resnet152(small: bool) -> ZooModel:
-    return _resnet(ResNetConfig((3, 8, 36, 3)), small)
+def resnet152(small: bool, batch_size: int | None) -> ZooModel:
+    return _resnet(ResNetConfig((3, 8, 36, 3)), small, batch_size)
 
 
-def _resnet(config: ResNetConfig, small: bool) -> ZooModel:
+def _resnet(config: ResNetConfig, small: bool, batch_size: int | None) -> ZooModel:
     if small:
         blocks = (1, 2, 2, 1) if config.blocks[2] == 6 else (1, 2, 3, 1)
         config = ResNetConfig(blocks, 2, image_side=64, width=4, classes=10)
+    config = in_batches(config, batch_size)
     return with_images(ResNet(config), config.batch_size, config.image_side, config.classes)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.zoo.classification import logits_or_loss, with_images
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 Kernel = int | tuple[int, int]
 
@@ -182,6 +182,7 @@ class InceptionV3(nn.Module):
         return logits_or_loss(self.classifier(self.dropout(features)), labels)
 
 
-def inception_v3(small: bool) -> ZooModel:
+def inception_v3(small: bool, batch_size: int | None) -> ZooModel:
     config = InceptionConfig(2, image_side=75, narrowing=16, classes=10) if small else InceptionConfig()
+    config = in_batches(config, batch_size)
     return with_images(InceptionV3(config), config.batch_size, config.image_side, config.classes)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 from graphs.zoo.transformers import attend, causal_mask, init_normal, split_heads
 
 
@@ -160,10 +160,11 @@ class MixtureTransformer(nn.Module):
         return loss + self.balance_weight * torch.stack(balances).mean()
 
 
-def transformer_moe(small: bool) -> ZooModel:
+def transformer_moe(small: bool, batch_size: int | None) -> ZooModel:
     config = MixtureConfig()
     if small:
         config = MixtureConfig(2, tokens=32, layers=2, width=16, heads=2, experts=4, expert_width=32, vocabulary=20)
+    config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
     labels = torch.randint_like(words, config.vocabulary)
     return ZooModel(MixtureTransformer(config), (words,), (words, labels))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.zoo.classification import logits_or_loss, with_images
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 BATCH_NORM_EPS = 1e-3
 
@@ -205,8 +205,9 @@ class NASNetA(nn.Module):
         return logits_or_loss(self.classifier(self.dropout(features)), labels)
 
 
-def nasnet_large(small: bool) -> ZooModel:
+def nasnet_large(small: bool, batch_size: int | None) -> ZooModel:
     config = NASNetConfig()
     if small:
         config = NASNetConfig(2, image_side=67, cells_per_stack=2, filters=16, stem_channels=8, classes=10)
+    config = in_batches(config, batch_size)
     return with_images(NASNetA(config), config.batch_size, config.image_side, config.classes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
+
+ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class ModelSpec:
         summary: one line for people.
         source: paper and year.
         batch_size: samples in one step of the full configuration.
-        build: ``"module:function"``; the function takes ``small`` and returns a `ZooModel`.
+        build: ``"module:function"``; the function takes ``small`` and ``batch_size`` and returns a `ZooModel`.
     """
 
     name: str
@@ -41,3 +44,8 @@ class ZooModel:
     model: nn.Module
     args: tuple[Any, ...]
     train_args: tuple[Any, ...]
+
+
+def in_batches(config: ConfigT, batch_size: int | None) -> ConfigT:
+    """The configuration with another batch size, its own for None."""
+    return config if batch_size is None else dataclasses.replace(config, batch_size=batch_size)  # type: ignore[type-var]

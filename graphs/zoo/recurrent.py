@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 State = tuple[Tensor, Tensor]  # hidden and cell state, [N, H] each
 
@@ -106,8 +106,9 @@ class RNNLM(nn.Module):
         return logits_or_loss(logits, labels)
 
 
-def rnnlm(small: bool) -> ZooModel:
+def rnnlm(small: bool, batch_size: int | None) -> ZooModel:
     config = RNNLMConfig(2, steps=5, hidden=8, vocabulary=20) if small else RNNLMConfig()
+    config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.steps))
     return ZooModel(RNNLM(config), (words,), (words, torch.randint_like(words, config.vocabulary)))
 
@@ -153,10 +154,11 @@ class S2VT(nn.Module):
         return logits_or_loss(logits, labels)
 
 
-def s2vt(small: bool) -> ZooModel:
+def s2vt(small: bool, batch_size: int | None) -> ZooModel:
     config = S2VTConfig()
     if small:
         config = S2VTConfig(2, frames=3, words=2, frame_features=12, embedded=6, hidden=8, vocabulary=20)
+    config = in_batches(config, batch_size)
     frames = torch.randn(config.batch_size, config.frames, config.frame_features)
     words = torch.randint(config.vocabulary, (config.batch_size, config.words))
     return ZooModel(S2VT(config), (frames, words), (frames, words, torch.randint_like(words, config.vocabulary)))

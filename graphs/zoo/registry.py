@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import cast
 
-from graphs.errors import UnknownNameError
+from graphs.errors import GraphError, UnknownNameError
 from graphs.zoo.records import ModelSpec, ZooModel
 
 MODELS: dict[str, ModelSpec] = {
@@ -125,7 +125,7 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
-def build(name: str, device: str = "meta", small: bool = False) -> ZooModel:
+def build(name: str, device: str = "meta", small: bool = False, batch_size: int | None = None) -> ZooModel:
     """Make a model of the zoo and inputs for it.
 
     Args:
@@ -133,15 +133,19 @@ def build(name: str, device: str = "meta", small: bool = False) -> ZooModel:
         device: where parameters and inputs live; on ``"meta"`` nothing is allocated, elsewhere they are random
             (seed torch for the same ones again).
         small: a reduced configuration of the same structure, cheap enough to run anywhere.
+        batch_size: samples in a step; None for those of the configuration.
 
     Raises:
         UnknownNameError: no model of that name.
+        GraphError: a batch size below 1.
     """
     if name not in MODELS:
         raise UnknownNameError("model", name, MODELS)
+    if batch_size is not None and batch_size < 1:
+        raise GraphError(f"got a batch of {batch_size}; expected 1 sample or more.")
     import torch
 
     module, function = MODELS[name].build.split(":")
-    builder = cast(Callable[[bool], ZooModel], getattr(importlib.import_module(module), function))
+    builder = cast(Callable[[bool, int | None], ZooModel], getattr(importlib.import_module(module), function))
     with torch.device(device):
-        return builder(small)
+        return builder(small, batch_size)

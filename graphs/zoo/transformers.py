@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -132,10 +132,11 @@ class Bert(nn.Module):
         return masked_loss + F.cross_entropy(next_logits, is_next)
 
 
-def bert_base(small: bool) -> ZooModel:
+def bert_base(small: bool, batch_size: int | None) -> ZooModel:
     config = BertConfig()
     if small:
         config = BertConfig(2, tokens=8, masked=3, layers=2, width=16, heads=2, positions=16, vocabulary=20)
+    config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
     segments = torch.randint_like(words, 2)
     masked_positions = torch.randint(config.tokens, (config.batch_size, config.masked))
@@ -207,7 +208,8 @@ class GPT2(nn.Module):
         return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def gpt2(small: bool) -> ZooModel:
+def gpt2(small: bool, batch_size: int | None) -> ZooModel:
     config = GPT2Config(2, tokens=6, layers=2, width=16, heads=2, vocabulary=20) if small else GPT2Config()
+    config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
     return ZooModel(GPT2(config), (words,), (words, torch.randint_like(words, config.vocabulary)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 from graphs.zoo.recurrent import LSTMCell, LSTMStack, State, logits_or_loss
 
 
@@ -169,20 +169,20 @@ class GNMT(nn.Module):
         return logits_or_loss(logits, labels)
 
 
-def nmt2(small: bool) -> ZooModel:
-    return _translation(NMT, _small(2) if small else TranslationConfig(layers=2, steps=40))
+def nmt2(small: bool, batch_size: int | None) -> ZooModel:
+    return _translation(NMT, in_batches(_small(2) if small else TranslationConfig(layers=2, steps=40), batch_size))
 
 
-def nmt4(small: bool) -> ZooModel:
-    return _translation(NMT, _small(4) if small else TranslationConfig(layers=4, steps=24))
+def nmt4(small: bool, batch_size: int | None) -> ZooModel:
+    return _translation(NMT, in_batches(_small(4) if small else TranslationConfig(layers=4, steps=24), batch_size))
 
 
-def nmt8(small: bool) -> ZooModel:
-    return _translation(NMT, _small(8) if small else TranslationConfig(layers=8, steps=14))
+def nmt8(small: bool, batch_size: int | None) -> ZooModel:
+    return _translation(NMT, in_batches(_small(8) if small else TranslationConfig(layers=8, steps=14), batch_size))
 
 
-def gnmt(small: bool) -> ZooModel:
-    return _translation(GNMT, _small(8) if small else TranslationConfig(layers=8, steps=12))
+def gnmt(small: bool, batch_size: int | None) -> ZooModel:
+    return _translation(GNMT, in_batches(_small(8) if small else TranslationConfig(layers=8, steps=12), batch_size))
 
 
 def _small(layers: int) -> TranslationConfig:

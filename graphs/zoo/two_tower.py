@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel
+from graphs.zoo.records import ZooModel, in_batches
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ class TwoTower(nn.Module):
         return F.cross_entropy(torch.matmul(user, item.T) / self.temperature, labels)
 
 
-def two_tower(small: bool) -> ZooModel:
+def two_tower(small: bool, batch_size: int | None) -> ZooModel:
     config = TwoTowerConfig()
     if small:
         config = TwoTowerConfig(2, fields=3, vocabulary=20, embedded=4, width=16, layers=3, output=8)
+    config = in_batches(config, batch_size)
     users, items = torch.randint(config.vocabulary, (2, config.batch_size, config.fields)).unbind(0)
     labels = torch.randint(config.batch_size, (config.batch_size,))
     return ZooModel(TwoTower(config), (users, items), (users, items, labels))

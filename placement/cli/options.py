@@ -40,7 +40,7 @@ Dims = Annotated[
         "--dim",
         metavar="NAME=SIZE",
         show_default=False,
-        help="Size of a symbolic dimension of an ONNX model; repeatable.",
+        help="Size of a symbolic dimension of an ONNX model, or batch=SIZE of a built-in model; repeatable.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
