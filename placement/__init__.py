@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from graphs.capture import capture
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
+    from placement.application import apply
     from placement.comparison import Comparison, compare
+    from placement.exporting import export
     from placement.learning.training import Training, train
     from placement.optimization import METHODS, optimize
     from placement.result import Result
@@ -34,8 +36,10 @@ __all__ = [
     "Result",
     "Training",
     "Verification",
+    "apply",
     "capture",
     "compare",
+    "export",
     "load_graph",
     "optimize",
     "save_graph",
@@ -52,8 +56,10 @@ _HOME = {
     "Result": "placement.result",
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
+    "apply": "placement.application",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
+    "export": "placement.exporting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
     "save_graph": "graphs.files",
@@ -98,6 +104,7 @@ def _load(name: str, folder: Path) -> None:
 
 _refuse_namesakes()
 importlib.import_module("env.registration").register_environments()
+importlib.import_module("env.measurer").register_measurer("placement.runtime.measure:local_cluster")
 
 
 def __getattr__(name: str) -> Any:
