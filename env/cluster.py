@@ -17,6 +17,7 @@ from typing import Any
 
 import networkx as nx
 
+from env.measurer import measurer
 from graphs.errors import ClusterError, UnknownNameError
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
@@ -171,6 +172,12 @@ class Cluster:
         if name not in PRESETS:
             raise UnknownNameError("cluster", name, PRESETS)
         return PRESETS[name]()
+
+    @staticmethod
+    def local(devices: int | None = None, *, seed: int = 0) -> Cluster:
+        """This machine, measured once: its GPUs and CPU or, without a GPU or with ``devices``, that many CPU cores."""
+        measured: Cluster = measurer()(devices, seed=seed)
+        return measured
 
     @staticmethod
     def from_toml(path: str | Path) -> Cluster:

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from graphs.capture.trace import TensorInfo, value_of
-from placement.runtime.functional import uninitialised
+from placement.runtime.functional import after
 from placement.runtime.layout import Key, Layout, Section, reached
+from placement.runtime.order import consistent_order
 
 
 class Link(Protocol):
@@ -60,12 +61,14 @@ class Routine:
             ``("tangent", number of an output)``, ``("saved", number)``.
         gives: keys of the results, those of the section that arise here and ``("saved", number)``.
         ops: numbers of the ops it runs, in order.
+        module: the code that ``run`` is, whose nodes say in ``meta["op"]`` which op they are; glue says nothing.
     """
 
     run: Callable[..., tuple[Any, ...]]
     takes: tuple[Key, ...]
     gives: tuple[Key, ...]
     ops: tuple[int, ...]
+    module: fx.GraphModule
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +130,10 @@ class _Compiler:
                     self.section_of.setdefault(layout.step.made_by[node], number)
             self.wanted |= found
         self.given = {node: key for section in sections for node, key in section.given.items()}
+        self.order = consistent_order(layout)
         self.number = {node: i for i, node in enumerate(layout.step.graph.nodes)}
         self.tag: dict[tuple[fx.Node, int], int] = {}
+        self.content: dict[int, fx.Node] = {}  # tag -> the node whose value it stands for
         self.parcels: dict[int, Parcel] = {}
 
     def compile(self) -> Routines:
@@ -143,7 +148,7 @@ class _Compiler:
 
     def ops(self, device: int, section: int) -> list[int]:
         """The ops of a device in a section in planned order."""
-        return [op for op in self.layout.order[device] if self.section_of.get(op) == section]
+        return [op for op in self.order[device] if self.section_of.get(op) == section]
 
     def device_of(self, node: fx.Node) -> int | None:
         """Where the value of a node is made; None for one that whoever reads it makes on the spot."""
@@ -190,7 +195,7 @@ class _Compiler:
         for tag, (_, device, node) in enumerate(sorted(wanted, key=lambda item: item[:2])):
             info = value_of(node)
             assert isinstance(info, TensorInfo), f"{node} is no tensor"
-            self.tag[node, device] = tag
+            self.tag[node, device], self.content[tag] = tag, node
             op = self.layout.step.made_by.get(node, -1)
             self.parcels[tag] = Parcel(tag, self.layout.owner(node), device, op, info)
 
@@ -207,6 +212,7 @@ class _Writer:
         self._takes: list[Key] = []
         self._gives: list[Key] = []
         self._given: list[fx.Node] = []
+        self._drawn: set[fx.Node] = set()
         self._expected: set[int] = set()
         self.values: dict[fx.Node, fx.Node] = {}  # nodes of the program -> nodes of this routine
 
@@ -222,9 +228,11 @@ class _Writer:
             for node in self._shared.layout.nodes_of[op]:
                 if node in self._shared.wanted:
                     self.values[node] = self._own(node)
+                    self.values[node].meta["op"] = op
                     self._send(node)
         for _, tag in reversed(coming):
             self._expect(tag)
+        self._receive_for_later()
         for node in self._shared.effects(self._device, self._section):
             self._value(node)
         for key, node in self._shared.results(self._device, self._section):
@@ -236,15 +244,20 @@ class _Writer:
         self._graph.output(tuple(self._given))
         module = fx.GraphModule(self._root, self._graph)
         ops = tuple(self._shared.ops(self._device, self._section))
-        return Routine(module.forward, tuple(self._takes), tuple(self._gives), ops)
+        return Routine(module.forward, tuple(self._takes), tuple(self._gives), ops, module)
 
     def keep(self, node: fx.Node) -> Key:
         """Give a value to the sections that come."""
+        self._value(node)
         key = ("saved", self._shared.number[node])
         if key not in self._gives:
             self._gives.append(key)
             self._given.append(self.values[node])
         return key
+
+    def can_open(self, node: fx.Node) -> bool:
+        """Whether a node takes one result out of a tuple that is here."""
+        return node.target is operator.getitem and node.args[0] in self.values
 
     # -- values -----------------------------------------------------------------------------------------------
 
@@ -263,7 +276,7 @@ class _Writer:
             self._send(node)
             return taken
         for writer in reversed(self._before):
-            if node in writer.values:
+            if node in writer.values or writer.can_open(node):
                 return self._take(writer.keep(node))
         if made_at is not None and made_at != self._device:
             tag = self._shared.tag[node, self._device]
@@ -276,17 +289,23 @@ class _Writer:
         if node.op == "placeholder":
             return self._take(("input", self._step.names[node]))
         if node in self._step.random:
-            return self._take(("drawn", self._shared.number[node]))
+            taken = self._take(("drawn", self._shared.number[node]))
+            self._drawn.add(taken)
+            return taken
         if node.op == "get_attr":
             name = f"constant_{len(self._root)}"
             self._root[name] = operator.attrgetter(str(node.target))(node.graph.owning_module)
             return self._graph.get_attr(name)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._value)
+        if node.target is after:
+            return args[0]  # type: ignore[no-any-return]
         args, kwargs = self._here(args), self._here(kwargs)
-        if node in self._step.writes and not self._may_overwrite(node):
-            position = self._step.writes[node]
-            copied = self._graph.call_function(torch.ops.aten.clone.default, (args[position],))
-            args = (*args[:position], copied, *args[position + 1 :])
+        if node in self._step.overwrites:
+            is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)
+            if is_copy and is_ours:
+                return args[0]  # type: ignore[no-any-return]
+            if not is_copy and not is_ours:
+                args = (self._graph.call_function(torch.ops.aten.clone.default, args[:1]), *args[1:])
         target: Any = node.target
         if "autocast" in node.meta:
             return self._graph.call_function(under_autocast, (node.meta["autocast"], target, *args), kwargs)
@@ -304,12 +323,17 @@ class _Writer:
 
     def _may_overwrite(self, node: fx.Node) -> bool:
         """Whether nobody else has a use for what a node overwrites, and it is this section's own."""
-        target: Any = node.args[self._step.writes[node]]
-        if target.target is uninitialised:
-            return True
-        is_sent = any((target, device) in self._shared.tag for device in range(len(self._shared.layout.places)))
-        is_own = target.op == "call_function" and self.values[target].op == "call_function"
-        return is_own and not is_sent and set(target.users) == {node}
+        sharing = self._step.overwrites[node]
+        devices = range(len(self._shared.layout.places))
+        if any((member, device) in self._shared.tag for member in sharing for device in devices):
+            return False
+        if not all(self._is_own(self.values[member]) for member in sharing if member in self.values):
+            return False
+        users = {user for member in sharing for user in member.users if user in self._shared.wanted}
+        return users <= {node, *sharing}
+
+    def _is_own(self, value: fx.Node) -> bool:
+        return value.op == "call_function" or value in self._drawn
 
     def _take(self, key: Key) -> fx.Node:
         with self._graph.inserting_after(self._last_taken):
@@ -334,6 +358,11 @@ class _Writer:
             if parcel.target == self._device and section_of.get(parcel.op) == self._section
         ]
         return sorted(found, reverse=True)
+
+    def _receive_for_later(self) -> None:
+        """Receive what is sent in this section and read in later ones only, so that these can run more than once."""
+        for _, tag in reversed(self._coming()):
+            self._value(self._shared.content[tag])
 
     def _expect(self, tag: int) -> None:
         if tag not in self._expected:

@@ -42,7 +42,7 @@ class Exchange:
         return tensor
 
     def send(self, tag: int, tensor: torch.Tensor) -> None:
-        self._boxes[tag].put(_moved(tensor, self._target[tag]))
+        self._boxes[tag].put(moved(tensor, self._target[tag]))
 
     def stop(self) -> None:
         """Wake up whoever waits."""
@@ -50,7 +50,7 @@ class Exchange:
             box.put(_STOP)
 
 
-def _moved(tensor: torch.Tensor, place: torch.device) -> tuple[torch.Tensor, Any]:
+def moved(tensor: torch.Tensor, place: torch.device) -> tuple[torch.Tensor, Any]:
     """The tensor on its way to another place, and an event that says when it is there (None: at once)."""
     if tensor.device == place:
         return tensor, None

@@ -1,0 +1,201 @@
+"""Ways between devices: the transport itself, a self-test of its copies, and how fast it is."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from graphs.errors import ClusterError
+
+_PATTERN_BYTES = (1, 255, 4096, 1 << 20)
+_LEAST_COMPUTING_S = 2e-3
+
+
+class Peers(Protocol):
+    """The way to other processes."""
+
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        """Send to a rank; ``wait()`` of what is returned waits until the tensor may be changed."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        """Let a tensor be filled with what a rank sends; ``wait()`` of what is returned waits until it is."""
+
+
+class Gloo:
+    """`Peers` by torch.distributed's gloo, in a group of its own, over this host's loopback."""
+
+    def __init__(self, rank: int, size: int, store: str, limit_s: float) -> None:
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=limit_s)
+        self._group: Any = gloo(FileStore(store, size), rank, size, options)
+
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        return self._group.send([tensor], to, 0)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        return self._group.recv([tensor], source, 0)
+
+
+# -- self-test -------------------------------------------------------------------------------------------------------
+
+
+def patterns(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, bytes) of what a way must carry unchanged."""
+    random = np.random.default_rng(seed)
+    for size in _PATTERN_BYTES:
+        yield f"{size} bytes counting up", (torch.arange(size) % 251).to(torch.uint8)
+        yield f"{size} bytes of ones", torch.full((size,), 255, dtype=torch.uint8)
+        yield f"{size} random bytes", torch.from_numpy(random.integers(0, 256, size, dtype=np.uint8))
+
+
+def check_peers(peers: Peers, rank: int, other: int, seed: int) -> None:
+    """Send known patterns to another rank and have them sent by it; both ranks call this.
+
+    Raises:
+        ClusterError: what arrived is not what was sent.
+    """
+    for name, pattern in patterns(seed):
+        for source, target in ((min(rank, other), max(rank, other)), (max(rank, other), min(rank, other))):
+            if rank == source:
+                peers.send(pattern, target).wait()
+            else:
+                arrived = torch.zeros_like(pattern)
+                peers.receive(arrived, source).wait()
+                _compare(f"worker {source} to worker {target}", name, pattern, arrived)
+
+
+def check_moves(move: Callable[[torch.Tensor], torch.Tensor], way: str, seed: int) -> None:
+    """Move known patterns by `move` and fetch them back; ``way`` names it in the error.
+
+    Raises:
+        ClusterError: what came back is not what was sent.
+    """
+    for name, pattern in patterns(seed):
+        _compare(way, name, pattern, move(pattern).cpu())
+
+
+def _compare(way: str, name: str, sent: torch.Tensor, arrived: torch.Tensor) -> None:
+    expected, found = (zlib.crc32(tensor.contiguous().numpy().tobytes()) for tensor in (sent, arrived))
+    if expected != found:
+        raise ClusterError(
+            f"copies from {way} arrive corrupted: {name} have checksum {found:08x} instead of {expected:08x}; check "
+            "memory, driver and peer-to-peer settings, nothing computed over this way can be trusted."
+        )
+
+
+# -- speed -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WaySpeed:
+    """How fast one direction is.
+
+    Attributes:
+        latency_s, bandwidth_bytes_per_s: of the straight line through the times of all sizes.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+def fitted(sizes: Sequence[int], times_s: Sequence[float]) -> WaySpeed:
+    """The straight line time = latency + bytes / bandwidth by least squares of the relative errors.
+
+    Relative: in absolute terms the largest size alone would decide, and small tensors are the many.
+    """
+    x, t = np.array(sizes, dtype=np.float64), np.array(times_s, dtype=np.float64)
+    columns = np.stack([1 / t, x / t], axis=1)
+    (latency_s, per_byte_s), *_ = np.linalg.lstsq(columns, np.ones(len(x)), rcond=None)
+    if latency_s <= 0:
+        latency_s, per_byte_s = 0.0, 1 / float((x / t).max())
+    if per_byte_s <= 0:
+        per_byte_s = float(t.max() / x.max())
+    return WaySpeed(float(latency_s), float(1 / per_byte_s))
+
+
+def idle_times_s(peers: Peers, rank: int, other: int, sizes: Sequence[int], repeats: int) -> list[float]:
+    """Half of a round trip of each size, where neither end computes: the median. Both ranks call this."""
+    found = []
+    for size in sizes:
+        buffer, samples = torch.zeros(size, dtype=torch.uint8), []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            for source in sorted((rank, other)):
+                if rank == source:
+                    peers.send(buffer, other).wait()
+                else:
+                    peers.receive(buffer, source).wait()
+            samples.append((time.perf_counter() - start) / 2)
+        found.append(float(np.median(samples[1:])))
+    return found
+
+
+def busy_times_s(
+    peers: Peers, rank: int, source: int, target: int, sizes: Sequence[int], repeats: int
+) -> list[float] | None:
+    """One way of each size while the sender goes on computing and the receiver waits: the median; None at the sender.
+
+    That is how a transfer on the critical path goes. Both ends read one clock, as processes of one host do.
+    """
+    found, work = [], torch.rand(64, 64)
+    for size in sizes:
+        sent_bytes, samples = torch.zeros(size, dtype=torch.uint8), []
+        stamp = torch.zeros(1, dtype=torch.float64)
+        computing_s = _LEAST_COMPUTING_S + size / 1e9
+        for _ in range(repeats + 1):
+            if rank == target:
+                # As a routine does: new memory, asked for before it is sent.
+                coming = peers.receive(torch.empty(size, dtype=torch.uint8), source)
+                peers.send(stamp, source).wait()
+                coming.wait()
+                arrived = time.perf_counter()
+                peers.receive(stamp, source).wait()
+                samples.append(arrived - float(stamp))
+                continue
+            peers.receive(stamp, target).wait()
+            sent = time.perf_counter()
+            sending = peers.send(sent_bytes, target)
+            while time.perf_counter() - sent < computing_s:
+                work @ work
+            sending.wait()
+            peers.send(torch.tensor([sent], dtype=torch.float64), target).wait()
+        if rank == target:
+            found.append(float(np.median(samples[1:])))
+    return found if rank == target else None
+
+
+def move_times_s(
+    move: Callable[[torch.Tensor], torch.Tensor], source: torch.device, sizes: Sequence[int], repeats: int
+) -> list[float]:
+    """How long `move`, which returns when the copy is there, takes for tensors of each size: the median."""
+    found = []
+    for size in sizes:
+        tensor, samples = torch.zeros(size, dtype=torch.uint8, device=source), []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            move(tensor)
+            samples.append(time.perf_counter() - start)
+        found.append(float(np.median(samples[1:])))
+    return found
+
+
+def rounds(size: int) -> list[list[tuple[int, int]]]:
+    """Every pair of that many ranks once, in rounds of pairs that share no rank."""
+    ranks = list(range(size + size % 2))  # the last one pauses where the number is odd
+    found = []
+    for _ in range(len(ranks) - 1):
+        pairs = zip(ranks[: len(ranks) // 2], reversed(ranks[len(ranks) // 2 :]), strict=True)
+        found.append([(min(p), max(p)) for p in pairs if max(p) < size])
+        ranks = [ranks[0], ranks[-1], *ranks[1:-1]]
+    return found

@@ -1,0 +1,299 @@
+"""Measuring this machine: `local_cluster` for its devices and links, `measure_step` for anything that is a step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+import placement
+from env.cluster import Cluster, Device, Link
+from graphs.disk import write_atomically
+from graphs.errors import ClusterError
+from placement.model_cache import cache_dir
+from placement.runtime.links import (
+    WaySpeed,
+    busy_times_s,
+    check_moves,
+    check_peers,
+    fitted,
+    idle_times_s,
+    move_times_s,
+    rounds,
+)
+from placement.runtime.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
+from placement.runtime.workers import Worker, cores_for, run_workers
+
+NAME = "local"
+_HERE = Path(__file__).parent
+_MOST_CORES = 16  # devices by default: the number of links grows with its square
+Ways = dict[tuple[int, int], WaySpeed]
+
+# -- a step ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of one step, repeated; those after the warm-up."""
+
+    samples_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def spread_s(self) -> float:
+        """The middle half of the times lies within this much (interquartile range)."""
+        return spread(self.samples_s)
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Interquartile range; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return third - first
+
+
+def measure_step(
+    step: Callable[[], object],
+    *,
+    steps: int = 10,
+    dropped: int = 5,
+    places: Sequence[torch.device] = (),
+    together: Callable[[], None] = lambda: None,
+) -> StepTimes:
+    """Time a step: run it `steps` times and keep all but the first `dropped`, which are its warm-up.
+
+    Args:
+        step: runs once; what it started on devices is waited for.
+        places: devices to wait for.
+        together: called before each step, to wait for other processes.
+
+    Raises:
+        ValueError: no step is kept.
+    """
+    if not 0 <= dropped < steps:
+        raise ValueError(f"got steps = {steps} and dropped = {dropped}; expected to drop fewer steps than are run.")
+    samples = []
+    for _ in range(steps):
+        together()
+        start = perf_counter()
+        step()
+        for place in places:
+            synchronise(place)
+        samples.append(perf_counter() - start)
+    return StepTimes(tuple(samples[dropped:]))
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def local_cluster(
+    devices: int | None = None, *, seed: int = 0, anew: bool = False, effort: Effort = THOROUGH
+) -> Cluster:
+    """This machine, measured now or, unless `anew`, at an earlier time by this version.
+
+    Args:
+        devices: how many CPU cores are devices, each driven by a process of its own; None for all GPUs with the host's
+            CPU as one more device or, where there is no GPU, for every core this process may use, 16 at most.
+        seed: of the patterns that the self-test of copies sends.
+        anew: measure even if the figures of an earlier time are at hand.
+        effort: how much to do for one figure.
+
+    Raises:
+        ClusterError: not that many cores, a copy arrives corrupted, or a worker process failed.
+    """
+    path = cache_dir() / f"local-{_stamp(devices)}.toml"
+    if not anew:
+        try:
+            return Cluster.from_toml(path)
+        except ClusterError:
+            pass
+    measured = _measure_gpus(seed, effort) if _takes_gpus(devices) else _measure_cores(devices, seed, effort)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, measured.to_toml())
+    except OSError:
+        pass
+    return measured
+
+
+def _takes_gpus(devices: int | None) -> bool:
+    return devices is None and torch.cuda.is_available()
+
+
+def _stamp(devices: int | None) -> str:
+    """Changes with the machine, with torch and with this code."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    about = (devices, cpu_model(), sorted(_usable_cores()), gpus, torch.__version__, platform.machine())
+    digest = hashlib.sha256(repr(about).encode())
+    for name in ("links.py", "measure.py", "speeds.py", "workers.py"):
+        digest.update((_HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _usable_cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cpu_model() -> str:
+    """What the CPU calls itself, e.g. ``"AMD EPYC 9354 32-Core Processor"``."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0] else platform.processor() or platform.machine() or "CPU"
+
+
+def available_bytes() -> int:
+    """Main memory that processes may still take, by the system's count and the limit of the control group."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        limit, used = (Path("/sys/fs/cgroup", f"memory.{key}").read_text().strip() for key in ("max", "current"))
+        found += [int(limit) - int(used)] if limit != "max" else []
+    except OSError:
+        pass
+    return max(1, min(found))
+
+
+def _about(method: str) -> str:
+    return (
+        f"measured {date.today().isoformat()}, placement {placement.__version__}, torch {torch.__version__}: {method}"
+    )
+
+
+# -- CPU cores -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _CoreFigures:
+    """What one worker measured: its speed, and of each way that ends here (idle, busy)."""
+
+    speed: DeviceSpeed
+    ways: dict[int, tuple[WaySpeed, WaySpeed]]
+
+
+def _measure_cores(devices: int | None, seed: int, effort: Effort) -> Cluster:
+    cores = cores_for(devices)[: devices or _MOST_CORES]
+    share_bytes = available_bytes() // len(cores)
+    figures = run_workers(partial(_core_figures, seed=seed, effort=effort), cores)
+    model = f"{cpu_model()} core"
+    measured = tuple(_device(f"cpu{rank}", "cpu", share_bytes, own.speed, model) for rank, own in enumerate(figures))
+    ways = {(source, rank): way for rank, own in enumerate(figures) for source, way in own.ways.items()}
+    links = _links([device.name for device in measured], {pair: busy for pair, (_, busy) in ways.items()})
+    idle = [way for way, _ in ways.values()]
+    method = (
+        "one process pinned to each core with one thread, all at the same time; FLOP/s of a matrix product or a "
+        "convolution, whichever is faster; gloo over loopback, one way while the sender computes"
+    )
+    if idle:
+        method += (
+            f" (idle, half a round trip: {statistics.median(way.latency_s for way in idle) * 1e6:.0f} us, "
+            f"{statistics.median(way.bandwidth_bytes_per_s for way in idle) / 1e9:.2f} GB/s)"
+        )
+    return Cluster(
+        NAME, measured, links, f"this machine: {_count(len(cores), 'core')} of {cpu_model()}", _about(method)
+    )
+
+
+def _core_figures(worker: Worker, seed: int, effort: Effort) -> _CoreFigures:
+    torch.manual_seed(seed)
+    speed = measure_speed(torch.device("cpu"), effort, worker.meet)
+    peers = worker.connect()
+    ways = {}
+    for pairs in rounds(worker.size):
+        worker.meet()
+        for a, b in pairs:
+            if worker.rank not in (a, b):
+                continue
+            other = a + b - worker.rank
+            check_peers(peers, worker.rank, other, seed)
+            idle = idle_times_s(peers, worker.rank, other, effort.sizes, effort.sends)
+            for source, target in ((a, b), (b, a)):
+                busy = busy_times_s(peers, worker.rank, source, target, effort.sizes, effort.sends)
+                if busy is not None:
+                    ways[other] = fitted(effort.sizes, idle), fitted(effort.sizes, busy)
+    worker.meet()
+    return _CoreFigures(speed, ways)
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def _measure_gpus(seed: int, effort: Effort) -> Cluster:
+    gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    places = [*gpus, torch.device("cpu")]
+    devices = []
+    for i, gpu in enumerate(gpus):
+        free_bytes, _ = torch.cuda.mem_get_info(gpu)
+        name = torch.cuda.get_device_name(gpu)
+        devices.append(_device(f"gpu{i}", "gpu", free_bytes, measure_speed(gpu, effort), name))
+    threads = torch.get_num_threads()
+    speed = measure_speed(places[-1], effort)
+    devices.append(_device("cpu", "cpu", available_bytes(), speed, f"{cpu_model()}, {_count(threads, 'thread')}"))
+    ways: Ways = {}
+    for a, source in enumerate(places):
+        for b, target in enumerate(places):
+            if a != b:
+                ways[a, b] = _moving(source, target, f"{devices[a].name} to {devices[b].name}", seed, effort)
+    method = "one process; copies as placements make them, on a stream of their own, devices idle"
+    links = _links([device.name for device in devices], ways)
+    return Cluster(NAME, tuple(devices), links, f"this machine: {_count(len(gpus), 'GPU')} and its CPU", _about(method))
+
+
+def _moving(source: torch.device, target: torch.device, way: str, seed: int, effort: Effort) -> WaySpeed:
+    from placement.runtime.threads import moved
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        arrived, copied = moved(tensor, target)
+        if copied is not None:
+            copied.synchronize()
+        return arrived
+
+    check_moves(lambda tensor: move(tensor.to(source)), way, seed)
+    return fitted(effort.sizes, move_times_s(move, source, effort.sizes, effort.sends))
+
+
+# -- figures as a cluster --------------------------------------------------------------------------------------------
+
+
+def _device(name: str, kind: str, memory_bytes: int, speed: DeviceSpeed, model: str) -> Device:
+    return Device(
+        name,
+        kind,
+        memory_bytes,
+        {dtype: _rounded(rate) for dtype, rate in speed.peak_flops.items()},
+        _rounded(speed.memory_bytes_per_s),
+        _rounded(speed.launch_overhead_s),
+        model,
+    )
+
+
+def _links(names: Sequence[str], ways: Ways) -> tuple[Link, ...]:
+    return tuple(
+        Link(names[a], names[b], _rounded(way.bandwidth_bytes_per_s), _rounded(way.latency_s))
+        for (a, b), way in sorted(ways.items())
+    )
+
+
+def _rounded(value: float) -> float:
+    """To four significant digits: no measurement is better, and people read the file."""
+    return float(f"{value:.4g}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

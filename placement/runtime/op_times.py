@@ -1,0 +1,190 @@
+"""The time of every op of a captured step on one device, in the code that a placement runs there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphs.capture import Program
+from graphs.capture.trace import TensorInfo, value_of
+from placement.runtime.functional import functional
+from placement.runtime.layout import Key, Layout
+from placement.runtime.measure import measure_step
+from placement.runtime.module import draw, tensor_named
+from placement.runtime.routines import Routine, compile_routines
+from placement.runtime.speeds import synchronise
+from placement.runtime.stamps import StampedRoutine, cuda_clock, host_clock, stamped
+from placement.runtime.updates import Times, update_times_s
+from placement.runtime.workers import Worker
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often a step is run for its ops' times.
+
+    Attributes:
+        dropped: steps of the warm-up.
+        least, most: steps that count, as many of them as fit into ``budget_s`` seconds.
+    """
+
+    dropped: int = 5
+    least: int = 10
+    most: int = 60
+    budget_s: float = 10.0
+
+    def steps(self, step_s: float) -> int:
+        """How many steps count, where one takes that long."""
+        return min(self.most, max(self.least, int(self.budget_s / max(step_s, 1e-9))))
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredStep:
+    """What one device measured.
+
+    Attributes:
+        ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
+        step_s: each whole step of these ops, run without stamps.
+        around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
+    """
+
+    ops: Times
+    step_s: list[float]
+    around: Times
+
+
+@dataclass(frozen=True, eq=False)
+class StepToMeasure:
+    """A captured step with its data: what `op_times` needs of it.
+
+    Attributes:
+        model: whose parameters and buffers are read, never written.
+        program: of the model.
+        inputs: tensors among its arguments by their path.
+        optimizer: by name; read only for a training step.
+    """
+
+    model: nn.Module
+    program: Program
+    inputs: Mapping[str, torch.Tensor]
+    optimizer: str
+
+
+@torch.no_grad()
+def op_times(step: StepToMeasure, place: torch.device, repeats: Repeats, worker: Worker | None = None) -> MeasuredStep:
+    """Run a step over and over on one device, with stamps and without by turns; with other workers, all in step."""
+    program = step.program
+    order = program.graph.topological_order.tolist()
+    layout = Layout(functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place])
+    routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
+    turns = _Turns(routine, _values(step, layout, routine), place)
+    warm_up = measure_step(turns.plain, steps=repeats.dropped + 1, dropped=repeats.dropped, places=[place])
+    everyones = [warm_up.median_s] if worker is None else worker.everyones(warm_up.median_s)
+    steps = repeats.steps(max(everyones))
+
+    def together() -> None:
+        if worker is not None:
+            worker.meet()
+
+    for turn in range(-1, steps):
+        together()
+        turns.take(counts=turn >= 0)
+    around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
+    if program.train:
+        around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, together)
+    return MeasuredStep(turns.op_times_s(), turns.step_s, around)
+
+
+@dataclass(eq=False)
+class _Turns:
+    """Runs of one routine: each turn plain, and with stamps of each clock."""
+
+    routine: Routine
+    values: list[Any]
+    place: torch.device
+    step_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
+        self._stamped: list[tuple[StampedRoutine, Callable[[Any, Any], float]]] = [
+            (stamped(self.routine, stamp), between) for stamp, between in clocks
+        ]
+        self._rows: list[dict[int, float]] = []
+        self.given: dict[Key, Any] = {}
+
+    def plain(self) -> None:
+        self.given = dict(zip(self.routine.gives, self.routine.run(None, *self.values), strict=True))
+
+    def take(self, counts: bool) -> None:
+        start = time.perf_counter()
+        self.plain()
+        synchronise(self.place)
+        step_s = time.perf_counter() - start
+        row: dict[int, float] = {}
+        for code, between in self._stamped:
+            stamps = code.run(None, *self.values)[len(self.routine.gives) :]
+            synchronise(self.place)
+            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
+            for op, seconds in code.seconds(stamps, between).items():
+                row[op] = max(seconds, row.get(op, 0.0))
+        if counts:
+            self.step_s.append(step_s)
+            self._rows.append(row)
+
+    def op_times_s(self) -> Times:
+        return {op: [row[op] for row in self._rows] for op in self._rows[0]}
+
+
+def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> list[Any]:
+    """What the routine takes; states that the step writes are copies, so that the user's stay as they are."""
+    program, (place,) = step.program, layout.places
+    written = set(layout.step.state_writes.values())
+    index_of = {name: index for index, state in enumerate(program.states) for name in state.names}
+    drawn = draw(layout)
+    copies: dict[int, torch.Tensor] = {}  # tied states stay one
+
+    def value(key: Key) -> Any:
+        kind, name = key
+        if kind == "input":
+            return step.inputs[name].to(place)
+        if kind == "drawn":
+            return drawn[name].to(place)
+        found = tensor_named(step.model, name)
+        tensor = (program.constants[name] if found is None else found).detach()
+        if index_of.get(name) in written:
+            return copies.setdefault(index_of[name], tensor.to(place, copy=True))
+        return tensor.to(place)
+
+    return [value(key) for key in routine.takes]
+
+
+def _drawing_s(layout: Layout, repeats: int) -> dict[int, float]:
+    """Seconds of drawing random numbers, which is done before the step, by the op that they are for."""
+    nodes = [node for node in layout.step.graph.nodes if node in layout.step.random and node in layout.step.made_by]
+    if not nodes:
+        return {}
+    total_s = measure_step(lambda: draw(layout), steps=repeats + 1, dropped=1).median_s
+    infos = [value_of(node) for node in nodes]
+    counts = [info.layout.n_elements if isinstance(info, TensorInfo) else 1 for info in infos]
+    found: dict[int, float] = {}
+    for node, count in zip(nodes, counts, strict=True):
+        op = layout.step.made_by[node]
+        found[op] = found.get(op, 0.0) + total_s * count / max(1, sum(counts))
+    return found
+
+
+def _updates(step: StepToMeasure, given: Mapping[Key, Any]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(update op, a copy of its parameter, the gradient that the step gave)."""
+    graph, found = step.program.graph, []
+    for state in step.program.states:
+        ops = [op for op in state.users if graph.kinds[op].startswith("optimizer.")]
+        gradients = [given[key] for name in state.names if (key := ("gradient", name)) in given]
+        parameters = [tensor for name in state.names if (tensor := tensor_named(step.model, name)) is not None]
+        if ops and gradients and parameters:
+            gradient = gradients[0].detach()
+            found.append((ops[0], parameters[0].detach().to(gradient.device, copy=True), gradient))
+    return found

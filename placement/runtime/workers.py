@@ -1,0 +1,163 @@
+"""Worker processes, one pinned to each of some CPU cores, that do the same work at the same time.
+
+They are forked, so that they have what their parent has, a user's model too, without a file or a copy.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from threading import BrokenBarrierError
+from typing import Any, TypeVar
+
+import torch
+
+from graphs.errors import ClusterError, PlacementError
+from placement.runtime.links import Gloo
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of several processes, as its own work sees it.
+
+    Attributes:
+        rank: its number.
+        size: how many there are.
+        core: the CPU core it is pinned to.
+        limit_s: how long it waits for the others.
+    """
+
+    rank: int
+    size: int
+    core: int
+    limit_s: float
+    _barrier: Any
+    _board: Any
+    _folder: str
+
+    def meet(self) -> None:
+        """Wait until all workers are here.
+
+        Raises:
+            ClusterError: one of them never came.
+        """
+        try:
+            self._barrier.wait(self.limit_s)
+        except BrokenBarrierError:
+            raise ClusterError(
+                f"the worker on core {self.core} waited {self.limit_s:g} s for the others; try again on a quieter "
+                "machine or with fewer devices."
+            ) from None
+
+    def everyones(self, value: float) -> list[float]:
+        """What each worker gives here, by rank."""
+        self._board[self.rank] = value
+        self.meet()
+        found = list(self._board)
+        self.meet()
+        return found
+
+    def connect(self) -> Gloo:
+        """The way to the other workers, the one that tensors take when a placement runs."""
+        return Gloo(self.rank, self.size, str(Path(self._folder) / "store"), self.limit_s)
+
+
+def cores_for(devices: int | None) -> list[int]:
+    """Cores to pin that many workers to, all this process may use for None.
+
+    Raises:
+        ClusterError: there are not as many, or this system cannot pin processes.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise ClusterError("CPU cores can be taken as devices on Linux only; describe this machine in a TOML file.")
+    cores = sorted(os.sched_getaffinity(0))
+    if devices is None:
+        return cores
+    if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= len(cores):
+        raise ClusterError(f"got devices = {devices!r}; expected 1 to {len(cores)}, the cores this process may use.")
+    return cores[:devices]
+
+
+def run_workers(work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s: float = 600.0) -> list[ResultT]:
+    """What `work` returns in a process on each core, by rank.
+
+    Raises:
+        ClusterError: a worker failed, ended before its work did, or all of it took longer than ``limit_s``.
+    """
+    context = multiprocessing.get_context("fork")
+    barrier, board = context.Barrier(len(cores)), context.Array("d", len(cores))
+    with tempfile.TemporaryDirectory(prefix="placement-") as folder:
+        started: list[tuple[Any, Connection]] = []
+        try:
+            for rank, core in enumerate(cores):
+                ours, theirs = context.Pipe(duplex=False)
+                worker = Worker(rank, len(cores), core, limit_s, barrier, board, folder)
+                process = context.Process(target=_main, args=(work, worker, theirs), daemon=True)
+                with warnings.catch_warnings():
+                    # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                theirs.close()
+                started.append((process, ours))
+            return _collected(started, cores, limit_s)
+        finally:
+            for process, ours in started:
+                process.kill()
+                process.join()
+                ours.close()
+
+
+def _collected(started: Sequence[tuple[Any, Connection]], cores: Sequence[int], limit_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    rank_of = {ours: rank for rank, (_, ours) in enumerate(started)}
+    deadline = time.monotonic() + limit_s
+    while len(results) < len(started):
+        waiting = [ours for ours, rank in rank_of.items() if rank not in results]
+        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise ClusterError(f"the workers were not done after {limit_s:g} s; try again on a quieter machine.")
+        for ours in ready:
+            assert isinstance(ours, Connection)
+            rank = rank_of[ours]
+            try:
+                is_done, found = ours.recv()
+            except EOFError:
+                process = started[rank][0]
+                process.join()
+                raise ClusterError(_ended(cores[rank], process.exitcode)) from None
+            if not is_done:
+                raise ClusterError(found)
+            results[rank] = found
+    return [results[rank] for rank in range(len(started))]
+
+
+def _ended(core: int, code: int) -> str:
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    hint = ", most likely for want of memory" if code == -signal.SIGKILL else ""
+    return f"the worker on core {core} ended with {how}{hint}; try fewer devices or a smaller model."
+
+
+def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection) -> None:
+    """The life of a worker; its parent ends it where it must end early."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
+    os.sched_setaffinity(0, {worker.core})
+    torch.set_num_threads(1)
+    try:
+        answer = True, work(worker)
+    except PlacementError as error:
+        answer = False, str(error)
+    except Exception as error:
+        answer = False, f"the worker on core {worker.core} failed with {type(error).__name__}: {error}"
+    with suppress(BrokenPipeError):
+        answers.send(answer)
