@@ -65,7 +65,7 @@ def apply(
         from placement.runtime.ranks import rank_module
 
         return rank_module(model, layout)
-    return PlacedModule(model, layout)
+    return PlacedModule(model, layout, loss)
 
 
 def layout_of(program: Program, result: Result, devices: Devices | None = None) -> Layout:

@@ -51,17 +51,29 @@ class Faker:
             n_elements = storage.nbytes() // tensor.dtype.itemsize
             self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device="meta")
         shadow = self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        device = torch.device("cpu") if tensor.device.type == "meta" else tensor.device
         # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
-        return FakeTensor(self.mode, shadow, device)
+        return FakeTensor(self.mode, shadow, self._device(tensor))
 
     def originals(self) -> dict[int, torch.Tensor]:
         """The tensor behind each twin, by the twin's id."""
         return {id(twin): tensor for tensor, twin in self._twins.values()}
 
     def arguments(self, value: Any) -> Any:
-        """Positional or keyword arguments with a twin for each tensor."""
-        return pytree.tree_map_only(torch.Tensor, self, value)
+        """Positional or keyword arguments with a twin for each tensor, which shares memory with no other.
+
+        So two arguments that are one tensor now may be two in the next call.
+        """
+        return pytree.tree_map_only(torch.Tensor, self._argument, value)
+
+    def _argument(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
+            return self(tensor)
+        shadow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(self.mode, shadow, self._device(tensor))
+
+    @staticmethod
+    def _device(tensor: torch.Tensor) -> torch.device:
+        return torch.device("cpu") if tensor.device.type == "meta" else tensor.device
 
 
 @contextmanager

@@ -161,9 +161,14 @@ def _check_loss(value: Any) -> None:
 
 
 def argument_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every leaf of the arguments by its path, which begins with the parameter of ``forward``, whatever way it came."""
+    """Every leaf of the arguments by its path, which begins with the parameter of ``forward``, whatever way it came.
+
+    What is not given has its default.
+    """
     try:
-        bound: Mapping[str, Any] = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        call = inspect.signature(model.forward).bind(*args, **kwargs)
+        call.apply_defaults()
+        bound: Mapping[str, Any] = call.arguments
     except (TypeError, ValueError):
         bound = {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
     found = {}

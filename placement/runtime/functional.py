@@ -1,13 +1,13 @@
 """A captured program without writes in place, so that the versions of a tensor can be on different devices.
 
 A write makes a new version of the memory it writes; who reads that memory later, also through views, reads the new
-version. Writes to parameters and buffers stay what they are: all their readers are on one device.
+version. Writes to parameters and buffers stay what they are, for all their readers are on one device, except writes
+that are no op of the graph (step counters): these make versions too, and the last one is copied back.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import fx
 
 from graphs.capture import Program
 from graphs.capture.costs import signature
-from graphs.capture.trace import TensorInfo, flat, value_of
+from graphs.capture.trace import TensorInfo, flat, module_of, value_of
+from graphs.opgraph import Phase
 
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """A program's nodes in program order; only nodes in ``writes`` change an argument, which nobody reads later.
+    """A program's nodes in program order; only nodes in ``overwrites`` change an argument.
 
     Attributes:
         program: what it was made of.
@@ -30,9 +31,12 @@ class Functional:
         made_by: number of the op whose work each node is, for nodes whose value may be sent.
         state_of: index into the program's states of each placeholder that is one.
         names: of each placeholder that is a state its dotted path, of each that is an argument its path.
-        writes: node -> position of the argument that it overwrites, where others may have a use for that argument.
+        overwrites: nodes that overwrite their first argument, and those that copy it so that the copy can be written
+            -> the nodes that lie in the memory of that argument: where nobody else reads one of them, it may be
+            overwritten, else a copy of it.
         state_writes: nodes that write a parameter or buffer, with the index of that state.
         random: nodes that draw random numbers and read no data.
+        redraws: random nodes of a forward pass that is run again in the backward pass -> the node that drew first.
     """
 
     program: Program
@@ -41,9 +45,10 @@ class Functional:
     made_by: dict[fx.Node, int] = field(default_factory=dict)
     state_of: dict[fx.Node, int] = field(default_factory=dict)
     names: dict[fx.Node, str] = field(default_factory=dict)
-    writes: dict[fx.Node, int] = field(default_factory=dict)
+    overwrites: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     state_writes: dict[fx.Node, int] = field(default_factory=dict)
     random: set[fx.Node] = field(default_factory=set)
+    redraws: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 def functional(program: Program) -> Functional:
@@ -67,10 +72,14 @@ def uninitialised(shape: Any, stride: Any, dtype: torch.dtype, device: torch.dev
 
 @dataclass(eq=False)
 class _Memory:
-    """A piece of memory: the node that holds it as a whole, and how often it has been written."""
+    """A piece of memory: the node that holds it as a whole, how often it has been written, what lies in it since."""
 
     base: fx.Node
     version: int = 0
+    members: list[fx.Node] = field(default_factory=list)
+
+    def becomes(self, base: fx.Node) -> None:
+        self.base, self.version, self.members = base, self.version + 1, [base]
 
 
 class _Rewriter:
@@ -89,22 +98,36 @@ class _Rewriter:
             for node, index in program.state_of.items()
             if isinstance(memory := program.memory.get(node), int)
         }
+        self._written_by_ops = {
+            memory
+            for node in program.trace.graph.nodes
+            if node in program.op_of
+            for target in _written(node)
+            for memory in flat(program.memory.get(target))
+        }
 
     def add(self, node: fx.Node) -> None:
         if node.op == "output":
             return
-        written = _written_argument(node)
+        written = _written(node)
         if node.op == "call_function" and signature(node.target).uninitialised:
             self._know(node, self._empty(node))
-        elif written is None:
+        elif not written:
             self._know(node, self._copy(node))
         else:
             self._write(node, written)
 
     def finish(self) -> None:
-        """Every old node's value as the step leaves it."""
+        """Every old node's value as the step leaves it, and the states that have had versions copied back."""
         for node in list(self.result.new):
             self.result.new[node] = self._current(node)
+        places = {index: node for node, index in reversed(self.result.state_of.items())}
+        for number, index in self._state_memory.items():
+            if self._memory[number].version:
+                base = self._memory[number].base
+                back = self._call(torch.ops.aten.copy_.default, (places[index], base), base)
+                self.result.state_writes[back] = index
+        self._pair_redraws()
 
     # -- values -----------------------------------------------------------------------------------------------
 
@@ -126,12 +149,15 @@ class _Rewriter:
             result.made_by[made] = program.op_of[old]
         elif old.target is operator.getitem and made.args[0] in result.made_by:
             result.made_by[made] = result.made_by[made.args[0]]  # type: ignore[index]
-        if _is_random(old) and not any(_with_content(made)):
+        if _is_random(made):
             result.random.add(made)
 
     def _note_versions(self, old: fx.Node) -> None:
-        own = [memory for memory in flat(self._program.memory.get(old)) if memory in self._memory]
-        self._versions[old] = [(memory, self._memory[memory].version) for memory in own]
+        memory = self._program.memory.get(old)
+        own = [number for number in flat(memory) if number in self._memory]
+        self._versions[old] = [(number, self._memory[number].version) for number in own]
+        if isinstance(memory, int):
+            self._memory[memory].members.append(self.result.new[old])
 
     def _is_fresh_item(self, old: fx.Node, memory: int) -> bool:
         """Whether a node takes a result that its op made out of an op's tuple."""
@@ -169,48 +195,99 @@ class _Rewriter:
 
     # -- writes -----------------------------------------------------------------------------------------------
 
-    def _write(self, node: fx.Node, position: int) -> None:
-        target: Any = node.args[position]
-        memory = self._program.memory.get(target)
-        if not isinstance(memory, int) or memory in self._state_memory:
-            made = self._copy(node)
-            if memory in self._state_memory:
-                self.result.state_writes[made] = self._state_memory[memory]
+    def _write(self, node: fx.Node, targets: list[fx.Node]) -> None:
+        number = self._program.op_of.get(node)
+        memories = [self._program.memory.get(target) for target in targets]
+        if any(self._stays(memory) for memory in memories):
+            made = self._filled(node) if _fills(node) else self._copy(node)
+            states = [self._state_memory[m] for m in memories if isinstance(m, int) and m in self._state_memory]
+            if states:
+                self.result.state_writes[made] = states[0]
             self._know(node, made)
             return
-        held, number = self._memory[memory], self._program.op_of.get(node)
-        if self._current(target) is held.base:
-            made = base = self._copy(node)
-            self.result.writes[made] = position
+        pieces = [self._memory[memory] for memory in dict.fromkeys(memories)]  # type: ignore[index]
+        if _returns_it(node) and self._current(targets[0]) is pieces[0].base:
+            made = self._copy(node)
+            self.result.overwrites[made] = tuple(pieces[0].members)
+            bases = [made]
+            if _is_random(made):
+                self.result.random.add(made)
         else:
             # A part is written: that part of a copy of the whole.
-            copied = self._call(torch.ops.aten.clone.default, (held.base,), held.base)
-            held.base, held.version = copied, held.version + 1
-            made = self._copy(node)
-            base = self._call(after, (copied, made), copied)
-        held.base, held.version = base, held.version + 1
-        self._overwritten[node] = target
+            copies = [self._copied(piece) for piece in pieces]
+            made = self._filled(node) if _fills(node) else self._copy(node)
+            bases = [self._call(after, (copied, made), copied) for copied in copies]
+        for piece, base in zip(pieces, bases, strict=True):
+            piece.becomes(base)
+            if number is not None:
+                self.result.made_by[made] = self.result.made_by[base] = number
+        self._overwritten[node] = targets[0]
         self.result.new[node] = made
         self._note_versions(node)
-        if number is not None:
-            self.result.made_by[made] = self.result.made_by[base] = number
-        if _is_random(node) and not any(_with_content(made)):
-            self.result.random.add(made)
+
+    def _stays(self, memory: Any) -> bool:
+        """Whether a piece of memory is written where it is, not in versions: a state, or of no known kind."""
+        return not isinstance(memory, int) or (memory in self._state_memory and memory in self._written_by_ops)
+
+    def _copied(self, piece: _Memory) -> fx.Node:
+        copied = self._call(torch.ops.aten.clone.default, (piece.base,), piece.base)
+        self.result.overwrites[copied] = tuple(piece.members)
+        piece.becomes(copied)
+        return copied
+
+    # -- random numbers ---------------------------------------------------------------------------------------
+
+    def _filled(self, node: fx.Node) -> fx.Node:
+        """Random numbers drawn apart and copied to where a node would have drawn them."""
+        target: Any = node.args[0]
+        empty = self._empty(target)
+        drawn = self.result.graph.node_copy(node, lambda n: empty if n is target else self._current(n))
+        self.result.random.add(drawn)
+        return self._call(torch.ops.aten.copy_.default, (self._current(target), drawn), node)
+
+    def _pair_redraws(self) -> None:
+        """Match what is drawn in the backward pass with what it repeats: same module, operator and shape, in order."""
+        first: dict[Any, list[fx.Node]] = {}
+        for node in self.result.graph.nodes:
+            if node in self.result.random:
+                key = module_of(node), node.target, value_of(node).layout
+                if node.meta.get("phase") is not Phase.BACKWARD:
+                    first.setdefault(key, []).append(node)
+                elif first.get(key):
+                    self.result.redraws[node] = first[key].pop(0)
 
 
-def _written_argument(node: fx.Node) -> int | None:
-    """Position of the argument a node writes in place; None for none."""
+_FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments a node writes in place."""
     if node.op != "call_function":
-        return None
-    return next((i for i, _ in signature(node.target).writes if i < len(node.args)), None)
+        return []
+    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in signature(node.target).writes]
+    return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
 
 
-def _is_random(node: fx.Node) -> bool:
+def _returns_it(node: fx.Node) -> bool:
+    """Whether a node writes its first argument, nothing else, and returns it."""
+    facts = signature(node.target)
+    return facts.writes[0][0] == 0 and isinstance(node.args[0], fx.Node) and facts.returned == (0,)
+
+
+def _fills(node: fx.Node) -> bool:
+    """Whether a node fills its first argument with random numbers, whatever was there."""
+    return _draws(node) and signature(node.target).name in _FILLING and len(node.all_input_nodes) == 1
+
+
+def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _with_content(node: fx.Node) -> Iterator[fx.Node]:
-    """The tensors among a node's arguments that have content."""
-    for argument in node.all_input_nodes:
-        if argument.target is not uninitialised and isinstance(value_of(argument), TensorInfo):
-            yield argument
+def _is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers and reads no data, at most a shape."""
+    if not _draws(node):
+        return False
+    if signature(node.target).name.endswith("_like"):
+        return True
+    read = [n for n in node.all_input_nodes if isinstance(value_of(n), TensorInfo)]
+    return not read or _fills(node)

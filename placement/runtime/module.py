@@ -2,106 +2,259 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.autograd.function import once_differentiable
 
-from graphs.capture import Program
-from graphs.capture.record import argument_leaves
+from graphs.capture import capture_program
+from graphs.capture.record import Loss, argument_leaves
+from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
+from placement.runtime.arguments import bound, check_batch, check_kinds, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
+from placement.runtime.relayout import nearest, same_ops
 from placement.runtime.routines import Routines, compile_routines
+from placement.runtime.states import States, move_states
 from placement.runtime.threads import Exchange, Team
+
+__all__ = ["PlacedModule", "bound", "draw", "tensor_named"]
 
 
 class PlacedModule(nn.Module):
-    """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device."""
+    """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device.
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    What is no parameter, buffer or submodule is looked up in the model itself. Inputs of another batch size are
+    captured when they first come, and so is evaluation of a model placed for training; its ops go where their
+    parameters are. Outputs come back to the device of the first tensor among the arguments.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None = None) -> None:
         super().__init__()
         for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[kind] = model.__dict__[kind]
-        self.training = model.training
-        self._model: nn.Module
         self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
-        self._layout = layout
+        self._layout, self._loss = layout, loss
         self._team = Team(layout.places)
-        self._compiled: dict[bool, Routines] = {}
-        self._move_states()
+        self._states = States(model)
+        self._steps: dict[Any, _Step] = {}
+        self._frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+        used = set(layout.step.program.graph.modules)
+        self.__dict__["_used"] = [module for path, module in model.named_modules() if path and path in used]
+        self.training = model.training
+        if not layout.step.program.train:
+            self.eval()
+        move_states(layout, self._states)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program = self._layout.step.program
-        inputs = bound(self._model, program, args, kwargs)
-        run = _Run(self, inputs)
-        if not (program.train and torch.is_grad_enabled()):
-            tensors = run.forward(with_backward=False)
-        else:
-            parameters = [self.get_parameter(program.trace.states[p].name) for p, _ in program.trace.gradients]
+        leaves = argument_leaves(self._model, args, kwargs)
+        inputs = tensors_of(leaves)
+        step = self._step_for(args, kwargs, leaves)
+        run = _Run(self, step, inputs)
+        trace = step.layout.step.program.trace
+        if step.layout.step.program.train and torch.is_grad_enabled():
+            self._check_gradients(inputs)
+            parameters = [self._states[trace.states[p].name] for p, _ in trace.gradients]
             tensors = _Differentiable.apply(run, *parameters)  # type: ignore[no-untyped-call]
-        assert program.trace.outputs is not None
-        return program.trace.outputs.filled(tensors)
+        else:
+            tensors = run.forward(with_backward=False)
+        assert trace.outputs is not None
+        return trace.outputs.filled(tensors)
+
+    # -- as the model itself ----------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> PlacedModule:
+        """As of any module; evaluation captures inference when it first runs.
+
+        Raises:
+            MismatchError: training of a model that was placed for inference.
+        """
+        if mode and not self._layout.step.program.train:
+            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
+        self._model.train(mode)
+        super().train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_model" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["_model"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
+        copied = PlacedModule(copy.deepcopy(self._model, memo), self._layout, self._loss)
+        copied.train(self.training)
+        return copied
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:
+        """Whatever moves a model to one device (``to``, ``cuda``) leaves this one where it was placed.
+
+        Raises:
+            MismatchError: another dtype than captured.
+        """
+        for dtype in {state.dtype for state in self._states.all()}:
+            made = fn(torch.empty(0, dtype=dtype))
+            if made.dtype != dtype:
+                raise MismatchError(
+                    f"the model was captured with {dtype}, so it cannot become {made.dtype} once it is placed; convert "
+                    "the model first, then capture and place it."
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        move_states(self._layout, self._states)
+        return self
+
+    # -- what runs --------------------------------------------------------------------------------------------
+
+    def _step_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> _Step:
+        """The step for these arguments in the mode that the model is in."""
+        self._check_modes()
+        shapes = tuple((path, leaf.shape) for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor))
+        settings = tuple((path, repr(leaf)) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor))
+        is_other_mode = self.training != self._layout.step.program.train
+        key = (is_other_mode, shapes, settings if is_other_mode else ())
+        if key not in self._steps:
+            self._steps[key] = self._step_of(args, kwargs, leaves, is_other_mode)
+        step = self._steps[key]
+        check_kinds(step.layout.step.program, leaves)
+        return step
+
+    def _step_of(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_other_mode: bool
+    ) -> _Step:
+        program = self._layout.step.program
+        if is_other_mode:
+            captured = capture_program(self._model, args, kwargs, train=False, name=program.graph.name)
+            return _Step(nearest(captured, self._layout))
+        check_kinds(program, leaves)
+        check_batch(program, leaves)
+        if all(leaves[path].shape == value_of(node).layout.shape for path, node in program.trace.arguments.items()):
+            return _Step(self._layout)
+        captured = capture_program(
+            self._model, args, kwargs, train=program.train, loss=self._loss, name=program.graph.name
+        )
+        return _Step(same_ops(captured, self._layout))
+
+    def _check_modes(self) -> None:
+        for module in self._used:
+            if module.training != self.training:
+                name = next(path for path, other in self._model.named_modules() if other is module)
+                mine, its = (_MODES[mode] for mode in (self.training, module.training))
+                raise MismatchError(
+                    f"module {name!r} is in {its} mode while the model is in {mine} mode; a placed model has one mode, "
+                    f"set by its own train() or eval()."
+                )
+
+    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        for path, tensor in inputs.items():
+            if tensor.requires_grad:
+                raise MismatchError(
+                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
+                    "detach it, or place the whole of the model."
+                )
+        for name in self._frozen:
+            if self._states[name].requires_grad:
+                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
+
+
+_MODES = {True: "training", False: "evaluation"}
+
+
+class _Step:
+    """A layout and its code, without and with a backward pass."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._compiled: dict[bool, Routines] = {}
+        counted = set(layout.step.state_writes) - set(layout.step.made_by)
+        self.counters = {layout.step.state_of[n] for node in counted for n in node.all_input_nodes[:1]}
 
     def routines(self, with_backward: bool) -> Routines:
-        """The code of the forward pass, and of the backward pass with it."""
         if with_backward not in self._compiled:
-            layout = self._layout
+            layout = self.layout
             sections = [layout.forward(), layout.backward()] if with_backward else [layout.forward()]
             self._compiled[with_backward] = compile_routines(layout, sections)
         return self._compiled[with_backward]
 
-    def _move_states(self) -> None:
-        """Every parameter and buffer to its device, staying the object it is."""
-        layout = self._layout
-        for index, state in enumerate(layout.step.program.states):
-            place = layout.places[layout.home(index)]
-            for name in state.names:
-                tensor = tensor_named(self, name)
-                if tensor is not None and tensor.device != place:
-                    tensor.data = tensor.data.to(place)
-
 
 class _Run:
-    """One forward pass and what its backward pass needs of it."""
+    """One forward pass; `kept` names what its backward pass needs."""
 
-    def __init__(self, placed: PlacedModule, inputs: Mapping[str, torch.Tensor]) -> None:
-        self.placed, self.inputs = placed, inputs
-        self._saved: list[dict[Key, Any]] = []
+    def __init__(self, placed: PlacedModule, step: _Step, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._placed, self._step, self._inputs = placed, step, inputs
+        self._home = next((tensor.device for tensor in inputs.values()), None)
+        self._drawn: dict[int, torch.Tensor] = {}
+        self._given: list[dict[Key, Any]] = []
+        self._kept: list[tuple[int, Key]] = []
+
+    @property
+    def layout(self) -> Layout:
+        return self._step.layout
 
     def forward(self, with_backward: bool) -> list[torch.Tensor]:
-        routines = self.placed.routines(with_backward)
-        places = routines.layout.places
-        self._exchange = Exchange(routines.parcels, places)
-        self._drawn = draw(routines.layout)
-        given = self.placed._team.run(routines, 0, self._exchange, self._lookup)
-        self._saved = given
-        outputs = {key[1]: value for device in given for key, value in device.items() if key[0] == "output"}
-        del self._drawn
-        return [outputs[i] for i in range(len(outputs))]
+        routines = self._step.routines(with_backward)
+        self._exchange = Exchange(routines.parcels, self.layout.places)
+        self._drawn = draw(self.layout)
+        self._given = self._placed._team.run(routines, 0, self._exchange, self._lookup)
+        outputs = {key[1]: value for device in self._given for key, value in device.items() if key[0] == "output"}
+        return [outputs[i] if self._home is None else outputs[i].to(self._home) for i in range(len(outputs))]
 
-    def backward(self, tangents: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        self._tangents = tangents
-        routines = self.placed.routines(True)
-        given = self.placed._team.run(routines, 1, self._exchange, self._lookup)
+    def keep(self) -> list[torch.Tensor]:
+        """What the backward pass needs, handed over to be saved."""
+        kept = {
+            (device, key): self._lookup(device, key)
+            for device, routine in enumerate(self._step.routines(True).sections[1])
+            for key in routine.takes
+            if key[0] != "tangent"
+        }
+        self._kept = list(kept)
+        self._given, self._drawn, self._inputs = [], {}, {}
+        return list(kept.values())
+
+    def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = dict(zip(self._kept, kept, strict=True))
+
+        def lookup(device: int, key: Key) -> Any:
+            if key[0] == "tangent":
+                return tangents[key[1]].to(self.layout.places[device])
+            return found[device, key]
+
+        given = self._placed._team.run(self._step.routines(True), 1, self._exchange, lookup)
         return {key[1]: value for device in given for key, value in device.items() if key[0] == "gradient"}
 
     def _lookup(self, device: int, key: Key) -> Any:
         kind, name = key
-        place = self.placed._layout.places[device]
+        place = self.layout.places[device]
         if kind == "state":
-            found = tensor_named(self.placed, name)
-            if found is None:
-                found = self.placed._layout.step.program.constants[name]
-            return found.to(place)
+            return self._state(device, name)
         if kind == "input":
-            return self.inputs[name].to(place)
+            return self._inputs[name].to(place)
         if kind == "drawn":
             return self._drawn[name].to(place)
-        if kind == "tangent":
-            return self._tangents[name]
-        return self._saved[device][key]
+        return self._given[device][key]
+
+    def _state(self, device: int, name: str) -> torch.Tensor:
+        program = self.layout.step.program
+        found = self._placed._states.get(name)
+        if found is None:
+            found = program.constants[name]
+        place = self.layout.places[device]
+        if self._step.counters and any(
+            name in program.states[i].names and device != self.layout.home(i) for i in self._step.counters
+        ):
+            return found.to(place, copy=True)
+        return found if found.device == place else found.to(place)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -109,77 +262,63 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, *parameters: torch.Tensor) -> Any:
-        program = run.placed._layout.step.program
+        trace = run.layout.step.program.trace
+        assert trace.outputs is not None
         tensors = run.forward(with_backward=True)
+        kept = run.keep()
         ctx.run = run
-        assert program.trace.outputs is not None
-        fixed = [t for i, t in enumerate(tensors) if i not in program.trace.outputs.tangents]
-        ctx.mark_non_differentiable(*fixed)
+        # So that autograd frees them, and notices when they have been changed in place.
+        ctx.save_for_backward(*kept)
+        tensors = _own_objects(tensors, (*parameters, *kept))
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if i not in trace.outputs.tangents))
         return tuple(tensors)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        program = ctx.run.placed._layout.step.program
-        found = ctx.run.backward(tangents)
-        return (None, *(found[program.trace.states[p].name] for p, _ in program.trace.gradients))
+    @once_differentiable
+    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+        trace = ctx.run.layout.step.program.trace
+        found = ctx.run.backward(ctx.saved_tensors, tangents)
+        return (None, *(found[trace.states[p].name] for p, _ in trace.gradients))
+
+
+def _own_objects(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors as objects of their own, in which autograd may write down where they come from."""
+    taken = {id(tensor) for tensor in others}
+    found = []
+    for tensor in tensors:
+        own = tensor.detach() if id(tensor) in taken else tensor
+        taken.add(id(own))
+        found.append(own)
+    return found
 
 
 def tensor_named(module: nn.Module, name: str) -> torch.Tensor | None:
     """The parameter or buffer of that dotted name, if there is one."""
-    path, _, last = name.rpartition(".")
-    try:
-        owner = module.get_submodule(path)
-    except AttributeError:
-        return None
-    found = owner._parameters.get(last)
-    return owner._buffers.get(last) if found is None else found
-
-
-def bound(
-    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """The tensors among the arguments by their path, checked against those captured.
-
-    Raises:
-        MismatchError: another argument, shape or dtype than captured.
-    """
-    from graphs.capture.trace import value_of
-
-    leaves = argument_leaves(model, args, kwargs)
-    tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    expected = program.trace.arguments
-    for path in expected:
-        if path not in tensors:
-            raise MismatchError(f"argument {path!r} is missing; expected the arguments that were captured.")
-    for path, tensor in tensors.items():
-        if path not in expected:
-            raise MismatchError(f"argument {path!r} was not there when the model was captured; capture it with it.")
-        layout = value_of(expected[path]).layout
-        if tensor.dtype != layout.dtype:
-            raise MismatchError(f"argument {path!r} is {tensor.dtype}; expected {layout.dtype}, as captured.")
-        if tuple(tensor.shape) != layout.shape:
-            raise MismatchError(
-                f"argument {path!r} has shape {tuple(tensor.shape)}; expected {layout.shape}, as captured."
-            )
-    for path, value in program.settings.items():
-        if leaves.get(path) != value:
-            raise MismatchError(
-                f"argument {path!r} is {leaves.get(path)!r}; it was {value!r} when the model was captured."
-            )
-    return tensors
+    return States(module).get(name)
 
 
 def draw(layout: Layout) -> dict[int, torch.Tensor]:
     """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
     step = layout.step
-    found = {}
+    found: dict[fx.Node, torch.Tensor] = {}
+    numbered = {}
     for number, node in enumerate(step.graph.nodes):
         if node in step.random:
-            found[number] = _drawn(node)
-    return found
+            first = step.redraws.get(node)
+            found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
+    return numbered
 
 
-def _drawn(node: Any) -> torch.Tensor:
-    arguments = [uninitialised(*a.args) if isinstance(a, torch.fx.Node) else a for a in node.args]
-    result: torch.Tensor = node.target(*arguments, **node.kwargs)
+def _drawn(node: fx.Node) -> torch.Tensor:
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _without_content)
+    result: torch.Tensor = target(*args, **kwargs)
     return result
+
+
+def _without_content(node: fx.Node) -> Any:
+    info = value_of(node)
+    if not hasattr(info, "layout"):
+        return info
+    layout = info.layout
+    return uninitialised(layout.shape, layout.stride, layout.dtype, torch.device(layout.device))

@@ -157,8 +157,9 @@ class _Compiler:
         return None
 
     def results(self, device: int, section: int) -> list[tuple[Key, fx.Node]]:
-        """What a section gives that arises on a device."""
-        return [(key, node) for key, node in self.sections[section].gives if self.layout.owner(node) == device]
+        """What a section gives on a device."""
+        gives = self.sections[section].gives
+        return [(key, node) for key, node in gives if self.layout.receiver(key, node) == device]
 
     def effects(self, device: int, section: int) -> list[fx.Node]:
         """Writes to states of a device that belong to no op."""
@@ -228,7 +229,7 @@ class _Writer:
             for node in self._shared.layout.nodes_of[op]:
                 if node in self._shared.wanted:
                     self.values[node] = self._own(node)
-                    self.values[node].meta["op"] = op
+                    self.values[node].meta.setdefault("op", op)
                     self._send(node)
         for _, tag in reversed(coming):
             self._expect(tag)
@@ -298,12 +299,12 @@ class _Writer:
             return self._graph.get_attr(name)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._value)
         if node.target is after:
-            return args[0]  # type: ignore[no-any-return]
+            return self._value(node.all_input_nodes[0])
         args, kwargs = self._here(args), self._here(kwargs)
         if node in self._step.overwrites:
             is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)
             if is_copy and is_ours:
-                return args[0]  # type: ignore[no-any-return]
+                return self._value(node.all_input_nodes[0])
             if not is_copy and not is_ours:
                 args = (self._graph.call_function(torch.ops.aten.clone.default, args[:1]), *args[1:])
         target: Any = node.target

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -74,9 +74,11 @@ class Team:
 
     def __init__(self, places: Sequence[torch.device]) -> None:
         self.places = tuple(places)
-        self._pool = ThreadPoolExecutor(max(1, len(places) - 1), thread_name_prefix="device")
         n_cpus = sum(place.type == "cpu" for place in places)
         self._threads = max(1, torch.get_num_threads() // max(1, n_cpus))
+        self._pool = ThreadPoolExecutor(
+            max(1, len(places) - 1), "device", initializer=torch.set_num_threads, initargs=(self._threads,)
+        )
 
     def run(
         self, routines: Routines, section: int, exchange: Exchange, lookup: Callable[[int, Key], Any]
@@ -90,16 +92,25 @@ class Team:
             Exception: what the first device that failed raised.
         """
         work = list(enumerate(routines.sections[section]))
-        waiting = [self._pool.submit(self._one, d, routine, exchange, lookup) for d, routine in work[1:]]
+        # All before anything runs: one device may write what it shares with another.
+        taken = [[lookup(device, key) for key in routine.takes] for device, routine in work]
+        is_inference = torch.is_inference_mode_enabled()
+        waiting = [self._pool.submit(self._one, *item, exchange, taken, is_inference) for item in work[1:]]
         first: Future[dict[Key, Any]] = Future()
+        n_threads = torch.get_num_threads()
         try:
-            first.set_result(self._one(*work[0], exchange, lookup))
+            if n_threads != self._threads:
+                torch.set_num_threads(self._threads)
+            first.set_result(self._one(*work[0], exchange, taken, is_inference))
         except Exception as error:
             first.set_exception(error)
         except BaseException:
             exchange.stop()
             wait(waiting)
             raise
+        finally:
+            if n_threads != self._threads:
+                torch.set_num_threads(n_threads)
         done = [first, *waiting]
         wait(done)
         failures = [failure for future in done if (failure := future.exception()) is not None]
@@ -108,18 +119,23 @@ class Team:
         return [future.result() for future in done]
 
     def _one(
-        self, device: int, routine: Routine, exchange: Exchange, lookup: Callable[[int, Key], Any]
+        self, device: int, routine: Routine, exchange: Exchange, taken: list[list[Any]], is_inference: bool
     ) -> dict[Key, Any]:
         place = self.places[device]
-        n_before = torch.get_num_threads()
+        values, taken[device] = taken[device], []
         try:
-            if threading.current_thread() is not threading.main_thread() and n_before != self._threads:
-                torch.set_num_threads(self._threads)
             if place.type == "cuda":
                 torch.cuda.set_device(place)
-            with torch.no_grad():
-                given = routine.run(exchange, *(lookup(device, key) for key in routine.takes))
+            with torch.inference_mode() if is_inference else torch.no_grad(), _no_autocast(place):
+                given = routine.run(exchange, *values)
         except BaseException:
             exchange.stop()
             raise
         return dict(zip(routine.gives, given, strict=True))
+
+
+def _no_autocast(place: torch.device) -> AbstractContextManager[Any]:
+    """The casts of a captured program are in it."""
+    if torch.is_autocast_enabled(place.type):
+        return torch.autocast(place.type, enabled=False)
+    return nullcontext()

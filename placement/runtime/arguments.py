@@ -1,0 +1,113 @@
+"""The arguments of a call: what they have to be for a captured program, and what else may be captured for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphs.capture import Program
+from graphs.capture.record import argument_leaves
+from graphs.capture.trace import value_of
+from graphs.errors import MismatchError
+
+
+def bound(
+    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The tensors among the arguments by their path, checked against those captured.
+
+    Raises:
+        MismatchError: another argument, shape, dtype or setting than captured.
+    """
+    leaves = argument_leaves(model, args, kwargs)
+    check_kinds(program, leaves)
+    for path, captured, shape in _other_shapes(program, leaves):
+        raise MismatchError(_misfit(path, captured, shape))
+    return tensors_of(leaves)
+
+
+def tensors_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the leaves of the arguments."""
+    return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+
+
+def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
+    """Refuse other arguments than captured, whatever their shapes.
+
+    Raises:
+        MismatchError: a tensor is missing, new or of another dtype, or something that is no tensor has another value.
+    """
+    expected, settings = program.trace.arguments, program.settings
+    for path in expected:
+        if not isinstance(leaves.get(path), torch.Tensor):
+            raise MismatchError(f"argument {path!r} is missing; expected the arguments that were captured.")
+    for path, leaf in leaves.items():
+        if isinstance(leaf, torch.Tensor):
+            if path not in expected:
+                raise MismatchError(f"argument {path!r} was not there when the model was captured; capture it with it.")
+            dtype = value_of(expected[path]).layout.dtype
+            if leaf.dtype != dtype:
+                raise MismatchError(f"argument {path!r} is {leaf.dtype}; expected {dtype}, as captured.")
+        elif path not in settings:
+            raise MismatchError(
+                f"argument {path!r} = {leaf!r:.60} was not there when the model was captured; capture it with it."
+            )
+    for path, value in settings.items():
+        if path not in leaves or not _same(leaves[path], value):
+            got = f"is {leaves[path]!r:.60}" if path in leaves else "is missing"
+            raise MismatchError(f"argument {path!r} {got}; it was {value!r:.60} when the model was captured.")
+
+
+def check_batch(program: Program, leaves: Mapping[str, Any]) -> None:
+    """Refuse other shapes than captured, unless another batch size explains them all.
+
+    Raises:
+        MismatchError: names the argument and the dimension.
+    """
+    others = list(_other_shapes(program, leaves))
+    for path, captured, shape in others:
+        if not shape or len(shape) != len(captured) or shape[1:] != captured[1:]:
+            raise MismatchError(_misfit(path, captured, shape))
+    if not others:
+        return
+    first, old, new = others[0][0], others[0][1][0], others[0][2][0]
+    for path, node in program.trace.arguments.items():
+        captured, size = value_of(node).layout.shape, leaves[path].shape[:1]
+        is_other = captured[:1] != size and (captured[0], size[0]) != (old, new)
+        if is_other or (captured[:1] == size == (old,) and old > 1):
+            raise MismatchError(
+                f"arguments {first!r} and {path!r} have {new} and {size[0]} in dimension 0; expected {old} and "
+                f"{captured[0]} as captured, or one batch size in both."
+            )
+
+
+def _other_shapes(
+    program: Program, leaves: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """(path, captured shape, shape) of each tensor whose shape is another one."""
+    for path, node in program.trace.arguments.items():
+        captured, shape = value_of(node).layout.shape, tuple(leaves[path].shape)
+        if captured != shape:
+            yield path, captured, shape
+
+
+def _misfit(path: str, captured: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    if len(shape) != len(captured):
+        return f"argument {path!r} has {len(shape)} dimensions; expected {len(captured)}, shape {captured} as captured."
+    dimension = next(i for i, (old, new) in enumerate(zip(captured, shape, strict=True)) if old != new)
+    return (
+        f"argument {path!r} has {shape[dimension]} in dimension {dimension}; expected {captured[dimension]}, shape "
+        f"{captured} as captured; place the model for these shapes."
+    )
+
+
+def _same(value: Any, captured: Any) -> bool:
+    if value is captured:
+        return True
+    try:
+        return type(value) is type(captured) and bool(value == captured)
+    except Exception:  # say, an array, whose comparison is an array
+        return False
