@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from graphs.errors import ClusterError
-
 _home: list[str] = []
 
 
@@ -23,6 +21,8 @@ def measurer() -> Callable[..., Any]:
         ClusterError: there is none.
     """
     if not _home:
+        from graphs.errors import ClusterError  # graphs takes a while to import
+
         raise ClusterError("nothing has been registered to measure this machine; import placement first.")
     module, function = _home[0].split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)

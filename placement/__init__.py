@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placement.learning.training import Training, train
     from placement.optimization import METHODS, optimize
     from placement.result import Result
+    from placement.runtime.profiling import profile
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "export",
     "load_graph",
     "optimize",
+    "profile",
     "save_graph",
     "train",
     "verify",
@@ -62,6 +64,7 @@ _HOME = {
     "export": "placement.exporting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
+    "profile": "placement.runtime.profiling",
     "save_graph": "graphs.files",
     "train": "placement.learning.training",
     "verify": "placement.verification",

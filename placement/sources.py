@@ -25,6 +25,8 @@ from graphs.readers.published import is_neurips, is_profile_line, read_neurips, 
 from graphs.zoo import MODELS
 from placement.model_cache import model_graph
 
+LOCAL = "local"  # the cluster that is this machine
+
 
 @dataclass(frozen=True)
 class Source:
@@ -210,14 +212,18 @@ def _describe(value: Any) -> str:
 
 
 def read_cluster(argument: str) -> Cluster:
-    """The cluster that a NAME|FILE argument names.
+    """The cluster that a NAME|FILE argument names; ``local`` is this machine, measured if it has not been yet.
 
     Raises:
         UnknownNameError: neither a preset nor a file.
-        ClusterError: the file is not a cluster.
+        ClusterError: the file is not a cluster, or this machine cannot be measured.
     """
+    if argument == LOCAL:
+        return Cluster.local()
     if argument not in PRESETS and (argument.endswith(".toml") or os.path.exists(argument)):
         return Cluster.from_toml(argument)
+    if argument not in PRESETS:
+        raise UnknownNameError("cluster", argument, (*PRESETS, LOCAL))
     return Cluster.preset(argument)
 
 

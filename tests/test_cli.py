@@ -73,7 +73,7 @@ SEARCHING = ["--budget-s", "--evaluations", "--communication"]
 COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 OPTIONS = {
     "models": ["--help", "--json", "--train", "NAMES"],
-    "clusters": ["--help", "--json", "--output", "--toml", "-o", "NAME"],
+    "clusters": ["--devices", "--help", "--json", "--measure", "--output", "--toml", "-o", "NAME"],
     "capture": [*COMMON, "--output", "-o", "GRAPH"],
     "compare": [
         *COMMON,
@@ -98,6 +98,7 @@ OPTIONS = {
         *SEARCHING,
         *["--cluster", "--method", "--objective", "--output", "--priority", "--seed", "-o", "GRAPH"],
     ],
+    "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
     "train": [
         *COMMON,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from placement.cli import options
+from placement.cli.measuring import measured_cluster
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 
@@ -72,6 +73,19 @@ def clusters(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the named cluster as TOML."),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine: the cluster 'local' from now on.")
+    ] = False,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="COUNT",
+            min=1,
+            show_default=False,
+            help="With --measure: take that many CPU cores as devices, instead of all cores or all GPUs and the CPU.",
+        ),
+    ] = None,
 ) -> None:
     """List the clusters there are: devices, memory, links, and where the figures come from."""
     from env.cluster import Cluster
@@ -79,10 +93,14 @@ def clusters(
     from placement.cluster_json import cluster_to_dict
     from placement.sources import read_cluster
 
-    if name is None and (as_toml or output):
+    if name is None and (as_toml or output) and not measure:
         raise typer.BadParameter(f"--toml and --output need the name of a cluster, one of {', '.join(PRESETS)}.")
+    if measure and name not in (None, "local"):
+        raise typer.BadParameter(f"--measure is about this machine, not about {name}; leave one of them out.")
+    if devices is not None and not measure:
+        raise typer.BadParameter("--devices says what to --measure; give it too.")
     check_outputs(output, inputs=[name])
-    if name is None:
+    if name is None and not measure:
         known = [Cluster.preset(key) for key in PRESETS]
         if as_json:
             emit_json({"clusters": [cluster_to_dict(cluster) for cluster in known]})
@@ -91,7 +109,7 @@ def clusters(
 
         emit_rich(*clusters_table(known))
         return
-    cluster = read_cluster(name)
+    cluster = measured_cluster(devices) if measure or name is None else read_cluster(name)
     if output:
         from graphs.disk import write_atomically
 

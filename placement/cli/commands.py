@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from placement.cli import catalog, solving, training
+from placement.cli import catalog, measuring, solving, training
 from placement.cli.output import emit
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ for command in (
     catalog.models,
     catalog.clusters,
     catalog.capture,
+    measuring.profile,
     solving.compare,
     solving.optimize,
     solving.verify,

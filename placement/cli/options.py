@@ -27,7 +27,8 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="NAME|FILE",
         show_default=False,
-        help="A preset (see `placement clusters`) or a TOML file; not needed where GRAPH brings its own devices.",
+        help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured; not needed where "
+        "GRAPH brings its own devices.",
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]

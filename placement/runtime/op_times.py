@@ -81,10 +81,9 @@ def op_times(step: StepToMeasure, place: torch.device, repeats: Repeats, worker:
     order = program.graph.topological_order.tolist()
     layout = Layout(functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place])
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
-    turns = _Turns(routine, _values(step, layout, routine), place)
-    warm_up = measure_step(turns.plain, steps=repeats.dropped + 1, dropped=repeats.dropped, places=[place])
-    everyones = [warm_up.median_s] if worker is None else worker.everyones(warm_up.median_s)
-    steps = repeats.steps(max(everyones))
+    turns = _Turns(layout, routine, _values(step, layout, routine), place)
+    warm_s = [turns.plain() for _ in range(repeats.dropped + 1)][-1]
+    steps = repeats.steps(max([warm_s] if worker is None else worker.everyones(warm_s)))
 
     def together() -> None:
         if worker is not None:
@@ -101,10 +100,11 @@ def op_times(step: StepToMeasure, place: torch.device, repeats: Repeats, worker:
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of one routine: each turn plain, and with stamps of each clock."""
+    """Runs of one routine: each turn plain, and with stamps of each clock; ``values``: states and inputs."""
 
+    layout: Layout
     routine: Routine
-    values: list[Any]
+    values: Mapping[Key, Any]
     place: torch.device
     step_s: list[float] = field(default_factory=list)
 
@@ -116,17 +116,29 @@ class _Turns:
         self._rows: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
 
-    def plain(self) -> None:
-        self.given = dict(zip(self.routine.gives, self.routine.run(None, *self.values), strict=True))
+    def taken(self) -> list[Any]:
+        """The arguments of one run; what is drawn for it, the run may overwrite."""
+        drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout).items()}
+        return [drawn[key] if key in drawn else self.values[key] for key in self.routine.takes]
+
+    def plain(self) -> float:
+        """Run without stamps; returns how many seconds it took."""
+        taken = self.taken()
+        synchronise(self.place)
+        start = time.perf_counter()
+        given = self.routine.run(None, *taken)
+        synchronise(self.place)
+        seconds = time.perf_counter() - start
+        self.given = dict(zip(self.routine.gives, given, strict=True))
+        return seconds
 
     def take(self, counts: bool) -> None:
-        start = time.perf_counter()
-        self.plain()
-        synchronise(self.place)
-        step_s = time.perf_counter() - start
+        step_s = self.plain()
         row: dict[int, float] = {}
         for code, between in self._stamped:
-            stamps = code.run(None, *self.values)[len(self.routine.gives) :]
+            taken = self.taken()
+            synchronise(self.place)
+            stamps = code.run(None, *taken)[len(self.routine.gives) :]
             synchronise(self.place)
             # A GPU's op takes as long as the kernel, or as the host needs to launch it.
             for op, seconds in code.seconds(stamps, between).items():
@@ -139,27 +151,23 @@ class _Turns:
         return {op: [row[op] for row in self._rows] for op in self._rows[0]}
 
 
-def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> list[Any]:
-    """What the routine takes; states that the step writes are copies, so that the user's stay as they are."""
+def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, Any]:
+    """States and inputs; states that the step writes are copies, so that the user's stay as they are."""
     program, (place,) = step.program, layout.places
     written = set(layout.step.state_writes.values())
     index_of = {name: index for index, state in enumerate(program.states) for name in state.names}
-    drawn = draw(layout)
     copies: dict[int, torch.Tensor] = {}  # tied states stay one
-
-    def value(key: Key) -> Any:
-        kind, name = key
+    found: dict[Key, Any] = {}
+    for kind, name in routine.takes:
         if kind == "input":
-            return step.inputs[name].to(place)
-        if kind == "drawn":
-            return drawn[name].to(place)
-        found = tensor_named(step.model, name)
-        tensor = (program.constants[name] if found is None else found).detach()
-        if index_of.get(name) in written:
-            return copies.setdefault(index_of[name], tensor.to(place, copy=True))
-        return tensor.to(place)
-
-    return [value(key) for key in routine.takes]
+            found[kind, name] = step.inputs[name].to(place)
+        elif kind == "state":
+            own = tensor_named(step.model, name)
+            tensor = (program.constants[name] if own is None else own).detach()
+            if index_of.get(name) in written:
+                tensor = copies.setdefault(index_of[name], tensor.to(place, copy=True))
+            found[kind, name] = tensor.to(place)
+    return found
 
 
 def _drawing_s(layout: Layout, repeats: int) -> dict[int, float]:

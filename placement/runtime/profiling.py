@@ -43,6 +43,12 @@ class Profile:
     step_s: Mapping[str, float]
     steps: Mapping[str, int]
 
+    def typical_spread(self, key: str) -> float:
+        """Median over the ops of their spread, relative to their time."""
+        column = self.graph.time_keys.index(key)
+        time_s, spread_s = self.graph.time_s[:, column], self.spread_s[:, column]
+        return float(np.median(spread_s[time_s > 0] / time_s[time_s > 0])) if (time_s > 0).any() else 0.0
+
 
 def profile(
     model: nn.Module,

@@ -1,0 +1,79 @@
+"""Commands that measure: op times of a model, and this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit, emit_json, progress
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+
+
+def measured_cluster(devices: int | None) -> Cluster:
+    """This machine, measured now."""
+    with progress("measuring devices and links"):
+        from placement.runtime.measure import local_cluster
+
+        return local_cluster(devices, anew=True)
+
+
+def profile(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
+            "args, kwargs).",
+        ),
+    ],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", metavar="NAME|FILE", help="Whose kinds of devices to measure on; this machine must have them."
+        ),
+    ] = "local",
+    train: options.Train = False,
+    dims: options.Dims = None,
+    output: options.Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run a model op by op, and save its graph with the measured times."""
+    if output is None and not as_json:
+        raise typer.BadParameter(
+            "profile saves a graph; say where with --output FILE, or print its figures with --json."
+        )
+    check_outputs(output, inputs=[model, cluster])
+    sizes = options.parse_dims(dims)
+    with progress(f"measuring {model}"):
+        from placement.models import read_example
+        from placement.runtime.profiling import measured_profile
+        from placement.sources import read_cluster
+
+        machine = read_cluster(cluster)
+        example = read_example(model, train=train, dims=sizes)
+        found = measured_profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+    if output is not None:
+        from graphs.files import save_graph
+
+        save_graph(found.graph, output)
+    devices = {
+        key: {"step_s": found.step_s[key], "steps": found.steps[key], "spread": found.typical_spread(key)}
+        for key in found.graph.time_keys
+    }
+    if as_json:
+        figures = {"graph": found.graph.name, "hash": found.graph.hash, "ops": found.graph.n_ops, "devices": devices}
+        emit_json({**figures, "file": None if output is None else str(output)})
+        return
+    from graphs.units import format_seconds
+
+    for key, own in devices.items():
+        emit(
+            f"{found.graph.name} on {key}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; the middle "
+            f"half of an op's times lies within {own['spread']:.1%} of its median"
+        )
+    emit(f"{found.graph.n_ops:,} ops with measured times saved to {output}")

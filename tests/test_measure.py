@@ -1,0 +1,458 @@
+"""Measuring this machine and the ops of a model: what is measured and how it is kept, never how fast it is."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import env.measurer
+import placement
+from env.cluster import Cluster, Device, both_ways
+from env.problem import Problem
+from graphs.capture import capture_program
+from graphs.errors import ClusterError
+from graphs.opgraph import OpGraph, Phase
+from placement.cli import run
+from placement.runtime import links, measure, workers
+from placement.runtime.functional import functional
+from placement.runtime.layout import Layout
+from placement.runtime.op_times import Repeats
+from placement.runtime.profiling import measured_profile
+from placement.runtime.routines import compile_routines
+from placement.runtime.speeds import BRIEF, flops_per_s
+from placement.runtime.stamps import StampedRoutine, host_clock, stamped
+from placement.runtime.updates import update_times_s
+from placement.runtime.workers import Worker, cores_for, run_workers
+
+CPU = torch.device("cpu")
+N_CORES = len(cores_for(None))
+QUICK = Repeats(dropped=1, least=3, most=3)
+two_cores = pytest.mark.skipif(N_CORES < 2, reason="needs two CPU cores")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+class Small(nn.Module):
+    """Buffers that a step writes, random numbers, a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(self.norm(self.first(x))).t().contiguous().t())
+
+
+def cpu_cluster(devices: int = 1, kind: str = "cpu", model: str = "") -> Cluster:
+    made = tuple(Device(f"d{i}", kind, 10**9, {"float32": 1e9}, 1e9, model=model) for i in range(devices))
+    ways = tuple(link for i in range(devices) for j in range(i) for link in both_ways(f"d{i}", f"d{j}", 1e9, 1e-4))
+    return Cluster("test", made, ways)
+
+
+# -- steps -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_steps_are_dropped() -> None:
+    calls: list[int] = []
+
+    def step() -> None:
+        calls.append(len(calls))
+        time.sleep(0.02 if len(calls) <= 5 else 0)
+
+    times = measure.measure_step(step)
+    assert len(calls) == 10
+    assert len(times.samples_s) == 5
+    assert 0 < times.median_s < 0.02
+    assert times.spread_s >= 0
+
+
+def test_a_step_is_kept() -> None:
+    with pytest.raises(ValueError, match="steps = 5 and dropped = 5"):
+        measure.measure_step(lambda: None, steps=5)
+
+
+# -- links -------------------------------------------------------------------------------------------------------
+
+
+def test_a_straight_line_is_found() -> None:
+    sizes = [10**3, 10**5, 10**7]
+    way = links.fitted(sizes, [2e-5 + size / 4e9 for size in sizes])
+    assert way.latency_s == pytest.approx(2e-5)
+    assert way.bandwidth_bytes_per_s == pytest.approx(4e9)
+
+
+@pytest.mark.parametrize("times_s", [[1e-9, 1e-3, 1.0], [1e-3, 1e-3, 1e-3], [1e-3, 1e-4, 1e-5]])
+def test_a_strange_line_is_still_a_link(times_s: list[float]) -> None:
+    way = links.fitted([10**3, 10**5, 10**7], times_s)
+    assert way.latency_s >= 0
+    assert way.bandwidth_bytes_per_s > 0
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_every_pair_meets_once(size: int) -> None:
+    found = links.rounds(size)
+    pairs = [pair for pairs in found for pair in pairs]
+    assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
+    for pairs in found:
+        busy = [rank for pair in pairs for rank in pair]
+        assert len(busy) == len(set(busy))
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class _Queues:
+    """`links.Peers` between threads."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[int, queue.SimpleQueue[torch.Tensor]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
+
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        self.boxes[to].put(tensor.clone())
+        return _Done()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        tensor.copy_(self.boxes[1 - source].get(timeout=10))
+        return _Done()
+
+
+class _Corrupting(_Queues):
+    """Turns one bit of what comes from rank 1."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        done = super().receive(tensor, source)
+        if source == 1 and len(tensor) == 4096:
+            tensor[1234] ^= 1
+        return done
+
+
+def _as_rank_1(peers: _Queues) -> None:
+    with suppress(queue.Empty):  # rank 0 has given up
+        links.check_peers(peers, 1, 0, 7)
+
+
+@pytest.mark.parametrize(("peers", "is_good"), [(_Queues(), True), (_Corrupting(), False)])
+def test_good_copies_pass_and_corrupted_ones_are_named(peers: _Queues, is_good: bool) -> None:
+    threading.Thread(target=_as_rank_1, args=(peers,), daemon=True).start()
+    if is_good:
+        links.check_peers(peers, 0, 1, 7)
+        return
+    with pytest.raises(ClusterError, match="from worker 1 to worker 0 arrive corrupted: 4096 bytes counting up"):
+        links.check_peers(peers, 0, 1, 7)
+
+
+def test_a_corrupted_copy_to_a_device_and_back_is_named() -> None:
+    links.check_moves(torch.clone, "gpu0 to gpu1", seed=0)
+
+    def broken(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(tensor)
+
+    with pytest.raises(ClusterError, match="copies from gpu0 to gpu1 arrive corrupted: 1 bytes of ones have checksum"):
+        links.check_moves(broken, "gpu0 to gpu1", seed=0)
+
+
+# -- workers -----------------------------------------------------------------------------------------------------
+
+
+def _about_itself(worker: Worker) -> tuple[int, int, set[int], int, list[float]]:
+    everyones = worker.everyones(worker.rank + 0.5)
+    return worker.rank, worker.core, os.sched_getaffinity(0), torch.get_num_threads(), everyones
+
+
+def test_workers_are_pinned_and_have_one_thread() -> None:
+    cores = cores_for(min(2, N_CORES))
+    before = os.sched_getaffinity(0), torch.get_num_threads()
+    for rank, found in enumerate(run_workers(_about_itself, cores, 60)):
+        assert found == (rank, cores[rank], {cores[rank]}, 1, [r + 0.5 for r in range(len(cores))])
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
+
+
+def _fails(worker: Worker) -> None:
+    if worker.rank == worker.size - 1:
+        raise ZeroDivisionError("no such thing")
+    worker.meet()
+
+
+def _dies(worker: Worker) -> None:
+    if worker.rank == worker.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.meet()
+
+
+def _sleeps(worker: Worker) -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("work", "limit_s", "sentence"),
+    [
+        (_fails, 60, r"the worker on core \d+ failed with ZeroDivisionError: no such thing"),
+        (_dies, 60, r"the worker on core \d+ ended with signal SIGKILL, most likely for want of memory; try fewer"),
+        (_sleeps, 0.2, r"the workers were not done after 0.2 s; try again"),
+    ],
+)
+def test_a_failing_worker_ends_all(work: Any, limit_s: float, sentence: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ClusterError, match=sentence):
+        run_workers(work, cores_for(min(2, N_CORES)), limit_s)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("devices", [0, -1, N_CORES + 1, 1.5, True, "2"])
+def test_there_are_only_so_many_cores(devices: Any) -> None:
+    with pytest.raises(ClusterError, match=f"expected 1 to {N_CORES}, the cores this process may use"):
+        cores_for(devices)
+
+
+# -- this machine ------------------------------------------------------------------------------------------------
+
+
+@two_cores
+def test_this_machine_becomes_a_cluster() -> None:
+    found = measure.local_cluster(2, effort=BRIEF)
+    assert found.name == "local"
+    assert [(device.name, device.kind) for device in found.devices] == [("cpu0", "cpu"), ("cpu1", "cpu")]
+    assert {(link.src, link.dst) for link in found.links} == {("cpu0", "cpu1"), ("cpu1", "cpu0")}
+    for device in found.devices:
+        assert {"float32", "float64"} <= set(device.peak_flops)
+        assert 0 < device.launch_overhead_s < 1
+        assert 0 < device.memory_bytes <= measure.available_bytes()
+        assert device.model == f"{measure.cpu_model()} core"
+    for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", "gloo"):
+        assert word in found.source
+
+
+def test_one_core_is_a_cluster_without_links() -> None:
+    found = measure.local_cluster(1, effort=BRIEF)
+    assert found.n_devices == 1
+    assert found.links == ()
+
+
+def test_the_second_time_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = measure.local_cluster(1, effort=BRIEF)
+    files = list((tmp_path / "cache").glob("local-*.toml"))
+    assert len(files) == 1
+    assert Cluster.from_toml(files[0]) == first
+    with monkeypatch.context() as patched:
+        patched.setattr(measure, "_measure_cores", lambda *_: pytest.fail("measured again"))
+        again = Cluster.local(1)
+    assert (again, again.source, again.summary) == (first, first.source, first.summary)
+    other = cpu_cluster()
+    monkeypatch.setattr(measure, "_measure_cores", lambda *_: other)
+    assert measure.local_cluster(1, anew=True) == other == Cluster.local(1)
+    files[0].write_text("cut short = ", encoding="utf-8")
+    assert Cluster.local(1) == other
+
+
+def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "file"))
+    assert measure.local_cluster(1, effort=BRIEF).n_devices == 1
+
+
+@two_cores
+def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Corrupting(links.Gloo):
+        def receive(self, tensor: torch.Tensor, source: int) -> Any:
+            work = super().receive(tensor, source)
+            work.wait()
+            tensor[-1] += 1
+            return _Done()
+
+    monkeypatch.setattr(workers, "Gloo", Corrupting)
+    with pytest.raises(ClusterError, match=r"copies from worker \d to worker \d arrive corrupted: 1 bytes"):
+        measure.local_cluster(2, effort=BRIEF)
+
+
+def test_env_alone_says_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env.measurer, "_home", [])
+    with pytest.raises(ClusterError, match="import placement first"):
+        Cluster.local(1)
+
+
+def test_a_dtype_without_kernels_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (flops_per_s(CPU, "float32", BRIEF) or 0) > 0
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.zeros(2, 2, dtype=torch.bool))
+    assert flops_per_s(CPU, "bool", BRIEF) is None
+
+
+# -- stamps ------------------------------------------------------------------------------------------------------
+
+
+def test_stamps_change_nothing_but_add_times() -> None:
+    torch.manual_seed(0)
+    model, x = Small().eval(), torch.rand(3, 4)
+    program = capture_program(model, (x,))
+    order = program.graph.topological_order.tolist()
+    n = len(order)
+    layout = Layout(functional(program), [0] * n, [order], list(range(n)), [CPU])
+    routine = compile_routines(layout, [layout.forward()]).sections[0][0]
+    states = dict(model.state_dict())
+    taken = [x if kind == "input" else states[name] for kind, name in routine.takes]
+    stamp, between = host_clock()
+    code = stamped(routine, stamp)
+    with torch.no_grad():
+        (plain,) = routine.run(None, *taken)
+        output, *stamps = code.run(None, *taken)
+    assert torch.equal(plain, output)
+    assert stamps == sorted(stamps)
+    assert list(code.ops) == [op for op in routine.ops if program.graph.kernels[op]]
+    assert len(stamps) == len(code.ops) + 2
+    assert set(code.seconds(stamps, between)) == set(code.ops)
+
+
+def test_what_a_stamp_takes_is_left_out() -> None:
+    code = StampedRoutine(lambda: (), (5, 3))
+    assert code.seconds([0.0, 1.0, 4.0, 4.5], lambda a, b: b - a) == {5: 2.0, 3: 0.0}
+
+
+# -- updates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "sgd"])
+def test_updates_of_all_parameters_take_time(optimizer: str) -> None:
+    updates = [(op, torch.ones(op, 8), torch.ones(op, 8)) for op in (3, 4, 5)]
+    found = update_times_s(updates, optimizer, CPU, 3, lambda: None)
+    assert {op: len(samples) for op, samples in found.items()} == {3: 3, 4: 3, 5: 3}
+    assert all(np.median(samples) > 0 for samples in found.values())
+    assert update_times_s([], optimizer, CPU, 3, lambda: None) == {}
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_every_op_gets_a_time(train: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Small(), torch.rand(3, 4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = measured_profile(model, (x,), None, cpu_cluster(min(2, N_CORES)), train, repeats=QUICK)
+    graph = found.graph
+    captured = placement.capture(model, (x,), train=train)
+    assert (graph.op_names, graph.kinds, graph.time_keys) == (captured.op_names, captured.kinds, ("cpu",))
+    has_time = ~np.isnan(graph.time_s[:, 0])
+    assert has_time.tolist() == (graph.kernels > 0).tolist()
+    assert (graph.time_s[has_time] > 0).any()
+    assert (np.isnan(found.spread_s) == np.isnan(graph.time_s)).all()
+    assert found.steps == {"cpu": 3 * min(2, N_CORES)}
+    assert found.typical_spread("cpu") >= 0
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+    if train:
+        assert (graph.time_s[graph.phase == Phase.UPDATE] > 0).all()
+    else:
+        # What the ops take adds up to the step.
+        assert np.nansum(graph.time_s) == pytest.approx(found.step_s["cpu"], rel=1e-3)
+        assert Problem(graph, cpu_cluster()).op_s.sum() == pytest.approx(found.step_s["cpu"], rel=1e-3)
+
+
+def test_times_are_kept_under_the_model_of_the_device() -> None:
+    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(model="Z80"), repeats=QUICK).graph
+    assert graph.time_keys == ("Z80",)
+
+
+def test_a_profile_is_a_graph_file(tmp_path: Path) -> None:
+    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(), repeats=QUICK).graph
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    placement.save_graph(graph, one)
+    loaded = placement.load_graph(one)
+    placement.save_graph(loaded, two)
+    assert loaded == graph
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_profile_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = cpu_cluster()
+    monkeypatch.setattr(measure, "local_cluster", lambda *_, **__: local)
+    graph = placement.profile(nn.Linear(2, 2), torch.rand(1, 2), name="one layer")
+    assert isinstance(graph, OpGraph)
+    assert (graph.name, graph.time_keys) == ("one layer", ("cpu",))
+
+
+def test_what_cannot_be_profiled() -> None:
+    with torch.device("meta"):
+        nowhere = nn.Linear(2, 2)
+    with pytest.raises(ClusterError, match="weight is on the meta device and has no data"):
+        placement.profile(nowhere, torch.rand(1, 2), cluster=cpu_cluster())
+    with pytest.raises(ClusterError, match="device 'd0' of cluster 'test' is a accelerator, and this machine has"):
+        placement.profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(kind="accelerator"))
+
+
+class Failing(nn.Module):
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index]
+
+
+def test_a_step_that_fails_is_named() -> None:
+    with pytest.raises(ClusterError, match="failed with IndexError"):
+        placement.profile(Failing(), (torch.rand(2), torch.tensor([5])), cluster=cpu_cluster())
+
+
+# -- commands ----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "local_cluster", partial(measure.local_cluster, effort=BRIEF))
+    assert run(["clusters", "--measure", "--devices", "1", "-o", "mine.toml"]) == 0
+    assert Cluster.from_toml("mine.toml").n_devices == 1
+    assert run(["clusters", "--measure", "--devices", "1"]) == 0
+    assert measure.cpu_model() in capsys.readouterr().out
+    Path("tiny.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Linear(2, 2), (torch.rand(1, 2),)\n", encoding="utf-8"
+    )
+    assert run(["profile", "tiny.py:make", "--cluster", "mine.toml", "--train", "-o", "graph.json"]) == 0
+    out = capsys.readouterr().out
+    assert f"make on {measure.cpu_model()} core: " in out
+    assert "saved to graph.json" in out
+    assert placement.load_graph("graph.json").time_keys == (f"{measure.cpu_model()} core",)
+    assert run(["optimize", "graph.json", "--cluster", "local", "--method", "single_device"]) == 0
+    assert "on local" in capsys.readouterr().out
+    assert run(["clusters", "local"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("clusters --measure 4xV100-pcie", "--measure is about this machine, not about 4xV100-pcie"),
+        ("clusters --devices 2", "--devices says what to --measure"),
+        ("clusters --measure --devices 100000", "got devices = 100000; expected 1 to"),
+        ("clusters lokal", "did you mean 'local'?"),
+        ("profile alexnet", "profile saves a graph; say where with --output FILE"),
+        ("profile nothing -o g.json", "unknown model 'nothing'"),
+        ("profile graph.onnx -o g.json", "graph.onnx has no weights to run"),
+        ("profile alexnet --cluster 1xV100 -o g.json", "is a gpu, and this machine has"),
+    ],
+)
+def test_bad_commands(
+    line: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "local_cluster", lambda *_, **__: cpu_cluster() if "--measure" not in line else None)
+    if "100000" in line:
+        monkeypatch.undo()
+    assert run(line.split()) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
