@@ -100,6 +100,7 @@ OPTIONS = {
     ],
     "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
+    "export": ["--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "train": [
         *COMMON,
         *["--budget-s", "--checkpoint-every-s", "--cluster", "--from-scratch", "--log-dir", "--output", "--policy"],

@@ -54,3 +54,11 @@ def test_own_graph_is_improved_by_the_move() -> None:
     assert "units of placement: 4" in output
     assert output.count("ops placed") == 2
     assert float(re.findall(r"improved by ([-\d.]+)", output)[0]) == pytest.approx(0.3, abs=0.2)
+
+
+def test_device_map_is_loaded_by_transformers() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    output = run("device_map.py")
+    assert "'lm_head': " in output
+    assert output.splitlines()[-1] == "loaded in 2 places, same outputs: True"

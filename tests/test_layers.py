@@ -85,7 +85,9 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
     assert found.stdout.split() == []
 
 
-@pytest.mark.parametrize("command", ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train"])
+@pytest.mark.parametrize(
+    "command", ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train", "export", "profile"]
+)
 def test_help_loads_nothing_heavy(command: str) -> None:
     heavy = ["torch", "plotly", "onnx", "numba", "networkx", "numpy", "stable_baselines3", "tensorboard"]
     code = (

@@ -1,0 +1,91 @@
+"""The command that hands a placement to other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit, emit_json, progress
+
+if TYPE_CHECKING:
+    from placement.pipeline_split import PipelineSplit
+
+
+def export(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="TARGET",
+            show_default=False,
+            help="device_map for transformers and accelerate, pipeline for torch.distributed.pipelining, or json.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            show_default=False,
+            help="The model that was placed, built in or file.py:function: its parameters that no op uses are then in "
+            "the device map too.",
+        ),
+    ] = None,
+    no_split: Annotated[
+        str | None,
+        typer.Option(
+            "--no-split",
+            metavar="CLASS,CLASS,...",
+            show_default=False,
+            help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    output: options.Output = None,
+) -> None:
+    """Write a saved placement as a device map, as pipeline stages, or as plain JSON for other tools."""
+    check_outputs(output, inputs=[file, model])
+    if no_split is not None and model is None:
+        raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
+    with progress("importing"):
+        from placement import exporting
+        from placement.result import Result
+        from placement.sources import read_model
+    result = Result.load(file)
+    classes = None if no_split is None else [name.strip() for name in no_split.split(",") if name.strip()]
+    with progress(f"exporting {file}"):
+        known = None if model is None else read_model(model)
+        found = exporting.export(result, to, model=known, no_split=classes)
+    document = found if isinstance(found, dict) else found.to_dict()
+    if output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    if as_json or output is None:
+        emit_json(document)
+    else:
+        emit(f"{_described(to, found)}, saved to {output}")
+
+
+def _described(to: str, found: dict[str, Any] | PipelineSplit) -> str:
+    if to == "device_map":
+        assert isinstance(found, dict)
+        places = ", ".join(dict.fromkeys(f"{place}" for place in found.values()))
+        return f"device map: {len(found)} entries on {places}"
+    if isinstance(found, dict):
+        return f"{len(found['ops']):,} ops on {len(set(found['ops'].values()))} devices"
+    chain = " -> ".join(stage.device for stage in found.stages)
+    total = sum(stage.ops for stage in found.stages)
+    sentence = (
+        f"{len(found.stages)} stages {chain}: {found.moved_ops:,} of {total:,} ops are not where they were placed"
+    )
+    if found.shared:
+        sentence += f"; sum the gradients of what {' and '.join(found.shared[0])} share"
+    return sentence

@@ -1,0 +1,577 @@
+"""A placement handed to other tools: device maps, pipeline stages, plain JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pipeline_worker
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import placement
+from env.cluster import Cluster, Device, both_ways
+from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from graphs.opgraph import Op, OpGraph
+from graphs.opgraph import Tensor as Edge
+from placement import pipeline_split
+from placement.cli import run
+from placement.exporting import TARGETS
+from placement.result import Result, order_by_device
+
+
+def cluster_of(*kinds: str) -> Cluster:
+    """Devices d0, d1, ... of these kinds, of 1 FLOP/s each, all linked."""
+    devices = tuple(Device(f"d{i}", kind, 10**9, {"float32": 1.0}, 1e9) for i, kind in enumerate(kinds))
+    pairs = itertools.combinations(devices, 2)
+    return Cluster("test", devices, tuple(link for a, b in pairs for link in both_ways(a.name, b.name, 1e9, 0.0)))
+
+
+GPUS = cluster_of("gpu", "gpu")
+
+
+def placed(graph: OpGraph, devices: Sequence[int], cluster: Cluster = GPUS) -> Result:
+    """A result with this placement, each colocation group where its first op is. Its figures are of another one."""
+    numbers = np.array(devices, dtype=np.int64)
+    for group in set(graph.colocation.tolist()) - {-1}:
+        members = np.flatnonzero(graph.colocation == group)
+        numbers[members] = numbers[members[0]]
+    names = [cluster.devices[d].name for d in numbers]
+    return dataclasses.replace(
+        placement.optimize(graph, cluster, "single_device", seed=0),
+        placement=dict(zip(graph.op_names, names, strict=True)),
+        order=order_by_device(graph, cluster, numbers, graph.topological_order.tolist()),
+    )
+
+
+def placed_model(
+    model: nn.Module, args: tuple[Tensor, ...], where: Callable[[str], int], train: bool = False
+) -> Result:
+    """A model with each op where a function of its module says."""
+    graph = placement.capture(model, args, train=train)
+    return placed(graph, [where(module) for module in graph.modules])
+
+
+def line(*ops: tuple[str, float, int], **options: Any) -> Result:
+    """Ops in a row, (module, FLOPs, device), that keep bytes."""
+    records = [Op(f"op{i}", flops=flops, kept_bytes=8, module=module) for i, (module, flops, _) in enumerate(ops)]
+    edges = [Edge(a.name, 8, (b.name,)) for a, b in itertools.pairwise(records)]
+    return placed(OpGraph.build(records, edges), [device for *_, device in ops], **options)
+
+
+def places(model: nn.Module, device_map: dict[str, int | str]) -> dict[str, int | str]:
+    """Where each parameter and buffer goes; each must be covered by one entry."""
+    found = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, _ in named:
+        entries = [e for e in device_map if e in ("", name) or name.startswith(f"{e}.")]
+        assert len(entries) == 1, (name, entries)
+        found[name] = device_map[entries[0]]
+    return found
+
+
+# -- device maps: entries -----------------------------------------------------------------------------------------
+
+
+def test_modules_on_one_device_become_one_entry() -> None:
+    result = line(("a.x", 1, 0), ("a.y", 1, 0), ("b.x", 1, 0), ("b.y", 1, 1), ("c", 1, 1))
+    assert placement.export(result, "device_map") == {"a": 0, "b.x": 0, "b.y": 1, "c": 1}
+    assert placement.export(line(("a.x", 1, 1), ("b", 1, 1)), "device_map") == {"": 1}
+
+
+def test_gpus_are_numbered_and_everything_else_is_the_cpu() -> None:
+    cluster = cluster_of("cpu", "gpu", "cpu", "gpu")
+    result = line(("a", 1, 0), ("b", 1, 1), ("c", 1, 2), ("d", 1, 3), cluster=cluster)
+    assert placement.export(result, "device_map") == {"a": "cpu", "b": 0, "c": "cpu", "d": 1}
+    same = line(("a", 1, 0), ("b", 1, 2), cluster=cluster)
+    assert placement.export(same, "device_map") == {"": "cpu"}
+
+
+def test_a_module_goes_where_most_of_its_time_is_spent() -> None:
+    result = line(("a", 1, 0), ("a", 1, 0), ("a", 3, 1), ("b", 1, 0))
+    assert placement.export(result, "device_map") == {"a": 1, "b": 0}
+
+
+def test_modules_that_share_a_parameter_go_together() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between, self.last = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+            self.last.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(self.between(self.first(x)))
+            return out
+
+    model = Tied()
+    result = placed_model(model, (torch.zeros(2, dtype=torch.long),), lambda module: int(module == "between"))
+    expected = {"first": 0, "between": 1, "last": 0}
+    assert placement.export(result, "device_map") == expected
+    assert placement.export(result, "device_map", model=model) == expected
+    # The placement of a model without the tie knows of none: the model does.
+    apart = line(("first", 1, 0), ("between", 1, 1), ("last", 3, 1))
+    assert placement.export(apart, "device_map") == {"first": 0, "between": 1, "last": 1}
+    assert placement.export(apart, "device_map", model=model) == {"": 1}
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(x))
+        return out
+
+
+class Stack(nn.Module):
+    """Two layers between parameters of the model itself, and a module that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.pooler = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.shift
+
+
+X = (torch.randn(3, 4),)
+
+
+def second_half(module: str) -> int:
+    return int(module in ("", "layers.0.down", "layers.1", "layers.1.up", "layers.1.down"))
+
+
+def test_classes_that_must_not_be_split_are_whole() -> None:
+    model = Stack()
+    result = placed_model(model, X, second_half)
+    split = placement.export(result, "device_map", model=model, no_split=[])
+    assert split == {"layers.0.up": 0, "layers.0.down": 1, "layers.1": 1, "shift": 1, "pooler": 1}
+    whole = placement.export(result, "device_map", model=model, no_split=["Layer"])
+    assert whole == {"layers.0": 0, "layers.1": 1, "shift": 1, "pooler": 1}
+    model._no_split_modules = ["Layer", "Unheard"]  # type: ignore[assignment]
+    assert placement.export(result, "device_map", model=model) == whole
+    with pytest.raises(UnknownNameError, match="unknown class of modules in Stack 'layer', did you mean 'Layer'"):
+        placement.export(result, "device_map", model=model, no_split="layer")
+    with pytest.raises(MismatchError, match="give the model"):
+        placement.export(result, "device_map", no_split=["Layer"])
+
+
+def test_parameters_of_the_model_itself_need_the_model() -> None:
+    with pytest.raises(MismatchError, match="outermost module of 'Stack' holds parameters of its own"):
+        placement.export(placed_model(Stack(), X, second_half), "device_map")
+    assert placement.export(placed_model(Stack(), X, lambda _: 1), "device_map") == {"": 1}
+
+
+def test_a_module_whose_weights_another_one_uses_goes_with_it() -> None:
+    model = nn.Sequential(pipeline_worker.Block(8), nn.Linear(8, 8))  # the attention uses the weight of its out_proj
+    result = placed_model(model, (torch.randn(1, 3, 8),), lambda module: int(module == "1"))
+    assert placement.export(result, "device_map") == {"0": 0, "1": 1}
+    assert placement.export(result, "device_map", model=model) == {"0": 0, "1": 1}
+
+
+# -- device maps: what hooks cannot move --------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.inner(self.first(x))
+        return out
+
+
+def test_a_module_that_adds_its_input_to_its_output_is_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Residual())
+    result = placed_model(model, X, lambda module: int(module in ("1", "1.inner.0", "1.inner.1")))
+    assert placement.export(result, "device_map", model=model) == {"0": 0, "1": 1}
+    # What adds on the device that the input is on may stay where it was placed.
+    inside = placed_model(model, X, lambda module: int(module == "1.inner.0"))
+    assert placement.export(inside, "device_map") == {"0": 0, "1.first": 0, "1.inner.0": 1, "1.inner.1": 0}
+
+
+def test_branches_end_on_one_device() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+            self.right = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.left(x) + self.right(x)
+            return out
+
+    result = placed_model(Towers(), X, lambda module: int(module.startswith("right")))
+    found = placement.export(result, "device_map")
+    assert found == {"left": 0, "right.0": 1, "right.1": 0}
+
+
+class Mixed(nn.Module):
+    """A bit of everything; its inputs are [1, 3, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(pipeline_worker.Block(8) for _ in range(3))
+        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.BatchNorm1d(3))
+        self.scale = nn.Parameter(torch.ones(8))
+        self.ends = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
+        self.ends["b"].weight = self.middle[0].weight
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        x = self.middle(x) * self.scale
+        out: Tensor = self.ends["a"](x) - self.ends["b"](x)
+        return out
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["inference", "training"])
+def mixed(request: pytest.FixtureRequest) -> tuple[nn.Module, OpGraph]:
+    model = Mixed()
+    return model, placement.capture(model, (torch.randn(1, 3, 8),), train=request.param)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_placement_gives_a_map_that_can_run(mixed: tuple[nn.Module, OpGraph], data: Any) -> None:
+    model, graph = mixed
+    devices = data.draw(st.lists(st.integers(0, 2), min_size=graph.n_ops, max_size=graph.n_ops))
+    no_split = data.draw(st.sampled_from([[], ["Block"], ["Sequential"], ["MultiheadAttention", "Mixed"]]))
+    result = placed(graph, devices, cluster_of("gpu", "cpu", "gpu"))
+    found = placement.export(result, "device_map", model=model, no_split=no_split)
+    where = places(model, found)
+    assert set(where.values()) <= {0, 1, "cpu"}
+    assert where["ends.b.weight"] == where["middle.0.weight"]
+    for path, module in model.named_modules():
+        if type(module).__name__ in no_split or isinstance(module, nn.MultiheadAttention):
+            assert len({place for name, place in where.items() if name.startswith(path)}) == 1
+    run_like_hooks(model, found)
+    run_like_hooks(model, placement.export(result, "device_map", model=model, no_split=[]))
+
+
+def run_like_hooks(model: nn.Module, device_map: dict[str, int | str]) -> None:
+    """Run as accelerate would: the modules of the map move what they are called with; nothing else moves.
+
+    Tensors say which device they are on by a subclass, so that this needs no devices.
+    """
+    where = places(model, device_map)
+    parameters = {id(p): where[name] for name, p in model.named_parameters(remove_duplicate=False)}
+    hooks = []
+    for path, place in device_map.items():
+        modules = dict(model.named_modules())
+        called = modules[path].modules() if path in modules else ()
+        # As accelerate does; a list of modules, say, is never called itself.
+        hooks += [
+            module.register_forward_pre_hook(_mover(place), with_kwargs=True)
+            for module in called
+            if module.state_dict()
+        ]
+    On.parameters = parameters
+    try:
+        model.eval()
+        model(On(torch.randn(1, 3, 8), None))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train()
+
+
+def _mover(place: int | str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]:
+    def move(value: Any) -> Any:
+        return On(value.as_subclass(Tensor), place) if isinstance(value, Tensor) else value
+
+    return lambda _, args, kwargs: (tuple(map(move, args)), {key: move(value) for key, value in kwargs.items()})
+
+
+class On(Tensor):
+    """A tensor that is said to be somewhere; None: an input, which may be anywhere."""
+
+    parameters: dict[int, int | str]
+    place: int | str | None
+
+    def __new__(cls, data: Tensor, place: int | str | None) -> On:
+        made = data.as_subclass(cls)
+        made.place = place
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(function, types, args, kwargs)
+        found = {
+            place
+            for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+            and (place := getattr(leaf, "place", None) if isinstance(leaf, On) else cls.parameters.get(id(leaf)))
+            is not None
+        }
+        assert len(found) <= 1, f"{function} reads from {found}"
+        for leaf in torch.utils._pytree.tree_leaves(out):
+            if isinstance(leaf, On):
+                leaf.place = next(iter(found), None)
+        return out
+
+
+# -- device maps: transformers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[Any, tuple[Tensor, ...]]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=16, **sizes)
+    return transformers.BertForMaskedLM(config).eval(), (torch.randint(0, 50, (2, 8)),)
+
+
+def halves(graph: OpGraph) -> list[int]:
+    return (graph.topological_position >= graph.n_ops // 2).astype(int).tolist()
+
+
+def test_transformers_reads_the_map_as_it_is_meant(bert: tuple[Any, tuple[Tensor, ...]]) -> None:
+    from transformers.integrations.accelerate import expand_device_map
+
+    model, args = bert
+    graph = placement.capture(model, args)
+    found = placement.export(placed(graph, halves(graph)), "device_map", model=model)
+    assert set(found.values()) == {0, 1}
+    where = places(model, found)
+    names = list(model.state_dict())
+    assert expand_device_map(found, names) == {name: where[name] for name in names}
+    tied = ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"]
+    assert len({where[name] for name in tied}) == 1
+    for path, module in model.named_modules():
+        if type(module).__name__ in model._no_split_modules:
+            assert len({place for name, place in where.items() if name.startswith(f"{path}.")}) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # of other packages
+def test_transformers_loads_a_model_with_the_map(bert: tuple[Any, tuple[Tensor, ...]], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, args = bert
+    graph = placement.capture(model, args)
+    found = placement.export(placed(graph, halves(graph)), "device_map", model=model)
+    model.save_pretrained(tmp_path / "saved")
+    # Without two GPUs, the disk is a second place to be.
+    stand_ins = {path: "disk" if place == 1 else "cpu" for path, place in found.items()}
+    loaded = type(model).from_pretrained(
+        tmp_path / "saved", device_map=stand_ins, offload_folder=str(tmp_path / "offloaded")
+    )
+    assert 0 < sum(parameter.is_meta for parameter in loaded.parameters()) < len(list(loaded.parameters()))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(*args).logits, model(*args).logits)
+
+
+# -- pipelines ----------------------------------------------------------------------------------------------------
+
+
+def test_stages_follow_a_placement_that_is_a_chain() -> None:
+    result = line(("a", 1, 1), ("b.x", 2, 1), ("b.y", 1, 0), ("c", 1, 0))
+    split = placement.export(result, "pipeline")
+    assert split.to_dict() == {
+        "stages": [
+            {"device": "d1", "modules": ["a", "b.x"], "ops": 2, "moved_ops": 0, "forward_s": 3.0, "kept_bytes": 16},
+            {"device": "d0", "modules": ["b.y", "c"], "ops": 2, "moved_ops": 0, "forward_s": 2.0, "kept_bytes": 16},
+        ],
+        "split_spec": {"b.y": "beginning"},
+        "ops": 4,
+        "moved_ops": 0,
+        "shared": [],
+    }
+    from torch.distributed.pipelining import SplitPoint
+
+    assert split.split_spec == {"b.y": SplitPoint.BEGINNING}
+
+
+def test_a_chain_moves_what_costs_least() -> None:
+    result = line(("a", 5, 0), ("b", 1, 1), ("c", 5, 0), ("d", 5, 1), ("e", 2, 0), ("f", 5, 1))
+    split = placement.export(result, "pipeline")
+    assert list(split.split_spec) == ["d"]
+    assert [stage.moved_ops for stage in split.stages] == [1, 1]
+    one = placement.export(line(("a", 5, 0), ("b", 1, 1), ("c", 5, 0)), "pipeline")
+    assert [(stage.device, stage.modules, stage.moved_ops) for stage in one.stages] == [("d0", ("",), 1)]
+
+
+def test_a_stage_begins_with_a_module_that_is_called_once() -> None:
+    def spec(*modules: str) -> list[str]:
+        half = len(modules) // 2
+        return list(placement.export(line(*((m, 1, int(i >= half)) for i, m in enumerate(modules))), "pipeline").before)
+
+    assert spec("a", "b", "c", "d") == ["c"]
+    assert spec("a", "a", "b.c.d", "b.c.e") == ["b"]  # the outermost
+    assert spec("a", "act", "b", "act") == ["b"]  # not the shared activation
+    assert spec("a", "x", "b", "b") == ["x"]  # b may be one call or two
+    between = line(("a", 1, 0), ("b", 3, 0), ("", 1, 1), ("c", 3, 1))  # nothing begins with an op of the model itself
+    assert placement.export(between, "pipeline").before == ("c",)
+
+
+@settings(max_examples=60)
+@given(
+    devices=st.lists(st.integers(0, 2), min_size=1, max_size=8),
+    flops=st.lists(st.integers(0, 4), min_size=8, max_size=8),
+    starts=st.sets(st.integers(1, 7)),
+)
+def test_cuts_are_the_best_there_are(devices: list[int], flops: list[int], starts: set[int]) -> None:
+    numbers, n = np.array(devices), len(devices)
+    seconds = np.repeat(np.array(flops[:n], dtype=float)[:, None], 3, axis=1)
+    chain, points = pipeline_split._chain(numbers), sorted(s for s in starts if s < n)
+
+    def moved(cuts: Sequence[int]) -> tuple[float, int]:
+        bounds = [*cuts, n]
+        away = [
+            i
+            for device, begin, end in zip(chain, cuts, bounds[1:], strict=True)
+            for i in range(begin, end)
+            if devices[i] != device
+        ]
+        return sum(flops[i] for i in away), len(away)
+
+    found = pipeline_split._cuts(numbers, seconds, chain, points)
+    rest = itertools.combinations_with_replacement([0, *points, n], len(chain) - 1)
+    assert found[0] == 0
+    assert moved(found) == min(moved((0, *cuts)) for cuts in rest)
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    def where(module: str) -> int:
+        return int(module.startswith(("layers.1.mlp", "layers.2", "layers.3", "head")))
+
+    expected = {}
+    for case, tied in (("plain", False), ("tied", True)):
+        model, tokens, targets = pipeline_worker.make(tied)
+        result = placed_model(model, (tokens,), where)
+        result.save(tmp_path / f"{case}.json")
+        split = placement.export(result, "pipeline", model=model)
+        assert list(split.split_spec) == ["layers.1.mlp"]
+        assert split.shared == ((("embed", "head"),) if tied else ())
+        pipeline_worker.loss(model(tokens), targets).backward()
+        expected[case] = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=pipeline_worker.work, args=(rank, tmp_path)) for rank in (0, 1)]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    for case, schedule in itertools.product(expected, pipeline_worker.SCHEDULES):
+        stages = [torch.load(tmp_path / f"{case}-{schedule}{rank}.pt", weights_only=True) for rank in (0, 1)]
+        assert set(stages[0]) | set(stages[1]) == set(expected[case])
+        for gradients in stages:
+            for name, gradient in gradients.items():
+                torch.testing.assert_close(gradient, expected[case][name])
+
+
+# -- JSON, and what cannot be exported ----------------------------------------------------------------------------
+
+
+def test_json_has_everything(tmp_path: Path) -> None:
+    result = line(("a", 1, 0), ("a", 3, 1), ("b", 1, 0))
+    found = json.loads(json.dumps(placement.export(result, "json")))
+    assert (found["schema"], found["version"]) == ("placement.export", 1)
+    assert found["graph"] == {"name": "graph", "hash": result.graph_hash}
+    assert found["cluster"] == {"name": "test", "hash": result.cluster_hash}
+    assert found["ops"] == {"op0": "d0", "op1": "d1", "op2": "d0"}
+    assert found["order"] == {"d0": ["op0", "op2"], "d1": ["op1"]}
+    assert found["modules"] == {"a": "d1", "b": "d0"}
+    assert [device["kind"] for device in found["devices"]] == ["gpu", "gpu"]
+
+
+def test_what_cannot_be_exported() -> None:
+    good = line(("a", 1, 0), ("b", 1, 1))
+    with pytest.raises(UnknownNameError, match="unknown target 'device-map', did you mean 'device_map'"):
+        placement.export(good, "device-map")
+    figures = ("placement", "order", "objective_s", "step_time_s", "peak_bytes", "bytes_moved", "gap")
+    none = dataclasses.replace(good, feasible=False, reason="it is too large.", **dict.fromkeys(figures))
+    for target in TARGETS:
+        with pytest.raises(InfeasibleError, match="so there is none to export: it is too large"):
+            placement.export(none, target)
+    nameless = line(("", 1, 0), ("", 1, 1))
+    for target in ("device_map", "pipeline"):
+        with pytest.raises(MismatchError, match="does not say which module its ops are from"):
+            placement.export(nameless, target)
+        with pytest.raises(MismatchError, match=r"a module '[ab]', which Stack does not have"):
+            placement.export(good, target, model=Stack())
+    assert placement.export(nameless, "json")["modules"] == {"": "d0"}
+    with pytest.raises(MismatchError, match="no_split is for device maps"):
+        placement.export(good, "pipeline", no_split=["Layer"])
+    with pytest.raises(MismatchError, match="has no use for the model"):
+        placement.export(good, "json", model=Stack())
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+MODEL = """
+from torch import nn, zeros
+
+class Half(nn.Sequential):
+    pass
+
+def make():
+    model = nn.Sequential(*(Half(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)))
+    return model, (zeros(1, 4),)
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    line(("0.0", 2, 0), ("0.1", 1, 1), ("1.0", 1, 1), ("1.1", 1, 1)).save(tmp_path / "placement.json")
+    return tmp_path / "placement.json"
+
+
+def test_the_command(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def call(*words: object) -> str:
+        assert run(["export", str(saved), *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(call("--to", "device_map")) == {"0.0": 0, "0.1": 1, "1": 1}
+    output, model = saved.with_name("map.json"), f"{saved.with_name('model.py')}:make"
+    words = ("--to", "device_map", "--model", model, "--no-split", "Half", "-o", output)
+    assert call(*words) == f"device map: 2 entries on 0, 1, saved to {output}\n"
+    assert json.loads(output.read_text(encoding="utf-8")) == {"0": 0, "1": 1}
+    assert json.loads(call(*words, "--json")) == {"0": 0, "1": 1}
+    assert "2 stages d0 -> d1: 0 of 4 ops are not where they were placed" in call("--to", "pipeline", "-o", output)
+    assert json.loads(output.read_text(encoding="utf-8"))["split_spec"] == {"0.1": "beginning"}
+    assert "4 ops on 2 devices" in call("--to", "json", "-o", output)
+
+
+def test_bad_input_of_the_command(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{saved.with_name('model.py')}:make"
+    for words, fragment in {
+        f"{saved} --to onnx": "unknown target 'onnx'",
+        f"{saved}": "Missing option '--to'",
+        f"{saved}x --to json": "No such file",
+        f"{saved.with_name('model.py')} --to json": "is not a saved result",
+        f"{saved} --to device_map --no-split Half": "give the model too, with --model",
+        f"{saved} --to device_map --no-split Quarter --model {model}": "unknown class of modules in Sequential",
+        f"{saved} --to device_map --model {saved}": "is no model; give a built-in one or file.py:function",
+        f"{saved} --to device_map --model {model.replace('make', 'nothing')}": "expected a model",
+        f"{saved} --to json -o {saved}": "is also what the command reads",
+    }.items():
+        assert run(["export", *words.split()]) == 2, words
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert fragment in captured.err
