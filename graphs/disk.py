@@ -8,14 +8,27 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from graphs.errors import GraphFileError
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
+    """Write a file so that a reader sees the old content or the new, never a part; see `atomic_file`.
+
+    Raises:
+        OSError: as `check_target`, or the disk is full.
+    """
+    with atomic_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write piece by piece, which a reader sees as a whole or not at all.
 
     The content goes to a temporary file in the same folder, is flushed to the disk, and takes the place of `path`
     in one step. On any error the temporary file is removed and `path` is untouched. A symbolic link stays one: the file
@@ -26,11 +39,10 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     check_target(path)
     target = Path(os.path.realpath(path))
-    data = content.encode("utf-8") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, _mode(target))

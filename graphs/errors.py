@@ -9,7 +9,8 @@
     ├── UnknownNameError      a model, method, cluster or option that does not exist (also a ValueError)
     ├── MismatchError         a placement for another graph, or not placing every op
     │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
-    └── InfeasibleError       no placement can satisfy memory and pins
+    ├── InfeasibleError       no placement can satisfy memory and pins
+    └── RankError             a run on several processes of which one has died, stalled or failed
 
 Each message is one sentence: what was expected, what came, what to do.
 """
@@ -50,6 +51,10 @@ class MismatchError(PlacementError, ValueError):
 
 class InfeasibleError(PlacementError):
     """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free."""
+
+
+class RankError(PlacementError):
+    """A run on several processes that has failed; the message names rank, op and reason."""
 
 
 class UnknownNameError(PlacementError, ValueError):

@@ -66,6 +66,16 @@ class Layout:
             node = sources[0]
         return self.device[self.step.made_by[node]]
 
+    def receiver(self, key: Key, node: fx.Node) -> int:
+        """The device that gets a result: a gradient goes to its parameter, all else stays where it arises."""
+        if key[0] != "gradient":
+            return self.owner(node)
+        return self.home(self._state_named[key[1]])
+
+    @cached_property
+    def _state_named(self) -> dict[str, int]:
+        return {name: i for i, state in enumerate(self.step.program.states) for name in state.names}
+
     @cached_property
     def nodes_of(self) -> dict[int, list[fx.Node]]:
         """The nodes that each op consists of, in program order."""

@@ -1,0 +1,298 @@
+"""`Crew`: the processes that run one model together, one for each device, as one of them sees them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from graphs.errors import MismatchError, PlacementError, RankError
+from placement.runtime.routines import Routine
+from placement.runtime.watch import Activity, Watch, op_at
+
+_START = timedelta(seconds=300)  # until all processes are there
+_ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
+_TALK = (1 << 30) + 1  # the tag of messages, beyond those of parcels
+_GLOO_ADVICE = (
+    " This is typically caused by a remote worker crashing. Check the logs of the remote worker for more details."
+)
+_crew: Crew | None = None
+
+
+class Crew:
+    """This process as one of several.
+
+    Attributes:
+        rank: its number, that of its device.
+        size: how many there are.
+        group: their gloo connections, no part of the caller's own process groups.
+        activity: what this process is doing.
+        waited_s: how long it has waited for others in all.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, is_quiet: bool = False) -> None:
+        self.rank, self.size, self.activity = rank, size, Activity()
+        self.waited_s = 0.0
+        self.group = _connect(PrefixStore("placement", store), rank, size)
+        self._watch = Watch(store.clone(), rank, size, self.activity, is_quiet)
+        self.group.barrier().wait()  # every watch has given its first sign of life
+        self._watch.start()
+        self._before = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._at_exit)
+        self._underway: list[tuple[Any, torch.Tensor, int, str]] = []
+
+    @classmethod
+    def start(cls, store: Any, rank: int, size: int, is_quiet: bool = False) -> Crew:
+        """Meet the others through a store; a process is in one crew only.
+
+        Args:
+            is_quiet: leave it to whoever started the process to say why a run has failed.
+
+        Raises:
+            RankError: they cannot reach each other.
+        """
+        global _crew
+        _crew = cls(store, rank, size, is_quiet)
+        return _crew
+
+    # -- transfers --------------------------------------------------------------------------------------------
+
+    def send(self, memory: torch.Tensor, target: int, tag: int, op: str) -> None:
+        """Begin to send one-dimensional memory, which must stay as it is until `drain`.
+
+        Raises:
+            RankError: the run has failed.
+        """
+        self.activity.progress += 1
+        self._raise_failure()
+        try:
+            work = self.group.send([memory], target, tag)
+        except RuntimeError as error:
+            self._lost(target, op, error)
+        self.keep(work, memory, target, op)
+
+    def begin_receive(self, memory: torch.Tensor, source: int, tag: int, op: str) -> Any:
+        """Let one-dimensional memory be filled by what that rank sends under that tag, in the order it sends it."""
+        self._raise_failure()
+        try:
+            return self.group.recv([memory], source, tag)
+        except RuntimeError as error:
+            self._lost(source, op, error)
+
+    def wait(self, work: Any, rank: int, op: str) -> None:
+        """Wait for a transfer from or to a rank; ``op``: name of the op whose result it is.
+
+        Raises:
+            RankError: the run has failed.
+        """
+        activity = self.activity
+        activity.wanted, activity.waits_for = op, rank
+        began = time.perf_counter()
+        try:
+            work.wait(_ALWAYS)
+        except RuntimeError as error:
+            self._lost(rank, op, error)
+        finally:
+            activity.waits_for = -1
+            activity.progress += 1
+            self.waited_s += time.perf_counter() - began
+
+    def keep(self, work: Any, memory: torch.Tensor, rank: int, op: str) -> None:
+        """Keep the memory of a transfer until `drain`."""
+        self._underway.append((work, memory, rank, op))
+
+    def drain(self, memory: set[int] | None = None) -> None:
+        """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""
+        waiting, self._underway = self._underway, []
+        for item in waiting:
+            if memory is not None and item[1].untyped_storage().data_ptr() not in memory:
+                self._underway.append(item)
+            else:
+                self.wait(item[0], item[2], item[3])
+
+    def exchange(self, text: str) -> list[str]:
+        """What each rank gives here, by rank; all of them call it."""
+        own = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8)  # never empty
+        size = torch.tensor([own.numel()])
+        for rank in range(self.size):
+            if rank != self.rank:
+                self.send(size, rank, _TALK, "a message")
+                self.send(own, rank, _TALK, "a message")
+        found = [self._heard(rank) if rank != self.rank else text for rank in range(self.size)]
+        self.drain()
+        return found
+
+    def _heard(self, rank: int) -> str:
+        size = torch.zeros(1, dtype=torch.int64)
+        self.wait(self.begin_receive(size, rank, _TALK, "a message"), rank, "a message")
+        memory = torch.empty(int(size), dtype=torch.uint8)
+        self.wait(self.begin_receive(memory, rank, _TALK, "a message"), rank, "a message")
+        return bytes(memory.numpy()[:-1]).decode()
+
+    # -- failures ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self, routine: Routine, op_names: tuple[str, ...], on_cpu: bool) -> Iterator[None]:
+        """While a routine runs; what it raises ends the run of all.
+
+        Raises:
+            RankError: the routine failed, or the run has.
+        """
+        activity = self.activity
+        activity.op_names, activity.on_cpu, activity.thread = op_names, on_cpu, threading.get_ident()
+        activity.progress += 1
+        activity.routine = routine
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            name = _failed_op(routine, op_names, error.__traceback__)
+            what = f"op {name!r}" if name else "a step"
+            sentence = f"rank {self.rank} failed in {what}: {type(error).__name__}: {_first_line(error)}"
+            raise RankError(self._watch.claim(sentence)) from error
+        finally:
+            activity.routine = None
+            activity.progress += 1
+
+    def leave(self) -> None:
+        """End as planned: what was sent arrives, and nobody takes the end of this process for a failure."""
+        with suppress(RankError):
+            self.drain()
+        self._watch.leave()
+
+    def fail(self, sentence: str) -> str:
+        """End the run of all for a reason; returns the reason that was given first."""
+        return self._watch.claim(sentence)
+
+    def _raise_failure(self) -> None:
+        if self._watch.failure:
+            raise RankError(self._watch.failure)
+
+    def _lost(self, rank: int, op: str, error: RuntimeError) -> NoReturn:
+        """The connection to a rank has ended."""
+        beat = self._watch.last_heard(rank)
+        last = f" {beat.doing()}" if beat is not None and beat.state in ("op", "wait") else ""
+        if beat is not None and beat.state == "left":
+            sentence = f"rank {rank} has ended while rank {self.rank} needs op {op!r} of it."
+        else:
+            sentence = f"rank {rank} has died{last} while rank {self.rank} waited for op {op!r}: {_first_line(error)}"
+        raise RankError(self._watch.claim(sentence)) from None
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """What ends this process ends the run, and the others say why."""
+        if not self._watch.failure and isinstance(error, Exception):
+            self._watch.claim(f"rank {self.rank} failed outside of a step: {kind.__name__}: {_first_line(error)}")
+        self._before(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        if self._watch.failure:
+            # A clean end would wait for connections to processes that are not there any more.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        self.leave()
+
+
+def join(size: int) -> Crew:
+    """The crew of this process, which ``torchrun``, `placement.runtime.launch` or the caller's own
+    ``init_process_group`` made one of several.
+
+    Args:
+        size: how many processes are needed.
+
+    Raises:
+        MismatchError: there are fewer or more.
+        RankError: they cannot reach each other.
+    """
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise RankError("this build of PyTorch has no gloo, by which processes reach each other; install one that has.")
+    if _crew is None:
+        store, rank, found = _meeting_point(size)
+        check_size(found, size)
+        return Crew.start(store, rank, found)
+    check_size(_crew.size, size)
+    return _crew
+
+
+def check_size(found: int, needed: int) -> None:
+    """Raises: MismatchError: another number of processes than devices."""
+    if found != needed:
+        raise MismatchError(
+            f"the placement uses {needed} devices and there are {found} processes; start it with "
+            f"torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that there are {needed} in all."
+        )
+
+
+def _meeting_point(size: int) -> tuple[Any, int, int]:
+    """(store, rank, number of processes)."""
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise MismatchError(
+            f"{missing[0]} is not set: a placement on several processes is started by torchrun, which sets it."
+        )
+    check_size(int(os.environ["WORLD_SIZE"]), size)
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, rank, found = next(iter(rendezvous("env://", timeout=_START)))
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"cannot meet the other processes at {where}: {_first_line(error)}") from None
+    return store, rank, found
+
+
+def _connect(store: Any, rank: int, size: int) -> Any:
+    """A gloo group of its own, whatever groups the caller makes and destroys."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = _START
+    name, address = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("MASTER_ADDR", "")
+    if name:
+        device = gloo.create_device(interface=name.split(",")[0])
+    elif address in ("127.0.0.1", "localhost", "::1"):
+        device = gloo.create_device(hostname=address)
+    else:
+        device = gloo.create_default_device()
+    options._devices = [device]
+    try:
+        group = gloo(store, rank, size, options)
+        group.barrier().wait()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank} cannot connect to the others by gloo: {_first_line(error)}; GLOO_SOCKET_IFNAME names the "
+            "network interface to use."
+        ) from None
+    return group
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, PlacementError):
+        return str(error)
+    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line
+    text = text.removesuffix(_GLOO_ADVICE).partition("\n")[0].removesuffix(".")
+    return text[:200] + "." if text else "no reason given."
+
+
+def _failed_op(routine: Routine, op_names: tuple[str, ...], trace: TracebackType | None) -> str:
+    """Name of the op in whose line of a routine an error arose; empty for none."""
+    code, line = type(routine.module).forward.__code__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return op_at(routine, op_names, line)

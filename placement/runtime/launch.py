@@ -1,0 +1,203 @@
+"""`launch`: one process for each device on this host, started and watched by the process that calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from graphs.errors import PlacementError, RankError
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.05
+_LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
+_START_S = 300.0
+# The core is chosen before anything starts threads, which keep to the cores of the one that started them.
+_BOOT = """
+import json, os, sys
+task = json.loads(sys.argv[1])
+if task["cores"]:
+    os.sched_setaffinity(0, task["cores"])
+from placement.runtime.launch import work
+work(task)
+"""
+
+
+def launch(
+    work: str,
+    description: Any,
+    places: Sequence[str],
+    *,
+    port: int = 0,
+    limit_s: float | None = None,
+) -> list[Any]:
+    """Run a function in one process for each device, the processes being a `placement.runtime.crew.Crew`.
+
+    Those of devices that are CPU cores are pinned to one core each and compute with one thread.
+
+    Args:
+        work: ``module:function``; it is called with the description and the `Crew`, and returns what JSON can hold.
+        description: anything that JSON can hold.
+        places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
+        port: of the store by which they meet; 0 for any free one.
+        limit_s: how long it may take.
+
+    Returns:
+        What each process returned, by rank.
+
+    Raises:
+        RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="placement-") as folder:
+        Path(folder, "description.json").write_text(json.dumps(description), encoding="utf-8")
+        store = _store(port)
+        workers: list[_Worker] = []
+        try:
+            for rank, cores in enumerate(_cores(places)):
+                workers.append(_started(rank, len(places), work, folder, store.port, cores))
+            _watch(workers, store, None if limit_s is None else time.monotonic() + limit_s)
+            found = [Path(folder, f"{worker.rank}.json").read_text(encoding="utf-8") for worker in workers]
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            for worker in workers:
+                worker.process.wait()
+    return [json.loads(text) for text in found]
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process that was started."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+
+
+def _store(port: int) -> Any:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise RankError("this build of PyTorch has no torch.distributed; install one that has.")
+    start: Any = dist.TCPStore  # type: ignore[attr-defined]
+    try:
+        return start(_HOST, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_S))
+    except RuntimeError:
+        raise RankError(
+            f"cannot listen on port {port} of {_HOST}, another process may be using it; take port 0 for any free one."
+        ) from None
+
+
+def _cores(places: Sequence[str]) -> list[list[int]]:
+    """The core of each process; empty where it may run on all of them."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [[] for _ in places]
+    allowed = sorted(os.sched_getaffinity(0))
+    found, n_taken = [], 0
+    for place in places:
+        is_core = place == "cpu"
+        found.append([allowed[n_taken % len(allowed)]] if is_core else [])
+        n_taken += is_core
+    return found
+
+
+def _started(rank: int, size: int, work: str, folder: str, port: int, cores: list[int]) -> _Worker:
+    task = {"work": work, "folder": folder, "rank": rank, "size": size, "port": port, "cores": cores}
+    task["parent"] = os.getpid()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "MASTER_ADDR": _HOST,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+    }
+    if cores:
+        environment["OMP_NUM_THREADS"] = str(len(cores))
+    # -P: a file of the caller's folder must not hide a package.
+    command = [sys.executable, "-P", "-c", _BOOT, json.dumps(task)]
+    return _Worker(rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+
+
+def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> None:
+    """Wait until all have ended well.
+
+    Raises:
+        RankError: the reason why one has not.
+    """
+    while codes := [worker.process.poll() for worker in workers]:
+        bad = [worker for worker, code in zip(workers, codes, strict=True) if code not in (None, 0)]
+        if bad:
+            raise RankError(_reason(store, bad[0]))
+        if all(code == 0 for code in codes):
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            raise RankError("the processes were not done in the time they had; allow more, or take a smaller model.")
+        time.sleep(_POLL_S)
+
+
+def _reason(store: Any, worker: _Worker) -> str:
+    """Why the run has failed, in the words of the first process that knew."""
+    from placement.runtime.watch import Beat, beat_key, failure_of
+
+    code = worker.process.returncode
+    end = time.monotonic() + (_LAST_WORDS_S if code > 0 else 0)
+    while not (sentence := failure_of(store)) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    if sentence:
+        return sentence
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    doing = ""
+    with suppress(Exception):  # it had not begun to tell
+        key = beat_key(worker.rank)
+        doing = " " + Beat.from_json(store.get(key)).doing() if store.check([key]) else ""
+    hint = ", most likely for want of memory" if code == -signal.SIGKILL and not doing else ""
+    return f"rank {worker.rank} {how}{doing}{hint}."
+
+
+# -- in the process --------------------------------------------------------------------------------------------------
+
+
+def work(task: Mapping[str, Any]) -> None:
+    """The life of a worker."""
+    _end_with_parent(task["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
+    import torch
+    import torch.distributed as dist
+
+    from placement.runtime.crew import Crew
+
+    if task["cores"]:
+        torch.set_num_threads(len(task["cores"]))
+    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
+    store = connect(_HOST, task["port"], is_master=False, timeout=timedelta(seconds=_START_S))
+    crew = Crew.start(store, task["rank"], task["size"], is_quiet=True)
+    try:
+        module, _, name = task["work"].partition(":")
+        description = json.loads(Path(task["folder"], "description.json").read_text(encoding="utf-8"))
+        found = getattr(importlib.import_module(module), name)(description, crew)
+        Path(task["folder"], f"{task['rank']}.json").write_text(json.dumps(found), encoding="utf-8")
+    except PlacementError as error:
+        crew.fail(str(error))
+        sys.exit(1)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the system end this process when the one that started it ends, however that ends."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(1)

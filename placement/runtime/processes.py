@@ -1,0 +1,70 @@
+"""Looking at other processes of this host, where the system shows them (Linux)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_STOPPED, _ENDED = "Tt", "ZX"
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process that cannot be taken for another one.
+
+    Attributes:
+        system: which system's process numbers these are; empty where that cannot be told.
+        number: its number there.
+        started: clock tick at which it started.
+    """
+
+    system: str
+    number: int
+    started: int
+
+
+def this_process() -> ProcessId:
+    """The process that asks."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        system = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ProcessId("", os.getpid(), 0)
+    return ProcessId(system, os.getpid(), int(_fields(os.getpid())[19]))
+
+
+def condition(process: ProcessId) -> str | None:
+    """``"ended"``, ``"stopped"`` or ``"running"``; None for a process of another host."""
+    if not process.system or process.system != this_process().system:
+        return None
+    try:
+        fields = _fields(process.number)
+    except OSError:
+        return "ended"
+    if int(fields[19]) != process.started or fields[0] in _ENDED:
+        return "ended"
+    return "stopped" if fields[0] in _STOPPED else "running"
+
+
+def computing_s(process: ProcessId) -> float:
+    """CPU time that a running process of this host has used; 0 for one that has just ended."""
+    try:
+        fields = _fields(process.number)
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def kill(process: ProcessId) -> None:
+    """End a process of this host at once, a stopped one too; nothing for one that has ended or is elsewhere."""
+    if condition(process) in ("stopped", "running"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process.number, signal.SIGKILL)
+
+
+def _fields(number: int) -> list[str]:
+    """What proc(5) says of a process, from its state on: the name before it may hold spaces and brackets."""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()

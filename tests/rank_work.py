@@ -1,0 +1,325 @@
+"""What the processes of tests/test_ranks.py do: small models, placed at random over the ranks, against themselves."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from env.cluster import Cluster, Device, both_ways
+from env.problem import Problem
+from env.simulator import Simulator
+from graphs.capture import Program, capture_program
+from graphs.zoo import build
+from placement.runtime.crew import Crew
+from placement.runtime.functional import functional
+from placement.runtime.layout import Layout
+from placement.runtime.ranks import RankModule
+
+N_STEPS = 50
+
+
+class Tiny(nn.Module):
+    """Dropout, batch normalisation, tied weights, a shared mask, a written counter, nested outputs, a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("mask", torch.ones(5, 8).tril())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+        self.calls += 1
+        hidden = self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2) * self.mask
+        hidden, _ = self.rnn(hidden)
+        left = torch.dropout(self.left(hidden).relu(), 0.5, self.training) * scale
+        right = torch.dropout(self.right(hidden), 0.5, self.training) + self.mask
+        return {"logits": self.head(left + right), "parts": (left, [right.transpose(1, 2)])}
+
+
+def tiny() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model, its arguments and its keyword arguments."""
+    torch.manual_seed(3)
+    return Tiny(), (torch.randint(11, (4, 5)),), {"scale": torch.rand(8)}
+
+
+def layout_of(program: Program, size: int, seed: int) -> Layout:
+    """A random placement of a program and the order the simulator gives it."""
+    devices = tuple(Device(f"cpu{i}", "cpu", 1 << 40, {"float32": 1e10}, 1e10, 5e-6) for i in range(size))
+    links = tuple(link for i in range(size) for j in range(i) for link in both_ways(f"cpu{j}", f"cpu{i}", 1e9, 1e-4))
+    problem = Problem(program.graph, Cluster("test", devices, links))
+    device = np.random.default_rng(seed).integers(size, size=len(problem.groups))[problem.group_of]
+    _, schedule = Simulator(problem).schedule(device)
+    order = [[int(op) for op in schedule.order if device[op] == d] for d in range(size)]
+    places = [torch.device("cpu")] * size
+    return Layout(functional(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    return outputs["logits"].square().mean() + outputs["parts"][1][0].sin().mean()
+
+
+# -- equality --------------------------------------------------------------------------------------------------------
+
+
+def equality(folder: str, crew: Crew) -> dict[str, Any]:
+    """Everything that must come out as without a placement."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"zoo": _zoo(crew)}
+    found["nested"] = _nested(crew)
+    found["curve"] = _curve(crew, Path(folder))
+    found["meta"] = _meta(crew, Path(folder))
+    found["wrong"] = _wrong(crew)
+    return found
+
+
+def _zoo(crew: Crew) -> dict[str, list[bool]]:
+    found = {}
+    for name in ("two_tower", "bert_base", "resnet50"):
+        torch.manual_seed(0)
+        net = build(name, device="cpu", small=True)
+        single = copy.deepcopy(net.model).eval()
+        program = capture_program(net.model, net.args)
+        placed = RankModule(net.model.eval(), layout_of(program, crew.size, 1), crew)
+        with torch.no_grad():
+            found[name] = [_close(single(*net.args), placed(*net.args)) for _ in range(2)]
+    return found
+
+
+def _nested(crew: Crew) -> dict[str, Any]:
+    model, args, kwargs = tiny()
+    single = copy.deepcopy(model)
+    program = capture_program(model, args, kwargs, train=True, loss=loss_of)
+    placed = RankModule(model, layout_of(program, crew.size, 2), crew)
+    found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
+    found["bytes"] = sum(p.nbytes for p in placed.parameters())
+    found["all_bytes"] = sum(p.nbytes for p in single.parameters())
+    placed(*args, **kwargs)  # a forward pass whose backward pass never comes
+    single(*args, **kwargs)
+    for kind in ("backward", "step", "twice"):
+        for module in (single, placed):
+            module.zero_grad()
+        torch.manual_seed(9)
+        outputs = single(*args, **kwargs)
+        loss_of(outputs).backward()
+        if kind == "twice":
+            loss_of(single(*args, **kwargs)).backward()
+        torch.manual_seed(9)
+        if kind == "backward":
+            mine = placed(*args, **kwargs)
+            loss_of(mine).backward()
+            same = _close(outputs["logits"], mine["logits"]) and _close(outputs["parts"][1][0], mine["parts"][1][0])
+        elif kind == "step":
+            same = _close(placed.step(*args, **kwargs), loss_of(outputs))
+        else:
+            for _ in range(2):
+                loss_of(placed(*args, **kwargs)).backward()
+            same = True
+        found[kind] = [same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+    whole = placed.gathered_state_dict()
+    found["gathered"] = [
+        sorted(whole),
+        [bool(torch.equal(whole[k], v)) for k, v in single.state_dict().items() if whole],
+    ]
+    return found
+
+
+def _curve(crew: Crew, folder: Path) -> dict[str, Any]:
+    """Losses of 50 steps, saved and read back in the middle."""
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 6, 16)
+    single = copy.deepcopy(model)
+    program = capture_program(model, (x,), train=True, loss=_squares)
+    layout = layout_of(program, crew.size, 5)
+    placed = RankModule(model, layout, crew)
+    curves = []
+    for module in (single, placed):
+        torch.manual_seed(6)
+        adam = torch.optim.Adam(module.parameters(), lr=1e-2)
+        losses = []
+        for step in range(N_STEPS):
+            adam.zero_grad()
+            if module is single:
+                loss = _squares(module(x))
+                loss.backward()
+            else:
+                loss = placed.step(x)
+            adam.step()
+            losses.append(loss.item())
+            if module is placed and step == N_STEPS // 2:
+                placed.save(folder / "model.safetensors")
+                placed.save_optimizer(folder / "adam.safetensors", adam)
+                with torch.no_grad():
+                    for parameter in placed.parameters():
+                        parameter.zero_()
+                placed.load(folder / "model.safetensors")
+                adam = torch.optim.Adam(placed.parameters(), lr=1e-2)
+                placed.load_optimizer(folder / "adam.safetensors", adam)
+        curves.append(losses)
+    found = {"curves": curves}
+    if crew.rank == 0:
+        stored = safetensors.torch.load_file(folder / "model.safetensors")
+        single.load_state_dict(stored)
+        found["keys"] = sorted(stored)
+    return found
+
+
+def _squares(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
+    """A model without memory gets this rank's share from a checkpoint."""
+    model, args, kwargs = tiny()
+    model.eval()
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+    if crew.rank == 0:
+        safetensors.torch.save_model(model, str(folder / "tiny.safetensors"))
+    crew.exchange("")
+    with torch.device("meta"):
+        empty = Tiny().eval()
+    program = capture_program(empty, args, kwargs)
+    placed = RankModule(empty, layout_of(program, crew.size, 7), crew)
+    try:
+        placed(*args, **kwargs)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    placed.load(folder / "tiny.safetensors")
+    with torch.no_grad():
+        outputs = placed(*args, **kwargs)
+    return {
+        "refused": refused,
+        "equal": _close(expected["logits"], outputs["logits"]),
+        "keys": sorted(placed.state_dict()),
+    }
+
+
+def _wrong(crew: Crew) -> list[str]:
+    """Sentences for what is wrong on every rank."""
+    model, args, kwargs = tiny()
+    program = capture_program(model, args, kwargs)
+    placed = RankModule(model, layout_of(program, crew.size, 7), crew)
+    found = []
+    for act in (
+        lambda: placed(args[0][:2], **kwargs),
+        lambda: placed.step(*args, **kwargs),
+        lambda: placed.save("/nowhere/model.safetensors"),
+        lambda: placed.load("/nowhere/model.safetensors"),
+        lambda: RankModule(model, layout_of(program, crew.size + 1, 7), crew),
+    ):
+        try:
+            act()
+            found.append("")
+        except (ValueError, OSError) as error:
+            found.append(str(error))
+    return found
+
+
+def _close(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.allclose(a, b, 1e-5, 1e-6) and a.stride() == b.stride() for a, b in pairs)
+
+
+def _same_gradients(single: nn.Module, placed: nn.Module) -> list[bool]:
+    expected = dict(single.named_parameters())
+    return [
+        p.grad is expected[name].grad if p.grad is None else _close(expected[name].grad, p.grad)
+        for name, p in placed.named_parameters()
+    ]
+
+
+def _same_buffers(single: nn.Module, placed: nn.Module) -> list[bool]:
+    expected = dict(single.named_buffers())
+    return [_close(expected[name], b) for name, b in placed.named_buffers()]
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def _act(how: str) -> None:
+    if how:
+        (_folder / "acted").write_text(str(time.monotonic()))
+    if how == "raise":
+        raise ValueError("this op is tired")
+    if how == "sleep":
+        time.sleep(60)
+    if how == "busy":
+        end = time.monotonic() + 7
+        while time.monotonic() < end:
+            pass
+    if how in ("SIGKILL", "SIGSTOP"):
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+_todo, _folder = "", Path()
+
+
+@torch.library.custom_op("rank_work::act", mutates_args=())
+def act(x: torch.Tensor) -> torch.Tensor:
+    _act(_todo)
+    return x.clone()
+
+
+@act.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Chain(nn.Module):
+    """First on one rank, the op that acts on the other, last on the first again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.ops.rank_work.act(self.second(self.first(x))))
+
+
+def failure(description: dict[str, str], crew: Crew) -> float:
+    """One good step, then one in which rank 1 acts."""
+    global _todo, _folder
+    how, _folder = description["how"], Path(description["folder"])
+    (_folder / f"{crew.rank}.pid").write_text(str(os.getpid()))
+    model, x = Chain(), torch.ones(2, 4)
+    program = capture_program(model, (x,))
+    layout = layout_of(program, 2, 0)
+    middle = {i for i, name in enumerate(program.graph.op_names) if "act" in name or "second" in name}
+    device = [int(i in middle) for i in range(program.graph.n_ops)]
+    order = [sorted(range(len(device)), key=layout.start_s.__getitem__) for _ in range(2)]
+    layout = Layout(
+        layout.step,
+        device,
+        [[op for op in ops if device[op] == d] for d, ops in enumerate(order)],
+        layout.start_s,
+        layout.places,
+    )
+    placed = RankModule(model, layout, crew)
+    with torch.no_grad():
+        placed(x)
+        _todo = how if crew.rank == 1 else ""
+        start = time.monotonic()
+        if how == "outside" and crew.rank == 1:
+            _act(how)
+            raise KeyError("no such file")
+        placed(x)
+    return time.monotonic() - start

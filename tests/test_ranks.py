@@ -1,0 +1,162 @@
+"""Placements on real processes: equal results, own parameters only, checkpoints, and an end when one of them ends."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_work
+import torch
+
+from graphs.capture.trace import Layout, TensorInfo
+from graphs.errors import RankError
+from placement.runtime.gloo_link import Carrier
+from placement.runtime.launch import launch
+
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return launch("rank_work:equality", str(tmp_path_factory.mktemp("ranks")), ["cpu", "cpu"], limit_s=LIMIT_S)
+
+
+def test_models_of_the_zoo_give_their_own_outputs_on_every_rank(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        assert all(all(equal) for equal in run["zoo"].values()), run["zoo"]
+
+
+@pytest.mark.parametrize("kind", ["backward", "step", "twice"])
+def test_outputs_gradients_and_buffers_are_those_of_the_model(runs: list[dict[str, Any]], kind: str) -> None:
+    for run in runs:
+        assert all(run["nested"][kind])
+
+
+def test_a_rank_has_its_own_parameters_only(runs: list[dict[str, Any]]) -> None:
+    first, second = (run["nested"] for run in runs)
+    assert sum(run["nested"]["bytes"] for run in runs) == first["all_bytes"]
+    assert min(first["bytes"], second["bytes"]) > 0
+    assert set(first["keys"]) | set(second["keys"]) == set(first["all_keys"])
+    assert set(first["keys"]) & set(second["keys"]) <= {"mask"}  # read by both, written by none
+
+
+def test_the_gathered_state_dict_is_the_models(runs: list[dict[str, Any]]) -> None:
+    keys, equal = runs[0]["nested"]["gathered"]
+    assert keys == runs[0]["nested"]["all_keys"]
+    assert all(equal)
+    assert runs[1]["nested"]["gathered"] == [[], []]
+
+
+def test_fifty_steps_with_a_restart_lose_as_on_one_device(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        single, placed = run["curve"]["curves"]
+        assert len(single) == rank_work.N_STEPS
+        assert single == placed
+
+
+def test_a_checkpoint_has_the_models_keys(runs: list[dict[str, Any]]) -> None:
+    assert "layers.1.self_attn.in_proj_weight" in runs[0]["curve"]["keys"]
+
+
+def test_a_model_on_meta_gets_its_share_from_a_checkpoint(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        assert "was on meta and has no values yet" in run["meta"]["refused"]
+        assert run["meta"]["equal"]
+
+
+def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
+    shape, training, folder, missing, processes = runs[1]["wrong"]
+    assert "expected" in shape
+    assert "expects one of a training step" in training
+    assert "there is no folder /nowhere" in folder
+    assert "there is no checkpoint /nowhere/model.safetensors" in missing
+    assert "uses 3 devices and there are 2 processes" in processes
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run has failed: in which words, how long after the act, and whose processes are still there."""
+
+    sentence: str
+    after_s: float
+    alive: list[int]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, End]:
+    ways = ("raise", "outside", "SIGKILL", "SIGSTOP", "sleep")
+    with ThreadPoolExecutor(len(ways)) as pool:
+        return dict(zip(ways, pool.map(lambda how: _end(how, tmp_path_factory.mktemp(how)), ways), strict=True))
+
+
+def _end(how: str, folder: Path) -> End:
+    with pytest.raises(RankError) as caught:
+        launch("rank_work:failure", {"how": how, "folder": str(folder)}, ["cpu", "cpu"], limit_s=LIMIT_S)
+    after_s = time.monotonic() - float((folder / "acted").read_text())
+    pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(2)]
+    return End(str(caught.value), after_s, [pid for pid in pids if Path(f"/proc/{pid}").exists()])
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", "rank 1 failed in op 'act': ValueError: this op is tired\\."),
+        ("outside", "rank 1 failed outside of a step: KeyError: 'no such file'\\."),
+        ("SIGKILL", "rank 1 (has died|was killed by SIGKILL).*"),
+        ("SIGSTOP", "rank 1 has been stopped.* for . s; rank 0 is waiting for op 'act' of it\\."),
+        ("sleep", "rank 1 has stalled in op 'act': it has computed nothing for 4 s\\."),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: str, reason: str) -> None:
+    assert re.fullmatch(reason, ends[how].sentence), ends[how].sentence
+    assert ends[how].after_s < 10
+    assert not ends[how].alive
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RankError, match=f"cannot listen on port {port}"):
+            launch("rank_work:failure", {}, ["cpu"], port=port)
+
+
+# -- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(2, 3, 4),
+        torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.arange(4.0).reshape(1, 4).expand(3, 4),
+        torch.arange(24.0).reshape(4, 6)[:, 1:4],
+        torch.arange(24).reshape(4, 6)[1:3, ::2].transpose(0, 1),
+        torch.arange(8.0).unfold(0, 4, 2),
+        torch.tensor(True),
+        torch.zeros(0, 3),
+        torch.arange(12.0).to(torch.bfloat16).reshape(2, 1, 6).transpose(0, 1).expand(5, 2, 6),
+    ],
+    ids=["dense", "permuted", "expanded", "gaps", "gaps_transposed", "overlapping", "scalar", "empty", "expanded_mid"],
+)
+def test_tensors_travel_as_they_are(tensor: torch.Tensor) -> None:
+    layout = Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu")
+    carrier = Carrier.of(TensorInfo(layout, 0, 0))
+    for sent in (tensor, tensor.clone(), tensor.contiguous()):
+        memory = carrier.packed(sent)
+        assert memory.dim() == 1
+        assert memory.numel() == carrier.n_elements
+        arrived = carrier.unpacked(memory.clone())
+        assert torch.equal(arrived, tensor)
+        if tensor.numel() and tensor.stride() != (2, 1):  # where elements share memory they are sent apart
+            assert arrived.stride() == tensor.stride()
