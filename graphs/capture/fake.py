@@ -61,15 +61,17 @@ class Faker:
     def arguments(self, value: Any) -> Any:
         """Positional or keyword arguments with a twin for each tensor, which shares memory with no other.
 
-        So two arguments that are one tensor now may be two in the next call.
+        Two views of one tensor now may be two tensors in the next call.
         """
         return pytree.tree_map_only(torch.Tensor, self._argument, value)
 
     def _argument(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
+        if id(tensor) in self._twins or type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
             return self(tensor)
         shadow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        return FakeTensor(self.mode, shadow, self._device(tensor))
+        twin = FakeTensor(self.mode, shadow, self._device(tensor))
+        self._twins[id(tensor)] = (tensor, twin)
+        return twin
 
     @staticmethod
     def _device(tensor: torch.Tensor) -> torch.device:

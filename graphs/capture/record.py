@@ -77,7 +77,7 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     ]
     outputs = Outputs(output, tuple(tensors), nodes, tangents)
     results = (recorder.node_of(value),)
-    arguments = {name: node for node, name in recorder.inputs.items()}
+    arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
     return Trace(
         recorder.graph,
         recorder.states,
@@ -315,6 +315,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = describe(output)
         node.meta.update(info=info, module=self.calls.path, call=self.calls.number)
         node.meta["phase"] = self.phase
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            node.meta["draw"] = _next_draw()
         gradient_function = torch._C._current_autograd_node()
         if gradient_function is not None:
             node.meta["phase"] = Phase.BACKWARD
@@ -380,3 +382,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._node(self._nodes[info])
         self.states[node] = State(name, kind, info, tensor if kind == CONSTANT else None)
         return node
+
+
+def _next_draw() -> int:
+    """A number for what is drawn next, from the state of the generator.
+
+    Fakes draw nothing, so the state is moved on here. A forward pass that is run again in the backward pass
+    (checkpointing) puts the state back to draw the same numbers, and gets the same number here.
+    """
+    generator = torch.default_generator
+    number = generator.initial_seed()
+    generator.manual_seed((number + 1) % 2**63)
+    return number

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from graphs.capture import Program
 from graphs.capture.record import argument_leaves
@@ -44,6 +44,14 @@ def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
     for path in expected:
         if not isinstance(leaves.get(path), torch.Tensor):
             raise MismatchError(f"argument {path!r} is missing; expected the arguments that were captured.")
+    shared: dict[fx.Node, str] = {}
+    for path, node in expected.items():
+        other = shared.setdefault(node, path)
+        if leaves[other] is not leaves[path]:
+            raise MismatchError(
+                f"arguments {other!r} and {path!r} were one tensor when the model was captured; pass one tensor, or "
+                "capture it with two."
+            )
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor):
             if path not in expected:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from torch import fx
 
 from graphs.capture import Program
 from graphs.capture.costs import signature
-from graphs.capture.trace import TensorInfo, flat, module_of, value_of
-from graphs.opgraph import Phase
+from graphs.capture.trace import TensorInfo, flat, value_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Functional:
             overwritten, else a copy of it.
         state_writes: nodes that write a parameter or buffer, with the index of that state.
         random: nodes that draw random numbers and read no data.
-        redraws: random nodes of a forward pass that is run again in the backward pass -> the node that drew first.
+        redraws: random nodes of a forward pass that is run again (checkpointing) -> the node that drew first.
     """
 
     program: Program
@@ -49,6 +49,23 @@ class Functional:
     state_writes: dict[fx.Node, int] = field(default_factory=dict)
     random: set[fx.Node] = field(default_factory=set)
     redraws: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    @cached_property
+    def counters(self) -> frozenset[fx.Node]:
+        """States that are written back at the end of a section, by no op of the graph."""
+        writes = [node for node in self.state_writes if node not in self.made_by]
+        return frozenset(node for write in writes for node in write.all_input_nodes if node in self.state_of)
+
+    @cached_property
+    def counted(self) -> frozenset[fx.Node]:
+        """Nodes of no op whose value depends on such a state, so that they have to run before it is written back."""
+        found: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node in self.made_by or node in self.state_of or node in self.state_writes:
+                continue
+            if any(source in found or source in self.counters for source in node.all_input_nodes):
+                found.add(node)
+        return frozenset(found)
 
 
 def functional(program: Program) -> Functional:
@@ -246,15 +263,13 @@ class _Rewriter:
         return self._call(torch.ops.aten.copy_.default, (self._current(target), drawn), node)
 
     def _pair_redraws(self) -> None:
-        """Match what is drawn in the backward pass with what it repeats: same module, operator and shape, in order."""
-        first: dict[Any, list[fx.Node]] = {}
+        """Match what is drawn in a forward pass that is run again with what it repeats."""
+        first: dict[int, fx.Node] = {}
         for node in self.result.graph.nodes:
-            if node in self.result.random:
-                key = module_of(node), node.target, value_of(node).layout
-                if node.meta.get("phase") is not Phase.BACKWARD:
-                    first.setdefault(key, []).append(node)
-                elif first.get(key):
-                    self.result.redraws[node] = first[key].pop(0)
+            if node in self.result.random and "draw" in node.meta:
+                original = first.setdefault(node.meta["draw"], node)
+                if original is not node:
+                    self.result.redraws[node] = original
 
 
 _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}

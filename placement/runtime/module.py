@@ -177,8 +177,7 @@ class _Step:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._compiled: dict[bool, Routines] = {}
-        counted = set(layout.step.state_writes) - set(layout.step.made_by)
-        self.counters = {layout.step.state_of[n] for node in counted for n in node.all_input_nodes[:1]}
+        self.counters = {layout.step.state_of[node] for node in layout.step.counters}
 
     def routines(self, with_backward: bool) -> Routines:
         if with_backward not in self._compiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Iterator
 
 from torch import fx
@@ -58,7 +59,7 @@ def _edges(layout: Layout) -> Iterator[tuple[int, int]]:
         if node in step.state_of:
             held |= {step.state_of[node]}
         op = step.made_by.get(node)
-        if op is None:
+        if op is None or node.target is operator.getitem:
             sources[node], states[node] = read, held
             continue
         yield from ((source, op) for source in read)

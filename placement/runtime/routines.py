@@ -115,6 +115,10 @@ def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args:
 
 # -- the compiler ----------------------------------------------------------------------------------------------------
 
+# Parcels that a device is always ready for. A sender that finds nobody ready hands a parcel over only when its thread
+# of communication next gets the core that it computes on, milliseconds later.
+_AHEAD = 8
+
 
 class _Compiler:
     """What the writers of all devices and sections share: who makes what when, and which parcels there are."""
@@ -131,6 +135,7 @@ class _Compiler:
             self.wanted |= found
         self.given = {node: key for section in sections for node, key in section.given.items()}
         self.order = consistent_order(layout)
+        self.counted = layout.step.counted
         self.number = {node: i for i, node in enumerate(layout.step.graph.nodes)}
         self.tag: dict[tuple[fx.Node, int], int] = {}
         self.content: dict[int, fx.Node] = {}  # tag -> the node whose value it stands for
@@ -215,11 +220,14 @@ class _Writer:
         self._given: list[fx.Node] = []
         self._drawn: set[fx.Node] = set()
         self._expected: set[int] = set()
+        self._queue: list[tuple[float, int]] = []  # what is sent to this device and not expected yet, the last first
         self.values: dict[fx.Node, fx.Node] = {}  # nodes of the program -> nodes of this routine
 
     def write(self) -> None:
         ops = self._shared.ops(self._device, self._section)
-        coming = self._coming()
+        coming = self._queue = self._coming()
+        for _ in range(_AHEAD):
+            self._expect_next()
         for node in self._shared.sections[self._section].given:
             if self._shared.layout.owner(node) == self._device:
                 self._value(node)
@@ -234,14 +242,14 @@ class _Writer:
         for _, tag in reversed(coming):
             self._expect(tag)
         self._receive_for_later()
-        for node in self._shared.effects(self._device, self._section):
-            self._value(node)
         for key, node in self._shared.results(self._device, self._section):
             self._gives.append(key)
             self._given.append(self._value(node))
 
     def routine(self) -> Routine:
         """The code, once all sections are written: later ones say what this one has to keep for them."""
+        for node in self._shared.effects(self._device, self._section):
+            self._value(node)
         self._graph.output(tuple(self._given))
         module = fx.GraphModule(self._root, self._graph)
         ops = tuple(self._shared.ops(self._device, self._section))
@@ -276,12 +284,15 @@ class _Writer:
             taken = self.values[node] = self._take(self._shared.given[node])
             self._send(node)
             return taken
+        if node in self._shared.counted and self._before:
+            return self._take(self._before[0].keep(node))
         for writer in reversed(self._before):
             if node in writer.values or writer.can_open(node):
                 return self._take(writer.keep(node))
         if made_at is not None and made_at != self._device:
             tag = self._shared.tag[node, self._device]
             self._expect(tag)
+            self._expect_next()
             return self._graph.call_function(receive, (self._link, tag))
         return self._own(node)
 
@@ -364,6 +375,10 @@ class _Writer:
         """Receive what is sent in this section and read in later ones only, so that these can run more than once."""
         for _, tag in reversed(self._coming()):
             self._value(self._shared.content[tag])
+
+    def _expect_next(self) -> None:
+        if self._queue:
+            self._expect(self._queue.pop()[1])
 
     def _expect(self, tag: int) -> None:
         if tag not in self._expected:
