@@ -45,6 +45,7 @@ class Tiny(nn.Module):
 
     def forward(self, tokens: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
         self.calls += 1
+        scale = scale + self.calls
         hidden = self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2) * self.mask
         hidden, _ = self.rnn(hidden)
         left = torch.dropout(self.left(hidden).relu(), 0.5, self.training) * scale
@@ -105,7 +106,7 @@ def _nested(crew: Crew) -> dict[str, Any]:
     model, args, kwargs = tiny()
     single = copy.deepcopy(model)
     program = capture_program(model, args, kwargs, train=True, loss=loss_of)
-    placed = RankModule(model, layout_of(program, crew.size, 2), crew)
+    placed = RankModule(model, layout_of(program, crew.size, 2), crew, loss_of)
     found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
     found["bytes"] = sum(p.nbytes for p in placed.parameters())
     found["all_bytes"] = sum(p.nbytes for p in single.parameters())
@@ -131,6 +132,18 @@ def _nested(crew: Crew) -> dict[str, Any]:
                 loss_of(placed(*args, **kwargs)).backward()
             same = True
         found[kind] = [same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+    placed.eval()
+    single.eval()
+    with torch.no_grad():
+        found["evaluation"] = _close(single(*args, **kwargs), placed(*args, **kwargs))
+        half = args[0][:2]
+        found["half_a_batch"] = _close(single(half, **kwargs), placed(half, **kwargs))
+    placed.train()
+    single.train()
+    torch.manual_seed(1)
+    loss = loss_of(single(half, **kwargs))
+    torch.manual_seed(1)
+    found["half_a_batch_trains"] = _close(loss, placed.step(half, **kwargs))
     whole = placed.gathered_state_dict()
     found["gathered"] = [
         sorted(whole),
@@ -189,11 +202,11 @@ def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
     """A model without memory gets this rank's share from a checkpoint."""
     model, args, kwargs = tiny()
     model.eval()
-    with torch.no_grad():
-        expected = model(*args, **kwargs)
     if crew.rank == 0:
         safetensors.torch.save_model(model, str(folder / "tiny.safetensors"))
     crew.exchange("")
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
     with torch.device("meta"):
         empty = Tiny().eval()
     program = capture_program(empty, args, kwargs)
@@ -220,7 +233,7 @@ def _wrong(crew: Crew) -> list[str]:
     placed = RankModule(model, layout_of(program, crew.size, 7), crew)
     found = []
     for act in (
-        lambda: placed(args[0][:2], **kwargs),
+        lambda: placed(args[0][:, :2], **kwargs),
         lambda: placed.step(*args, **kwargs),
         lambda: placed.save("/nowhere/model.safetensors"),
         lambda: placed.load("/nowhere/model.safetensors"),

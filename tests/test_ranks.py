@@ -38,12 +38,19 @@ def test_outputs_gradients_and_buffers_are_those_of_the_model(runs: list[dict[st
         assert all(run["nested"][kind])
 
 
+def test_evaluation_and_other_batch_sizes_are_captured_when_they_come(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        assert run["nested"]["evaluation"]
+        assert run["nested"]["half_a_batch"]
+        assert run["nested"]["half_a_batch_trains"]
+
+
 def test_a_rank_has_its_own_parameters_only(runs: list[dict[str, Any]]) -> None:
     first, second = (run["nested"] for run in runs)
     assert sum(run["nested"]["bytes"] for run in runs) == first["all_bytes"]
     assert min(first["bytes"], second["bytes"]) > 0
     assert set(first["keys"]) | set(second["keys"]) == set(first["all_keys"])
-    assert set(first["keys"]) & set(second["keys"]) <= {"mask"}  # read by both, written by none
+    assert set(first["keys"]) & set(second["keys"]) <= {"mask", "calls"}  # read by both, written by none or by both
 
 
 def test_the_gathered_state_dict_is_the_models(runs: list[dict[str, Any]]) -> None:

@@ -55,6 +55,32 @@ class Layout:
         users = self.step.program.states[state].users
         return self.device[users[0]] if users else 0
 
+    def keepers(self, state: int) -> tuple[int, ...]:
+        """The devices that have a state, where each has a memory of its own: its home first, then who else reads it.
+
+        Only states that are not learned, and those that are written by no op (counters), are read on several.
+        """
+        home = self.home(state)
+        return home, *sorted(self._readers.get(state, set()) - {home})
+
+    @cached_property
+    def _readers(self) -> dict[int, set[int]]:
+        """The devices whose ops read each state, directly or by what they make on the spot."""
+        step = self.step
+        behind: dict[fx.Node, frozenset[int]] = {}  # node that is no op -> the states that making it reads
+        found: dict[int, set[int]] = {}
+        for node in step.graph.nodes:
+            if node in step.state_of:
+                behind[node] = frozenset([step.state_of[node]])
+                continue
+            read = frozenset(state for source in node.all_input_nodes for state in behind.get(source, ()))
+            if node not in step.made_by:
+                behind[node] = read
+                continue
+            for state in read:
+                found.setdefault(state, set()).add(self.device[step.made_by[node]])
+        return found
+
     def owner(self, node: fx.Node) -> int:
         """The device where the value of a node arises."""
         while node not in self.step.made_by:

@@ -167,12 +167,12 @@ class _Compiler:
         return [(key, node) for key, node in gives if self.layout.receiver(key, node) == device]
 
     def effects(self, device: int, section: int) -> list[fx.Node]:
-        """Writes to states of a device that belong to no op."""
+        """Writes to states of a device that belong to no op; whoever has a copy of such a state writes to it too."""
         step = self.layout.step
         return [
             node
             for node in self.sections[section].effects
-            if node not in step.made_by and self.layout.home(step.state_writes[node]) == device
+            if node not in step.made_by and device in self.layout.keepers(step.state_writes[node])
         ]
 
     def _demand(self, device: int) -> set[fx.Node]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from graphs.errors import MismatchError
 from placement.runtime.layout import Layout
@@ -18,12 +19,9 @@ def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
     What is learned or written is on one rank only, a read-only buffer on every rank that reads it. Names that share
     memory are together; what no op uses is on rank 0.
     """
-    readers = _readers(layout)
     of_name: dict[str, tuple[int, ...]] = {}
     for index, state in enumerate(layout.step.program.states):
-        home = layout.home(index)
-        others = () if state.binds else tuple(sorted(readers.get(index, set()) - {home}))
-        of_name.update(dict.fromkeys(state.names, (home, *others)))
+        of_name.update(dict.fromkeys(state.names, layout.keepers(index)))
     tensors = dict(entries(model))
     of_memory = {_memory(tensors[name]): ranks for name, ranks in of_name.items() if name in tensors}
     return {name: of_name.get(name, of_memory.get(_memory(tensor), (0,))) for name, tensor in tensors.items()}
@@ -53,6 +51,31 @@ def keep_own(model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int
         elif tensor.device != place:
             tensor.data = tensor.data.to(place)
     return new
+
+
+def outlines_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A twin on ``meta`` of every parameter and buffer, by dotted name; tied ones have one."""
+    made: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, tensor in entries(model):
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor if tensor.is_meta else _like(tensor, torch.device("meta"))
+        found[name] = made[id(tensor)]
+    return found
+
+
+@contextmanager
+def lent(model: nn.Module, outlines: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """While the block runs, the model has all its parameters and buffers again, on ``meta``, so as to be captured."""
+    slots = [(*_slot(model, name), outline) for name, outline in outlines.items()]
+    own = [owner.__dict__[kind][last] for owner, kind, last, _ in slots]
+    try:
+        for owner, kind, last, outline in slots:
+            owner.__dict__[kind][last] = outline
+        yield
+    finally:
+        for (owner, kind, last, _), tensor in zip(slots, own, strict=True):
+            owner.__dict__[kind][last] = tensor
 
 
 def check_filled(model: nn.Module, new: list[str]) -> None:
@@ -85,31 +108,17 @@ def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str, str]:
     return owner, "_parameters" if last in owner._parameters else "_buffers", last
 
 
+def _like(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """Another tensor of the same layout, a parameter if it is one."""
+    data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+    return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+
 def _with_memory(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
-    data = torch.empty_like(tensor, device=place)
-    data.fill_(math.nan if data.is_floating_point() else 0)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(data, tensor.requires_grad)
-    return data
+    made = _like(tensor, place)
+    made.detach().fill_(math.nan if made.is_floating_point() else 0)
+    return made
 
 
 def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _readers(layout: Layout) -> dict[int, set[int]]:
-    """The devices whose ops read each state, directly or by views that they make on the spot."""
-    step = layout.step
-    behind: dict[fx.Node, frozenset[int]] = {}  # node that is no op -> the states that making it reads
-    found: dict[int, set[int]] = {}
-    for node in step.graph.nodes:
-        if node in step.state_of:
-            behind[node] = frozenset([step.state_of[node]])
-            continue
-        read = frozenset().union(*(behind.get(source, frozenset()) for source in node.all_input_nodes))
-        if node not in step.made_by:
-            behind[node] = read
-            continue
-        for state in read:
-            found.setdefault(state, set()).add(layout.device[step.made_by[node]])
-    return found
