@@ -53,15 +53,13 @@ def read_source(
         GraphFileError: a file that is not what it says, or an option that does not suit it.
         CaptureError: the model cannot be traced, or the user's function failed.
     """
-    file, _, function = argument.rpartition(":")
-    is_function = file.endswith(".py")
     is_model = argument in MODELS
     if is_model:
         return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {})))
-    if dims and (is_function or not argument.endswith(".onnx")):
+    if dims and (is_function(argument) or not argument.endswith(".onnx")):
         raise GraphFileError(f"--dim gives sizes to ONNX and built-in models, and {argument} is neither; leave it out.")
-    if is_function:
-        return Source(_from_function(Path(file), function, train, granularity))
+    if is_function(argument):
+        return Source(_from_function(argument, train, granularity))
     if argument.endswith(".py"):
         raise GraphFileError(
             f"{argument} is a Python file; say which function gives the model, as {argument}:function."
@@ -114,19 +112,17 @@ def read_model(argument: str) -> Any:
         from graphs.zoo import build
 
         return build(argument).model
-    file, _, function = argument.rpartition(":")
-    if not file.endswith(".py"):
+    if not is_function(argument):
         raise GraphFileError(f"{argument} is no model; give a built-in one or file.py:function.")
-    returned = _call(Path(file), function)
+    returned = call_function(argument)
     model = returned[0] if isinstance(returned, tuple) and returned else returned
     if not callable(getattr(model, "named_modules", None)):
         raise CaptureError(f"{argument} returned {_describe(returned)}; expected a model, or (model, args).")
     return model
 
 
-def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGraph:
-    label = f"{path}:{name}"
-    returned = _call(path, name)
+def _from_function(label: str, train: bool, granularity: str) -> OpGraph:
+    returned = call_function(label)
     if isinstance(returned, OpGraph):
         if train:
             raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
@@ -140,14 +136,25 @@ def _from_function(path: Path, name: str, train: bool, granularity: str) -> OpGr
     with contextlib.redirect_stdout(sys.stderr):
         model, args, kwargs = (*returned, None)[:3]
         try:
-            return capture(model, args, kwargs, train, granularity=granularity, name=name)
+            return capture(model, args, kwargs, train, granularity=granularity, name=label.rpartition(":")[2])
         except CaptureError as error:
             raise CaptureError(str(error).replace('granularity="module"', "--granularity module")) from error
 
 
-def _call(path: Path, name: str) -> Any:
-    """What a function of the user's file returns."""
-    label = f"{path}:{name}"
+def is_function(argument: str) -> bool:
+    """Whether it is ``file.py:function``."""
+    return argument.rpartition(":")[0].endswith(".py")
+
+
+def call_function(label: str) -> Any:
+    """What the function ``file.py:function`` returns.
+
+    Raises:
+        UnknownNameError: the file has no such function.
+        GraphFileError, CaptureError: the file cannot be read, or the user's code failed.
+    """
+    file, _, name = label.rpartition(":")
+    path = Path(file)
     _refuse_namesakes(path)
     with _user_code(path, label):
         module = _import_file(path)

@@ -86,7 +86,8 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train", "export", "profile"]
+    "command",
+    ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train", "export", "profile", "apply"],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     heavy = ["torch", "plotly", "onnx", "numba", "networkx", "numpy", "stable_baselines3", "tensorboard"]

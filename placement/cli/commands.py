@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from placement.cli import catalog, exporting, measuring, solving, training
+from placement.cli import applying, catalog, exporting, measuring, solving, training
 from placement.cli.output import emit
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ for command in (
     solving.compare,
     solving.optimize,
     solving.verify,
+    applying.apply,
     exporting.export,
     training.train,
 ):

@@ -31,6 +31,15 @@ ClusterOption = Annotated[
         "GRAPH brings its own devices.",
     ),
 ]
+ModelToRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
+        "args, kwargs).",
+    ),
+]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
 Granularity = Annotated[
     str, typer.Option("--granularity", metavar="op|module", help="What becomes one op: an operator or a leaf module.")

@@ -1,0 +1,110 @@
+"""The command that runs a placement for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
+
+if TYPE_CHECKING:
+    from placement.result import Result
+    from placement.trial import Trial
+
+
+def apply(
+    model: options.ModelToRun,
+    placement: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PLACEMENT]",
+            show_default=False,
+            help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME|FILE", help="Devices to place on, which this machine must have.")
+    ] = "local",
+    train: options.Train = False,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to run; the first half warms up.")] = 10,
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="That places, where none is given.")] = "auto",
+    seed: options.Seed = 0,
+    budget_s: options.BudgetSeconds = None,
+    dims: options.Dims = None,
+    output: options.Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
+    check_outputs(output, inputs=[model, placement])
+    sizes = options.parse_dims(dims)
+    if placement is None:
+        result = _placed(model, cluster, train, sizes, method, seed, budget_s)
+    else:
+        from placement.result import Result
+
+        result = Result.load(placement)
+    if output is not None:
+        result.save(output)
+    with progress(f"running {model}"):
+        from placement.trial import try_out
+
+        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed)
+    if as_json:
+        emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
+    else:
+        _show(result, trial)
+
+
+def _placed(
+    model: str, cluster: str, train: bool, dims: dict[str, int], method: str, seed: int, budget_s: float | None
+) -> Result:
+    with progress(f"measuring {model}"):
+        from graphs.errors import InfeasibleError
+        from placement.models import read_example
+        from placement.optimization import optimize
+        from placement.runtime.profiling import profile
+        from placement.sources import read_cluster
+
+        machine = read_cluster(cluster)
+        example = read_example(model, train=train, dims=dims, seed=seed)
+        graph = profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+    del example
+    with progress(f"placing with {method}"):
+        result = optimize(graph, machine, method, seed=seed, budget_s=budget_s)
+    if not result.feasible:
+        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
+    return result
+
+
+def _show(result: Result, trial: Trial) -> None:
+    from rich.table import Table
+
+    from graphs.units import format_bytes, format_seconds
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
+        table.add_column(column, justify="left" if column == "device" else "right")
+    for device in trial.devices:
+        table.add_row(
+            device.name,
+            f"{device.ops:,}",
+            format_seconds(device.busy_s),
+            format_seconds(device.predicted_busy_s),
+            format_bytes(device.peak_bytes),
+            format_bytes(device.predicted_peak_bytes),
+            format_bytes(device.kept_bytes),
+        )
+    error = trial.predicted_step_s / trial.measured_step_s - 1
+    equal = {True: "equal", False: "DIFFERENT"}
+    emit_rich(table)
+    if len(trial.devices) == 1:
+        emit("one device is best: the model runs as it is")
+    emit(
+        f"step       {format_seconds(trial.measured_step_s)} measured, {format_seconds(trial.predicted_step_s)} "
+        f"predicted ({error:+.1%})\n"
+        f"one device {format_seconds(trial.measured_single_step_s)} measured, speed-up {trial.speedup:.2f}x\n"
+        f"outputs    {equal[trial.outputs_equal]}, gradients {equal[trial.gradients_equal]}, to the plain model"
+    )

@@ -1,0 +1,66 @@
+"""Models with weights and inputs that words on a command line stand for, to be run and not only captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphs.errors import CaptureError, GraphFileError
+from graphs.zoo import build
+from placement.sources import batch_of, call_function, is_function
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model with inputs for one step.
+
+    Attributes:
+        model: with weights.
+        args, kwargs: of one step.
+        name: of its graph.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    name: str
+
+
+def read_example(
+    argument: str, *, train: bool = False, dims: Mapping[str, int] | None = None, seed: int = 0
+) -> Example:
+    """The model that a MODEL argument names: a built-in one with random weights, or what ``file.py:function`` returns.
+
+    Args:
+        train: a built-in model with the inputs of a training step.
+        dims: ``"batch"``, the samples of a built-in model.
+        seed: of torch's random numbers, from which weights and inputs are drawn.
+
+    Raises:
+        UnknownNameError: no such model, function or dimension.
+        GraphFileError: a file of another kind, which has no weights to run.
+        CaptureError: the user's function failed, or returned something else.
+    """
+    torch.manual_seed(seed)
+    if is_function(argument):
+        if dims:
+            raise GraphFileError(f"--dim gives sizes to built-in models, and {argument} is none; leave it out.")
+        returned = call_function(argument)
+        if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
+            raise CaptureError(
+                f"{argument} returned a {type(returned).__name__}; expected (model, args) or (model, args, kwargs)."
+            )
+        model, args, kwargs = (*returned, None)[:3]
+        positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+        return Example(model, positional, kwargs or {}, argument.rpartition(":")[2])
+    if Path(argument).suffix:
+        raise GraphFileError(
+            f"{argument} has no weights to run; give a built-in model (`placement models`) or file.py:function."
+        )
+    zoo = build(argument, device="cpu", batch_size=batch_of(argument, dims or {}))
+    return Example(zoo.model, zoo.train_args if train else zoo.args, {}, argument)

@@ -1,0 +1,146 @@
+"""What the processes of a trial do: `plain` runs the model as it is, `placed` runs a rank's share of it."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from graphs.capture import capture_program
+from graphs.capture.record import default_loss, output_tensors
+from placement.application import layout_of
+from placement.models import Example, read_example
+from placement.result import Result
+from placement.runtime.crew import Crew
+from placement.runtime.measure import measure_step
+from placement.runtime.ranks import RankModule
+
+# Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+
+
+def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of the model as it is; what it computes first goes to a file for `placed` to compare with."""
+    example = _example(description)
+    model, train = example.model, description["train"]
+    torch.manual_seed(description["seed"])
+    found = _first_step(model, example, train)
+    save_file({name: tensor.detach().clone() for name, tensor in found.items()}, description["reference"])
+    del found
+    optimizer = _optimizer(model) if train else None
+
+    def step() -> None:
+        if optimizer is None:
+            with torch.no_grad():
+                model(*example.args, **example.kwargs)
+            return
+        optimizer.zero_grad()
+        default_loss(model(*example.args, **example.kwargs)).backward()
+        optimizer.step()
+
+    return _timed(step, description, crew)
+
+
+def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of a rank's share, and whether it computes what the model does."""
+    example = _example(description)
+    train = description["train"]
+    program = capture_program(example.model, example.args, example.kwargs, train)
+    layout = layout_of(program, Result.load(description["placement"]), description["devices"])
+    module = RankModule(example.model, layout, crew)
+    reference = load_file(description["reference"])
+    torch.manual_seed(description["seed"])
+    optimizer = None
+    if train:
+        loss = module.step(*example.args, **example.kwargs)
+        outputs_equal = _same(loss, reference["loss"])
+        own = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        gradients_equal = all(_same(gradient, reference[f"gradient/{name}"]) for name, gradient in own.items())
+        optimizer = _optimizer(module)
+    else:
+        tensors = _tensors(module, example)
+        outputs_equal = all(_same(tensor, reference[f"output/{i}"]) for i, tensor in enumerate(tensors))
+        gradients_equal = True
+    del reference
+
+    def step() -> None:
+        if optimizer is None:
+            with torch.no_grad():
+                module(*example.args, **example.kwargs)
+            return
+        optimizer.zero_grad()
+        module.step(*example.args, **example.kwargs)
+        optimizer.step()
+
+    kept_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    own_equal = {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": kept_bytes}
+    return _timed(step, description, crew) | own_equal
+
+
+def _example(description: Mapping[str, Any]) -> Example:
+    model, train, dims, seed = (description[key] for key in ("model", "train", "dims", "seed"))
+    example = read_example(model, train=train, dims=dims, seed=seed)
+    example.model.train(train)
+    return example
+
+
+def _first_step(model: nn.Module, example: Example, train: bool) -> dict[str, Tensor]:
+    if not train:
+        return {f"output/{i}": tensor for i, tensor in enumerate(_tensors(model, example))}
+    loss = default_loss(model(*example.args, **example.kwargs))
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {f"gradient/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss} | gradients
+
+
+def _tensors(model: nn.Module, example: Example) -> list[Tensor]:
+    with torch.no_grad():
+        return output_tensors(model(*example.args, **example.kwargs))
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    """Adam on what there is to train, which may be nothing on a rank."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.Adam(parameters, lr=1e-5, foreach=False) if parameters else _Nothing()
+
+
+class _Nothing(torch.optim.Optimizer):
+    """For a rank that trains nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([torch.zeros(1)], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        return
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Equal within rounding, relative to the largest number in it."""
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10))
+
+
+def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    waited: list[float] = []
+
+    def together() -> None:
+        crew.exchange("")
+        waited.append(crew.waited_s)
+
+    times = measure_step(step, steps=description["steps"], dropped=description["dropped"], together=together)
+    waited.append(crew.waited_s)
+    waits = [after - before for before, after in itertools.pairwise(waited)][description["dropped"] :]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "step_s": list(times.samples_s),
+        "waited_s": waits,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+    }
