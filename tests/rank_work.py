@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import resource
 import signal
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from env.problem import Problem
 from env.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.zoo import build
-from placement.runtime.crew import Crew
+from placement.runtime.crew import Crew, join
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
 from placement.runtime.ranks import RankModule
@@ -71,6 +75,13 @@ def layout_of(program: Program, size: int, seed: int) -> Layout:
     return Layout(functional(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
 
 
+def chosen(program: Program, device: Sequence[int]) -> Layout:
+    """Two devices, each op on the one that is given, in program order."""
+    ops = range(program.graph.n_ops)
+    order = [[op for op in ops if device[op] == number] for number in range(2)]
+    return Layout(functional(program), device, order, [float(op) for op in ops], [torch.device("cpu")] * 2)
+
+
 def loss_of(outputs: Any) -> torch.Tensor:
     return outputs["logits"].square().mean() + outputs["parts"][1][0].sin().mean()
 
@@ -86,6 +97,7 @@ def equality(folder: str, crew: Crew) -> dict[str, Any]:
     found["curve"] = _curve(crew, Path(folder))
     found["meta"] = _meta(crew, Path(folder))
     found["wrong"] = _wrong(crew)
+    found["limited"] = _limited(crew)
     return found
 
 
@@ -226,6 +238,57 @@ def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
     }
 
 
+def _limited(crew: Crew) -> dict[str, Any]:
+    """A model whose training state, 256 MB, is more than one process may have."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
+    x = torch.randn(4, 512)
+    program = capture_program(model, (x,), train=True, loss=_squares)
+    layer_of = [int(module or 63) for module in program.graph.modules]
+    layout = chosen(program, [int(layer >= 32) for layer in layer_of])
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + 200_000_000, hard))
+    try:
+        losses, own_bytes = _placed_steps(model, layout, x, crew)
+        gc.collect()
+        try:
+            whole = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
+            _trained(whole.parameters(), lambda: _backward(_squares(whole(x))))
+            fits = True
+        except (RuntimeError, MemoryError):
+            fits = False
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    return {"losses": losses, "own_bytes": own_bytes, "whole_fits": fits}
+
+
+def _placed_steps(model: nn.Module, layout: Layout, x: torch.Tensor, crew: Crew) -> tuple[list[float], int]:
+    placed = RankModule(model, layout, crew)
+    for parameter in placed.parameters():
+        nn.init.normal_(parameter, std=0.04)
+    losses = [_trained(placed.parameters(), lambda: placed.step(x)) for _ in range(2)]
+    own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
+    model.to("meta")  # frees what it shares with the placed one
+    return losses, own_bytes
+
+
+def _trained(parameters: Any, step: Callable[[], torch.Tensor]) -> float:
+    adam = torch.optim.Adam(parameters, foreach=False)
+    loss = step()
+    adam.step()
+    return loss.item()
+
+
+def _backward(loss: torch.Tensor) -> torch.Tensor:
+    loss.backward()
+    return loss.detach()
+
+
+def _data_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+
+
 def _wrong(crew: Crew) -> list[str]:
     """Sentences for what is wrong on every rank."""
     model, args, kwargs = tiny()
@@ -238,6 +301,7 @@ def _wrong(crew: Crew) -> list[str]:
         lambda: placed.save("/nowhere/model.safetensors"),
         lambda: placed.load("/nowhere/model.safetensors"),
         lambda: RankModule(model, layout_of(program, crew.size + 1, 7), crew),
+        lambda: RankModule(model, layout_of(program, crew.size, crew.rank), crew),
     ):
         try:
             act()
@@ -315,17 +379,8 @@ def failure(description: dict[str, str], crew: Crew) -> float:
     (_folder / f"{crew.rank}.pid").write_text(str(os.getpid()))
     model, x = Chain(), torch.ones(2, 4)
     program = capture_program(model, (x,))
-    layout = layout_of(program, 2, 0)
-    middle = {i for i, name in enumerate(program.graph.op_names) if "act" in name or "second" in name}
-    device = [int(i in middle) for i in range(program.graph.n_ops)]
-    order = [sorted(range(len(device)), key=layout.start_s.__getitem__) for _ in range(2)]
-    layout = Layout(
-        layout.step,
-        device,
-        [[op for op in ops if device[op] == d] for d, ops in enumerate(order)],
-        layout.start_s,
-        layout.places,
-    )
+    names = program.graph.op_names
+    layout = chosen(program, [int("act" in name or "second" in name) for name in names])
     placed = RankModule(model, layout, crew)
     with torch.no_grad():
         placed(x)
@@ -336,3 +391,7 @@ def failure(description: dict[str, str], crew: Crew) -> float:
             raise KeyError("no such file")
         placed(x)
     return time.monotonic() - start
+
+
+if __name__ == "__main__":  # under torchrun
+    failure({"how": sys.argv[1], "folder": sys.argv[2]}, join(2))

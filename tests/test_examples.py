@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -28,9 +32,32 @@ def run(name: str) -> str:
     return done.stdout
 
 
+def torchrun(name: str, folder: Path) -> str:
+    """The output of an example on two nodes: two agents on this host, with one process each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--master-addr=127.0.0.1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*command, f"--master-port={port}", f"--node-rank={rank}", str(EXAMPLES / name)],
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    return "".join(output for output, _ in outputs)
+
+
 def test_every_example_is_tested_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
-    assert [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}")' not in source] == []
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in source] == []
 
 
 def test_train_with_sb3_learns() -> None:
@@ -62,3 +89,25 @@ def test_device_map_is_loaded_by_transformers() -> None:
     output = run("device_map.py")
     assert "'lm_head': " in output
     assert output.splitlines()[-1] == "loaded in 2 places, same outputs: True"
+
+
+def test_train_two_processes_loses_as_one_process_does(tmp_path: Path) -> None:
+    output = torchrun("train_two_processes.py", tmp_path)
+    losses = {rank: re.findall(rf"rank {rank}, step \d+: loss ([\d.]+)", output) for rank in (0, 1)}
+    torch.manual_seed(0)
+    model = nn.Transformer(64, 4, 2, 2, 256, batch_first=True)
+    source, target = torch.randn(8, 16, 64), torch.randn(8, 16, 64)
+    adam = torch.optim.Adam(model.parameters())
+    for step in range(10):
+        adam.zero_grad()
+        loss = nn.functional.mse_loss(model(source, target), target)
+        loss.backward()
+        adam.step()
+        assert [float(losses[rank][step]) for rank in (0, 1)] == pytest.approx([loss.item()] * 2, abs=2e-4)
+    model.load_state_dict(safetensors.torch.load_file(tmp_path / "transformer.safetensors"))
+
+
+def test_placing_and_training_takes_15_lines() -> None:
+    source = (EXAMPLES / "train_two_processes.py").read_text(encoding="utf-8")
+    lines = source.partition("\nmodel = ")[2].splitlines()
+    assert sum(1 for line in lines if line.strip()) <= 15

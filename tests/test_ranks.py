@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +18,8 @@ import rank_work
 import torch
 
 from graphs.capture.trace import Layout, TensorInfo
-from graphs.errors import RankError
+from graphs.errors import MismatchError, RankError
+from placement.runtime.crew import join
 from placement.runtime.gloo_link import Carrier
 from placement.runtime.launch import launch
 
@@ -78,12 +82,36 @@ def test_a_model_on_meta_gets_its_share_from_a_checkpoint(runs: list[dict[str, A
 
 
 def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
-    shape, training, folder, missing, processes = runs[1]["wrong"]
+    shape, training, folder, missing, processes, plans = runs[1]["wrong"]
     assert "expected" in shape
     assert "expects one of a training step" in training
     assert "there is no folder /nowhere" in folder
     assert "there is no checkpoint /nowhere/model.safetensors" in missing
     assert "uses 3 devices and there are 2 processes" in processes
+    assert "the ranks have different placements" in plans
+
+
+def test_a_model_that_no_process_may_hold_trains(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        assert run["limited"]["own_bytes"] == 32 * 512 * 512 * 4
+        assert not run["limited"]["whole_fits"]
+    assert runs[0]["limited"]["losses"] == runs[1]["limited"]["losses"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("WORLD_SIZE", "1", "uses 2 devices and there are 1 processes"),
+        ("MASTER_PORT", "0", "MASTER_PORT is 0"),
+        ("RANK", "", "RANK is not set"),
+    ],
+)
+def test_a_wrong_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for key, own in {**environment, name: value}.items():
+        monkeypatch.setenv(key, own)
+    with pytest.raises(MismatchError, match=sentence):
+        join(2)
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
@@ -127,6 +155,20 @@ def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: 
     assert re.fullmatch(reason, ends[how].sentence), ends[how].sentence
     assert ends[how].after_s < 10
     assert not ends[how].alive
+
+
+def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, rank_work.__file__, "SIGSTOP", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - float((tmp_path / "acted").read_text()) < 10
+    assert done.returncode != 0
+    assert re.search("^rank 1 has been stopped.* rank 0 is waiting for op 'act' of it.$", done.stderr, re.MULTILINE)
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -26,9 +26,7 @@ from placement.runtime.watch import Activity, Watch, op_at
 _START = timedelta(seconds=300)  # until all processes are there
 _ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of parcels
-_GLOO_ADVICE = (
-    " This is typically caused by a remote worker crashing. Check the logs of the remote worker for more details."
-)
+_GLOO_ADVICE = " This is typically caused"
 _crew: Crew | None = None
 
 
@@ -248,6 +246,8 @@ def _meeting_point(size: int) -> tuple[Any, int, int]:
             f"{missing[0]} is not set: a placement on several processes is started by torchrun, which sets it."
         )
     check_size(int(os.environ["WORLD_SIZE"]), size)
+    if os.environ["MASTER_PORT"] == "0":
+        raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         store, rank, found = next(iter(rendezvous("env://", timeout=_START)))
@@ -284,7 +284,7 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, PlacementError):
         return str(error)
     text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line
-    text = text.removesuffix(_GLOO_ADVICE).partition("\n")[0].removesuffix(".")
+    text = text.partition(_GLOO_ADVICE)[0].partition("\n")[0].removesuffix(".")
     return text[:200] + "." if text else "no reason given."
 
 
