@@ -138,7 +138,7 @@ def _end(how: str, folder: Path) -> End:
         launch("rank_work:failure", {"how": how, "folder": str(folder)}, ["cpu", "cpu"], limit_s=LIMIT_S)
     after_s = time.monotonic() - float((folder / "acted").read_text())
     pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(2)]
-    return End(str(caught.value), after_s, [pid for pid in pids if Path(f"/proc/{pid}").exists()])
+    return End(str(caught.value), after_s, [pid for pid in pids if _runs(pid)])
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,26 @@ def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:
     assert time.monotonic() - float((tmp_path / "acted").read_text()) < 10
     assert done.returncode != 0
     assert re.search("^rank 1 has been stopped.* rank 0 is waiting for op 'act' of it.$", done.stderr, re.MULTILINE)
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    call = f"launch('rank_work:failure', {{'how': 'busy', 'folder': {str(tmp_path)!r}}}, ['cpu', 'cpu'])"
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom placement.runtime.launch import launch; {call}"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        while not (tmp_path / "acted").exists():
+            time.sleep(0.05)
+        parent.kill()
+    pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)]
+    end = time.monotonic() + 5
+    while any(_runs(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not only waits to be counted out by whoever inherited it."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
