@@ -6,6 +6,7 @@ tensors, with one update op per parameter. See docs/capture.md for what is count
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph
 
-GRANULARITIES = ("op", "module")
+GRANULARITIES = ("op", "module", "auto")
 
 
 def capture(
@@ -53,7 +54,7 @@ def capture(
         kwargs: keyword example inputs.
         train: forward, backward and update instead of forward alone.
         granularity: ``"op"``, or ``"module"`` for one op per call of a leaf module: coarser, with an estimated backward
-            pass, but it needs no tracing.
+            pass, but it needs no tracing. ``"auto"``: by op, and by module, with a warning, what cannot be traced.
         loss: function from the model's output to a scalar; by default a scalar output, the output's ``loss``,
             or the sum of the means of all floating-point outputs.
         optimizer: ``"adam"``, ``"adamw"``, ``"momentum"`` or ``"sgd"``: what is kept and moved per parameter.
@@ -65,8 +66,14 @@ def capture(
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
-    if granularity == "op":
-        return capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name).graph
+    if granularity != "module":
+        try:
+            return capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name).graph
+        except CaptureError as error:
+            if granularity == "op" or not str(error).endswith(f"{TO_MODULES}."):
+                raise
+            reason = str(error).removesuffix(f"; {TO_MODULES}.")
+            warnings.warn(f"{reason}; each leaf module is one op instead.", stacklevel=2)
     model, positional = _checked(model, args, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__

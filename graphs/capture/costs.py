@@ -130,7 +130,8 @@ def subgraph_flops(subgraph: fx.GraphModule) -> float:
 
 def _formula(target: OpOverload) -> Callable[..., int] | None:
     packet = target._overloadpacket
-    return _EXTRA_FORMULAS.get(packet) or flop_counter.flop_registry.get(packet)
+    extra = _EXTRA_FORMULAS.get(packet) or _FORMULAS_BY_NAME.get(target._schema.name)
+    return extra or flop_counter.flop_registry.get(packet)
 
 
 @lru_cache(maxsize=16384)
@@ -217,10 +218,21 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *args: Any, out_val: A
     return int(forward) * sum(map(bool, wanted[:2]))
 
 
+def _grouped_product(x: Any, weights: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Every row of one factor meets one matrix of the other, whichever group it is in."""
+    return 2 * int(x.numel()) * int(weights.shape[-1])
+
+
 # torch has formulas for every fused attention but the one it uses on the CPU, and its formula for the backward pass of
 # a convolution counts a grouped one as if it had one group (the two agree on one group).
 _EXTRA_FORMULAS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: _grouped_product,
+}
+# Operators of other libraries: what transformers uses for mixtures of experts where the one above does not serve.
+_FORMULAS_BY_NAME: dict[str, Callable[..., int]] = {
+    "transformers::grouped_mm_fallback": _grouped_product,
+    "transformers::grouped_mm_fallback_backward": lambda *args, **kwargs: 2 * _grouped_product(*args, **kwargs),
 }

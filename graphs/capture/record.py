@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.capture.costs import general_kernels
 from graphs.capture.failure import does_not_fit, reason_of
+from graphs.capture.fake import run_fake
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,
@@ -305,7 +306,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         sequence = _get_sequence_nr() - 1
-        output = func(*args, **(kwargs or {}))
+        output = run_fake(func, args, kwargs or {})
         if func.namespace != "prim":
             self._record(func, args, kwargs or {}, output, sequence)
         return output
