@@ -62,7 +62,7 @@ def launch(
     """
     with tempfile.TemporaryDirectory(prefix="placement-") as folder:
         Path(folder, "description.json").write_text(json.dumps(description), encoding="utf-8")
-        store = _store(port)
+        store = new_store(port)
         workers: list[_Worker] = []
         try:
             for rank, cores in enumerate(_cores(places)):
@@ -85,7 +85,12 @@ class _Worker:
     process: subprocess.Popen[bytes]
 
 
-def _store(port: int) -> Any:
+def new_store(port: int = 0) -> Any:
+    """The store by which the processes of a run meet, kept by this one.
+
+    Raises:
+        RankError: the port is in use, or this PyTorch has no stores.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -140,7 +145,7 @@ def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> No
     while codes := [worker.process.poll() for worker in workers]:
         bad = [worker for worker, code in zip(workers, codes, strict=True) if code not in (None, 0)]
         if bad:
-            raise RankError(_reason(store, bad[0]))
+            raise RankError(reason_of(store, bad[0].rank, bad[0].process.returncode))
         if all(code == 0 for code in codes):
             return
         if deadline is not None and time.monotonic() > deadline:
@@ -148,11 +153,10 @@ def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> No
         time.sleep(_POLL_S)
 
 
-def _reason(store: Any, worker: _Worker) -> str:
-    """Why the run has failed, in the words of the first process that knew."""
+def reason_of(store: Any, rank: int, code: int) -> str:
+    """Why the run has failed, in the words of the first process that knew; one has ended with this exit code."""
     from placement.runtime.watch import Beat, beat_key, failure_of
 
-    code = worker.process.returncode
     end = time.monotonic() + (_LAST_WORDS_S if code > 0 else 0)
     while not (sentence := failure_of(store)) and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -161,10 +165,10 @@ def _reason(store: Any, worker: _Worker) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     doing = ""
     with suppress(Exception):  # it had not begun to tell
-        key = beat_key(worker.rank)
+        key = beat_key(rank)
         doing = " " + Beat.from_json(store.get(key)).doing() if store.check([key]) else ""
     hint = ", most likely for want of memory" if code == -signal.SIGKILL and not doing else ""
-    return f"rank {worker.rank} {how}{doing}{hint}."
+    return f"rank {rank} {how}{doing}{hint}."
 
 
 # -- in the process --------------------------------------------------------------------------------------------------
@@ -172,18 +176,15 @@ def _reason(store: Any, worker: _Worker) -> str:
 
 def work(task: Mapping[str, Any]) -> None:
     """The life of a worker."""
-    _end_with_parent(task["parent"])
+    end_with_parent(task["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
     import torch
-    import torch.distributed as dist
 
     from placement.runtime.crew import Crew
 
     if task["cores"]:
         torch.set_num_threads(len(task["cores"]))
-    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-    store = connect(_HOST, task["port"], is_master=False, timeout=timedelta(seconds=_START_S))
-    crew = Crew.start(store, task["rank"], task["size"], is_quiet=True)
+    crew = Crew.start(met_store(task["port"]), task["rank"], task["size"], is_quiet=True)
     try:
         module, _, name = task["work"].partition(":")
         description = json.loads(Path(task["folder"], "description.json").read_text(encoding="utf-8"))
@@ -194,7 +195,15 @@ def work(task: Mapping[str, Any]) -> None:
         sys.exit(1)
 
 
-def _end_with_parent(parent: int) -> None:
+def met_store(port: int) -> Any:
+    """The store that the process which started this one keeps."""
+    import torch.distributed as dist
+
+    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return connect(_HOST, port, is_master=False, timeout=timedelta(seconds=_START_S))
+
+
+def end_with_parent(parent: int) -> None:
     """Have the system end this process when the one that started it ends, however that ends."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

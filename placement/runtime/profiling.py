@@ -92,7 +92,7 @@ def measured_profile(
 ) -> Profile:
     """As `profile`, with the spread of the times; ``repeats``: how often the step is run."""
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    _refuse_meta(model)
+    refuse_meta(model)
     program = capture_program(model, positional, kwargs, train, loss=loss, optimizer=optimizer, name=name)
     step = StepToMeasure(model, program, bound(model, program, positional, kwargs or {}), optimizer)
     machine = Cluster.local() if cluster is None else cluster
@@ -139,7 +139,8 @@ def _pooled(parts: Sequence[Times]) -> Times:
     return {op: [seconds for part in parts for seconds in part[op]] for op in parts[0]}
 
 
-def _refuse_meta(model: nn.Module) -> None:
+def refuse_meta(model: nn.Module) -> None:
+    """Raises: ClusterError: a parameter or buffer of the model has no data."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ClusterError(

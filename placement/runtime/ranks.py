@@ -106,7 +106,7 @@ class RankModule(nn.Module):
         layout, inputs = self._variants.get(args, kwargs, leaves, True), tensors_of(leaves)
         self._check_gradients(inputs)
         loss, gradients = self._pass(layout, "step", inputs).step()
-        self._add_gradients(gradients)
+        add_gradients(self, gradients)
         return loss
 
     def train(self, mode: bool = True) -> RankModule:
@@ -177,23 +177,6 @@ class RankModule(nn.Module):
             if parameter is not None and parameter.requires_grad:
                 raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
 
-    def _add_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        counts: dict[int, int] = {}
-        for gradient in gradients.values():
-            memory = gradient.untyped_storage().data_ptr()
-            counts[memory] = counts.get(memory, 0) + 1
-        for name, gradient in gradients.items():
-            parameter, storage = self.get_parameter(name), gradient.untyped_storage()
-            if parameter.grad is not None:
-                parameter.grad += gradient
-                continue
-            is_alone = counts[storage.data_ptr()] == 1 and storage.nbytes() == gradient.nbytes
-            # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
-            if is_alone and gradient.stride() == parameter.stride():
-                parameter.grad = gradient
-            else:
-                parameter.grad = torch.empty_like(parameter).copy_(gradient)
-
 
 def rank_module(
     model: nn.Module, layout: Layout, *, loss: Loss | None = None, checkpoint: Path | None = None
@@ -214,6 +197,25 @@ def rank_module(
     if checkpoint is not None:
         placed.load(checkpoint)
     return placed
+
+
+def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:
+    """Add gradients to ``grad`` of the parameters of those names."""
+    counts: dict[int, int] = {}
+    for gradient in gradients.values():
+        memory = gradient.untyped_storage().data_ptr()
+        counts[memory] = counts.get(memory, 0) + 1
+    for name, gradient in gradients.items():
+        parameter, storage = model.get_parameter(name), gradient.untyped_storage()
+        if parameter.grad is not None:
+            parameter.grad += gradient
+            continue
+        is_alone = counts[storage.data_ptr()] == 1 and storage.nbytes() == gradient.nbytes
+        # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
+        if is_alone and gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
 def _check_same(crew: Crew, layout: Layout) -> None:
