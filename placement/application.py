@@ -56,7 +56,7 @@ def apply(
     if _is_by_module(placed.graph):
         from placement.runtime.by_module import place_modules
 
-        return place_modules(model, placed, args, kwargs, places_of(placed, devices))
+        return place_modules(model, placed, places_of(placed, devices))
     program = capture_program(model, args, kwargs, _is_training(placed.graph), loss=loss)
     layout = layout_of(program, placed, devices)
     if len(layout.places) == 1:
@@ -64,7 +64,7 @@ def apply(
     if _is_distributed():
         from placement.runtime.ranks import rank_module
 
-        return rank_module(model, layout)
+        return rank_module(model, layout, loss=loss)
     return PlacedModule(model, layout, loss)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from graphs.capture.trace import TensorInfo, value_of
+from placement.runtime.code import quickened
 from placement.runtime.functional import after
 from placement.runtime.layout import Key, Layout, Section, reached
 from placement.runtime.order import consistent_order
@@ -111,6 +112,10 @@ def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args:
     device_type, dtype, enabled, cache_enabled = settings
     with torch.autocast(device_type, dtype, enabled, cache_enabled):
         return target(*args, **kwargs)
+
+
+# What returns its argument where nothing is differentiated.
+_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
 # -- the compiler ----------------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class _Writer:
         self._graph.output(tuple(self._given))
         module = fx.GraphModule(self._root, self._graph)
         ops = tuple(self._shared.ops(self._device, self._section))
-        return Routine(module.forward, tuple(self._takes), tuple(self._gives), ops, module)
+        return Routine(quickened(module), tuple(self._takes), tuple(self._gives), ops, module)
 
     def keep(self, node: fx.Node) -> Key:
         """Give a value to the sections that come."""
@@ -309,7 +314,7 @@ class _Writer:
             self._root[name] = operator.attrgetter(str(node.target))(node.graph.owning_module)
             return self._graph.get_attr(name)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._value)
-        if node.target is after:
+        if node.target is after or node.target in _IDENTITIES:
             return self._value(node.all_input_nodes[0])
         args, kwargs = self._here(args), self._here(kwargs)
         if node in self._step.overwrites:
