@@ -13,7 +13,7 @@ from placed_models import check_equal, one_thread, placed_at_random
 from torch import nn
 from torch.nn import functional
 
-from graphs.errors import CaptureError
+from graphs.errors import CaptureError, MismatchError
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 Forward = Callable[["Model", torch.Tensor], Any]
@@ -146,9 +146,20 @@ def dropout(m: Model, x: torch.Tensor) -> Any:
     return functional.dropout(m.b(y), 0.5, training=m.training) + functional.dropout(y, 0.5, training=m.training)
 
 
+def statistics_of_an_instance(m: Model, x: torch.Tensor) -> Any:
+    variance = m.mean.detach() * 1
+    y = functional.instance_norm(m.a(x)[None], m.counts.new_zeros(4).float(), variance[:4], use_input_stats=True)
+    return y[0] + variance
+
+
+def noise_that_is_written(m: Model, x: torch.Tensor) -> Any:
+    return m.b(functional.rrelu(m.a(x), training=m.training))
+
+
 FORWARDS = [
     slices, views_of_views, indices, reader_of_what_a_write_returned, residual, out_arguments, parts_of_tuples,
-    own_input, constants, moving_average, step_counter, counters, noise, dropout,
+    own_input, constants, moving_average, step_counter, counters, noise, dropout, statistics_of_an_instance,
+    noise_that_is_written,
 ]  # fmt: skip
 
 
@@ -163,6 +174,13 @@ def test_the_argument_of_a_call_is_not_written() -> None:
     placed = placed_at_random(Model(lambda m, x: m.a(x.mul_(2))), (x,), train=False)
     placed(x)
     assert torch.equal(x, X)
+
+
+def test_parameters_that_share_memory_without_being_one() -> None:
+    model = Model(lambda m, x: m.b(m.a(x)))
+    model.b.weight = nn.Parameter(model.a.weight.data)
+    with pytest.raises(MismatchError, match="'b.weight' shares its memory with another parameter"):
+        placed_at_random(model, (X,))
 
 
 # -- random programs --------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class _Rewriter:
     def add(self, node: fx.Node) -> None:
         if node.op == "output":
             return
-        written = _written(node)
+        written = [*_written(node), *self._statistics(node)]
         if node.op == "call_function" and signature(node.target).uninitialised:
             self._know(node, self._empty(node))
         elif not written:
@@ -223,7 +223,7 @@ class _Rewriter:
             self._know(node, made)
             return
         pieces = [self._memory[memory] for memory in dict.fromkeys(memories)]  # type: ignore[index]
-        if _returns_it(node) and self._current(targets[0]) is pieces[0].base:
+        if _returns_it(node, targets) and self._current(targets[0]) is pieces[0].base:
             made = self._copy(node)
             self.result.overwrites[made] = tuple(pieces[0].members)
             bases = [made]
@@ -238,9 +238,19 @@ class _Rewriter:
             piece.becomes(base)
             if number is not None:
                 self.result.made_by[made] = self.result.made_by[base] = number
+        if 0 not in signature(node.target).returned:
+            self._know(node, made)
+            return
         self._overwritten[node] = targets[0]
         self.result.new[node] = made
         self._note_versions(node)
+
+    def _statistics(self, node: fx.Node) -> list[fx.Node]:
+        """Running mean and variance that a normalisation writes, though its schema does not say so; no states."""
+        if node.op != "call_function" or not signature(node.target).statistics:
+            return []
+        found = [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
+        return [argument for argument in found if self._program.memory.get(argument) not in self._state_memory]
 
     def _stays(self, memory: Any) -> bool:
         """Whether a piece of memory is written where it is, not in versions: a state, or of no known kind."""
@@ -283,10 +293,9 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
 
 
-def _returns_it(node: fx.Node) -> bool:
+def _returns_it(node: fx.Node, targets: list[fx.Node]) -> bool:
     """Whether a node writes its first argument, nothing else, and returns it."""
-    facts = signature(node.target)
-    return facts.writes[0][0] == 0 and isinstance(node.args[0], fx.Node) and facts.returned == (0,)
+    return signature(node.target).returned == (0,) and bool(node.args) and targets == [node.args[0]]
 
 
 def _fills(node: fx.Node) -> bool:

@@ -42,6 +42,7 @@ class PlacedModule(nn.Module):
         self._team = Team(layout.places)
         self._states = States(model)
         self._steps: dict[Any, _Step] = {}
+        self._check_parameters()
         self._frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         used = set(layout.step.program.graph.modules)
         self.__dict__["_used"] = [module for path, module in model.named_modules() if path and path in used]
@@ -145,6 +146,16 @@ class PlacedModule(nn.Module):
             self._model, args, kwargs, train=program.train, loss=self._loss, name=program.graph.name
         )
         return _Step(same_ops(captured, self._layout))
+
+    def _check_parameters(self) -> None:
+        trace = self._layout.step.program.trace
+        known = {state.name for state in trace.states.values()}
+        for name, parameter in self._model.named_parameters():
+            if trace.gradients and parameter.requires_grad and name not in known:
+                raise MismatchError(
+                    f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
+                    "nn.Parameter, then capture and place the model."
+                )
 
     def _check_modes(self) -> None:
         for module in self._used:

@@ -37,7 +37,12 @@ class Exchange:
             raise _Stopped
         tensor: torch.Tensor
         tensor, copied = found
-        if copied is not None:
+        if copied is not None and tensor.is_cuda:
+            # What is computed next on the device waits, not the thread that feeds it.
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(copied)
+            tensor.record_stream(stream)
+        elif copied is not None:
             copied.synchronize()
         return tensor
 
@@ -124,14 +129,16 @@ class Team:
         place = self.places[device]
         values, taken[device] = taken[device], []
         try:
-            if place.type == "cuda":
-                torch.cuda.set_device(place)
-            with torch.inference_mode() if is_inference else torch.no_grad(), _no_autocast(place):
+            with _current(place), torch.inference_mode() if is_inference else torch.no_grad(), _no_autocast(place):
                 given = routine.run(exchange, *values)
         except BaseException:
             exchange.stop()
             raise
         return dict(zip(routine.gives, given, strict=True))
+
+
+def _current(place: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(place) if place.type == "cuda" else nullcontext()
 
 
 def _no_autocast(place: torch.device) -> AbstractContextManager[Any]:
