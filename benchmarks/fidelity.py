@@ -1,0 +1,229 @@
+"""Is what the simulator predicts what really runs? And what is gained on two CPU devices?
+
+    python benchmarks/fidelity.py --seed 0 [--models two_tower,rnnlm] [--train] [--out docs/results]
+
+Every model is profiled on `Cluster.local(devices=2)`, measured in the same run; then at least ten placements of it
+(heuristics, random ones, searches, a learned one, and the size-based device map that keeps one device busy at a time)
+are predicted and really run by one process for each device, one thread each. Every placement is one row of
+OUT/fidelity.jsonl, which is written after each model; OUT/fidelity.md and its plot are written from all rows.
+Let the machine do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from table import machine, parser
+
+from graphs.disk import write_atomically
+from graphs.units import format_seconds
+
+if TYPE_CHECKING:
+    from baselines.plan import Plan
+    from env.problem import Problem
+
+Row = dict[str, Any]
+
+OUT = Path("docs/results")
+# Samples in a step, such that a step takes a CPU core about a second.
+MODELS = {"two_tower": 32, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 4}
+HEURISTICS = ("single_device", "hash", "mite", "heft", "m_etf", "peft", "min_cut", "critical_path", "round_robin")
+SEARCHES = ("pretrained", "auto")
+RANDOM = 3
+DEVICE_MAP = "device map by size"
+WORTH_IT = 1.6  # best possible speed-up from which a device map should be beaten
+
+
+def main() -> None:
+    options = _options()
+    rows_file = options.out / "fidelity.jsonl"
+    rows = [json.loads(line) for line in rows_file.read_text().splitlines()] if rows_file.exists() else []
+    if not options.render:
+        for name in options.models.split(","):
+            rows = [row for row in rows if (row["model"], row["train"]) != (name, options.train)]
+            rows += list(_measured(name, options))
+            write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows))
+    command = shlex.join(["python", "benchmarks/fidelity.py", *(word for word in sys.argv[1:] if word != "--render")])
+    _plot(rows, options.out / "fidelity.svg")
+    write_atomically(options.out / "fidelity.md", _page(rows, command))
+
+
+def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    from env.bounds import lower_bound
+    from env.problem import Problem
+    from env.simulator import Simulator
+    from placement.executing import Executor
+    from placement.models import read_example
+    from placement.runtime.measure import local_cluster
+    from placement.runtime.profiling import profile
+
+    cluster = local_cluster(2, anew=True)
+    example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
+    graph = profile(example.model, example.args, example.kwargs, cluster, options.train, name=name)
+    problem = Problem(graph, cluster)
+    bound_s = lower_bound(problem).value_s
+    simulator = Simulator(problem)
+    with Executor(
+        example.model,
+        example.args,
+        example.kwargs,
+        cluster=cluster,
+        train=options.train,
+        steps=options.steps,
+        dropped=options.steps // 3,
+        limit_s=1800.0,
+    ) as executor:
+        for method, plan in _plans(problem, options.seed, options.budget_s):
+            score, schedule = simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
+            found = executor.run_schedule(schedule)
+            print(
+                f"{name} {method}: {score.step_time_s:.3f} s predicted, {found.step_time_s:.3f} s measured", flush=True
+            )
+            yield {
+                "model": name,
+                "train": options.train,
+                "batch": MODELS[name],
+                "method": method,
+                "predicted_s": score.step_time_s,
+                "measured_s": found.step_time_s if math.isfinite(found.step_time_s) else None,
+                "samples_s": list(found.samples_s),
+                "reason": found.reason,
+                "bound_s": bound_s,
+                "moved_bytes": score.bytes_moved,
+                "graph_hash": graph.hash,
+                "cluster_hash": cluster.hash,
+            }
+
+
+def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, Plan]]:
+    """Placements to run, each by its method's name."""
+    import baselines
+    from baselines.plan import Plan
+    from placement.solver import Solver
+
+    for name in HEURISTICS:
+        yield name, baselines.METHODS[name](problem, seed)
+    for i in range(RANDOM):
+        yield f"random {i}", baselines.METHODS["random"](problem, seed + i)
+    yield DEVICE_MAP, _device_map(problem)
+    solver = Solver(problem.graph, problem.cluster, seed, "latency", "longest_path")
+    for name in SEARCHES:
+        found = solver.solve(name, budget_s)
+        yield name, Plan(found.device_numbers(), found.order_numbers(), found.transfer_numbers())
+
+
+def _device_map(problem: Problem) -> Plan:
+    """The first half of the parameters on the first device, the rest on the second, as device maps by size do it."""
+    import numpy as np
+
+    from baselines.plan import Plan
+    from baselines.units import Units
+    from graphs.opgraph import Phase
+
+    units, graph = Units(problem), problem.graph
+    order = units.topological_order
+    sizes = units.kept_bytes[order].cumsum()
+    of_unit = np.empty(units.count, dtype=np.int64)
+    of_unit[order] = sizes > sizes[-1] / 2
+    device = of_unit[problem.group_of]
+    mirrored = (graph.phase != Phase.FORWARD) & (graph.forward_of >= 0) & (graph.colocation < 0)
+    device[mirrored] = device[graph.forward_of[mirrored]]
+    return Plan(device)
+
+
+# -- the page -------------------------------------------------------------------------------------------------
+
+
+def _page(rows: Sequence[Row], command: str) -> str:
+    lines = ["# Predicted and measured", "", f"Written by `{command}`  ", machine(), ""]
+    run = [row for row in rows if row["measured_s"]]
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
+    lines += [
+        f"{len(run)} placements on two CPU devices, one process and one thread each: the prediction is off by "
+        f"{statistics.median(errors):.1%} in the median and {max(errors):.1%} at most.",
+        "",
+        "![Measured over predicted step time](fidelity.svg)",
+        "",
+    ]
+    for model, train in dict.fromkeys((row["model"], row["train"]) for row in rows):
+        mine = [row for row in rows if (row["model"], row["train"]) == (model, train)]
+        lines += _section(model, train, mine)
+    return "\n".join(lines)
+
+
+def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
+    from scipy.stats import kendalltau
+
+    run = [row for row in rows if row["measured_s"]]
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
+    tau = kendalltau([row["predicted_s"] for row in run], [row["measured_s"] for row in run]).statistic
+    single = next(row for row in run if row["method"] == "single_device")
+    by_size = next(row for row in run if row["method"] == DEVICE_MAP)
+    best = min(run, key=lambda row: float(row["predicted_s"]))
+    possible = single["predicted_s"] / single["bound_s"]
+    lines = [
+        f"## {model}, {'training step' if train else 'inference'}, batch {rows[0]['batch']}",
+        "",
+        f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {tau:.2f}. "
+        f"Best possible speed-up {possible:.2f}x. The best by prediction ({best['method']}) runs "
+        f"{single['measured_s'] / best['measured_s']:.2f}x as fast as one device and "
+        f"{by_size['measured_s'] / best['measured_s']:.2f}x as fast as the size-based device map.",
+        "",
+        "| placement | predicted | measured | error | against one device |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in sorted(rows, key=lambda row: row["predicted_s"]):
+        if not row["measured_s"]:
+            lines.append(f"| {row['method']} | {format_seconds(row['predicted_s'])} | - | {row['reason']} | |")
+            continue
+        lines.append(
+            f"| {row['method']} | {format_seconds(row['predicted_s'])} | {format_seconds(row['measured_s'])} | "
+            f"{row['predicted_s'] / row['measured_s'] - 1:+.1%} | {single['measured_s'] / row['measured_s']:.2f}x |"
+        )
+    return [*lines, ""]
+
+
+def _plot(rows: Sequence[Row], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    run = [row for row in rows if row["measured_s"]]
+    if not run:
+        return
+    figure, axis = plt.subplots(figsize=(7, 6))
+    for model, train in dict.fromkeys((row["model"], row["train"]) for row in run):
+        mine = [row for row in run if (row["model"], row["train"]) == (model, train)]
+        label = f"{model}, {'training' if train else 'inference'}"
+        axis.scatter([row["predicted_s"] for row in mine], [row["measured_s"] for row in mine], s=14, label=label)
+    ends = [min(row["predicted_s"] for row in run), max(row["predicted_s"] for row in run)]
+    axis.plot(ends, ends, color="black", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="predicted step, s", ylabel="measured step, s")
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _options() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
+    options.add_argument("--train", action="store_true", help="training steps instead of inference")
+    options.add_argument("--steps", type=int, default=9, help="of each placement; a third warms up")
+    options.add_argument("--budget-s", type=float, default=10.0, help="of each search (default: %(default)s)")
+    options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
+    options.add_argument("--render", action="store_true", help="only write the page from the rows there are")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
