@@ -46,6 +46,7 @@ class Simulated:
 
 ScorerFactory = Callable[[Problem], BatchScorer]
 SCORERS: dict[str, ScorerFactory] = {"simulate": Simulated}
+EXECUTE = "execute"  # by this name alone there is nothing to run
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Rows(ABC):
         self.count = count
         self.tasks = make_tasks(graph, cluster, units, order)
         self._reward = reward_of(reward)
-        self._make_scorer = _scorer_of(scorer)
+        self._make_scorer = scorer_of(scorer)
         self._scorers: dict[int, BatchScorer] = {}
         self.possible = [task if isinstance(task, Task) else None for task in self.tasks]
         self.n_units, self.n_ops, n_edges, self.n_devices = _sizes(self.tasks)
@@ -297,11 +298,22 @@ def check_options(kind: type[Rows], options: Mapping[str, Any]) -> None:
             raise UnknownNameError("keyword", name, [*known, "render_mode"])
 
 
-def _scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:
+def scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:
+    """The scorer of that name, or what makes scorers itself.
+
+    Raises:
+        MismatchError: ``"execute"``, which takes more than a name.
+        UnknownNameError: lists the valid names.
+    """
     if callable(scorer):
         return scorer
+    if scorer == EXECUTE:
+        raise MismatchError(
+            "scorer 'execute' runs a model, and a graph has none; make an executor = placement.Executor(model, args, "
+            "cluster=cluster) and pass scorer=executor.scorer."
+        )
     if scorer not in SCORERS:
-        raise UnknownNameError("scorer", str(scorer), SCORERS)
+        raise UnknownNameError("scorer", str(scorer), (*SCORERS, EXECUTE))
     return SCORERS[scorer]
 
 

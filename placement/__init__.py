@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.application import apply
     from placement.comparison import Comparison, compare
+    from placement.executing import Executor
     from placement.exporting import export
     from placement.learning.training import Training, train
     from placement.optimization import METHODS, optimize
@@ -33,6 +34,7 @@ __all__ = [
     "METHODS",
     "Cluster",
     "Comparison",
+    "Executor",
     "OpGraph",
     "Result",
     "Training",
@@ -54,6 +56,7 @@ _HOME = {
     "METHODS": "placement.optimization",
     "Cluster": "env.cluster",
     "Comparison": "placement.comparison",
+    "Executor": "placement.executing",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.result",
     "Training": "placement.learning.training",

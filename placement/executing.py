@@ -94,7 +94,7 @@ class Executor:
             )
         if not 0 < limit_s < np.inf:
             raise MismatchError(f"got limit_s = {limit_s!r}; expected a finite number of seconds above 0.")
-        cores = _cores(cluster)
+        cores = cores_of(cluster)
         refuse_meta(model)
         positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         program = capture_program(model, positional, kwargs, train, loss=loss, name=name)
@@ -216,8 +216,8 @@ def _key(arrangement: Arrangement) -> tuple[bytes, ...]:
     return tuple(np.array(ops, dtype=np.int64).tobytes() for ops in arrangement.order)
 
 
-def _cores(cluster: Cluster) -> list[int]:
-    """The core of each device.
+def cores_of(cluster: Cluster) -> list[int]:
+    """The core of each device of a cluster on which placements are tried out.
 
     Raises:
         ClusterError: a device is no CPU, or there are not as many cores.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from env.cluster import Cluster
 from env.problem import LATENCY
 from env.simulator import Priority
+from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.methods import AUTO, METHODS, check_options
 from placement.result import Result
 from placement.solver import Solver
+
+if TYPE_CHECKING:
+    from env.rows import ScorerFactory
 
 __all__ = ["METHODS", "check_problem", "optimize"]
 
@@ -23,6 +29,7 @@ def optimize(
     priority: str = Priority.LONGEST_PATH.value,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    scorer: str | ScorerFactory = "simulate",
 ) -> Result:
     """Find a placement of `graph` on `cluster`.
 
@@ -38,19 +45,33 @@ def optimize(
             earlier where a gap of 0 is proven, and on Ctrl-C returns the best so far, `Result.interrupted`.
         evaluations: placements that a searching method may score. With this and without `budget_s` the answer depends
             on the seed only, not on the speed of the machine.
+        scorer: ``executor.scorer`` of a `placement.Executor` has the placement really run, and `Result.note` say what
+            was measured. A heuristic's answer stays what it is; every other method proposes by the cost model, and the
+            answer is the fastest, as measured, of what it found, the best heuristics and one device. The runs come on
+            top of the budget.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where the method found no placement that fits.
 
     Raises:
         UnknownNameError: an unknown method, objective or priority.
-        MismatchError: a method that does not serve the objective.
+        MismatchError: a method that does not serve the objective; a scorer of step times for another objective.
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
     """
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
-    return Solver(graph, cluster, seed, objective, priority).solve(method, budget_s, evaluations)
+    if scorer == "simulate":
+        return Solver(graph, cluster, seed, objective, priority).solve(method, budget_s, evaluations)
+    from env.rows import scorer_of  # loads Gymnasium
+
+    make_scorer = scorer_of(scorer)
+    if objective != LATENCY:
+        raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {objective}.")
+    from placement.fastest import fastest_measured
+
+    solver = Solver(graph, cluster, seed, objective, priority)
+    return fastest_measured(solver, method, seed, make_scorer, budget_s, evaluations)
 
 
 def check_problem(graph: object, cluster: object) -> None:

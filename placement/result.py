@@ -288,6 +288,12 @@ def named_transfers(graph: OpGraph, cluster: Cluster, transfer_order: IntArray) 
     ]
 
 
+def measured_note(measured_s: float, result: Result) -> str:
+    """`Result.note` of a placement that was really run."""
+    predicted = format_seconds(result.step_time_s or 0.0)
+    return "; ".join([f"measured {format_seconds(measured_s)}, predicted {predicted}", *filter(None, [result.note])])
+
+
 def relative_gap(objective_s: float, lower_bound_s: float) -> float:
     """(objective - bound) / objective; 0 for a step of no time, and where the two differ by rounding only."""
     if math.isclose(objective_s, lower_bound_s, rel_tol=1e-9):

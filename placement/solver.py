@@ -118,17 +118,19 @@ class Solver:
         evaluations: int | None,
         interrupted: bool,
         bound_s: float = 0.0,
+        as_given: bool = False,
     ) -> Result:
         """A plan as a result, or, where there is none, the sentence that says why; fields as in `Result`.
 
         Args:
             began_s: when the method began, by ``time.perf_counter``.
             bound_s: what the method itself has proved.
+            as_given: keep to the plan's own order, if it has one, even where the priority is faster.
         """
         if isinstance(plan, str):
             answer = _no_answer(self.lower_bound_s, self._priority, plan)
         else:
-            answer = self._answer(self._run(plan), bound_s)
+            answer = self._answer(self._run(plan, as_given), bound_s)
         return Result(
             graph=self.problem.graph,
             cluster=self.problem.cluster,
@@ -164,7 +166,7 @@ class Solver:
             searches = [(method, baselines.SEARCHES[method], 1.0)]
         return improve(problem, self._seed, candidates(problem, self._seed, methods, budget), searches, budget)
 
-    def _run(self, plan: Plan) -> _Run:
+    def _run(self, plan: Plan, as_given: bool) -> _Run:
         """Run a plan under its own order, if it has one, and under the asked priority, and keep the better.
 
         The schedule's order is the answer: as an explicit order it repeats this run exactly. A fixed sequence (a plan
@@ -175,7 +177,8 @@ class Solver:
             runs = {OWN_ORDER: simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)}
         else:
             orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
-            orders[self._priority] = None
+            if not (as_given and orders):
+                orders[self._priority] = None
             runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
         best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
         score, schedule = runs[best]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from baselines.plan import Plan
 from env.problem import Problem
-from env.simulator import Simulator
+from env.rows import ScorerFactory, scorer_of
 from graphs.errors import MismatchError
 from placement.learning.learner import Best, State, Update
 from placement.learning.policy import PlacementPolicy, Proposals
@@ -62,15 +62,17 @@ class SoftmaxPolicy(PlacementPolicy):
 class SoftmaxLearner:
     """REINFORCE with the mean of the batch as baseline, on the problems in turn."""
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], seed: int, scorer: str | ScorerFactory, trained: SoftmaxPolicy | None
+    ) -> None:
         self.problems = problems
         torch.manual_seed(seed)
-        self.policy = SoftmaxPolicy(len(problems[0].groups), problems[0].cluster.n_devices)
+        self.policy = trained or SoftmaxPolicy(len(problems[0].groups), problems[0].cluster.n_devices)
         for problem in problems:
             self.policy.check(problem)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.1)
         self.generator = torch.Generator().manual_seed(seed)
-        self.simulators = [Simulator(problem) for problem in problems]
+        self.scorers = [scorer_of(scorer)(problem) for problem in problems]
         self.samples = 0
         self.best: list[Best | None] = [None] * len(problems)
 
@@ -78,7 +80,7 @@ class SoftmaxLearner:
         k = self.samples // BATCH % len(self.problems)
         problem = self.problems[k]
         proposed = self.policy.propose(problem, BATCH, self.generator)
-        scores = self.simulators[k].batch(proposed.device)
+        scores = self.scorers[k].batch(proposed.device)
         value_s = np.where(scores.feasible, scores.step_time_s, np.inf)
         self.samples += BATCH
         first, best = int(value_s.argmin()), self.best[k]
@@ -120,5 +122,13 @@ class SoftmaxLearner:
         ]
 
 
-def learner(problems: Sequence[Problem], seed: int, *, preset: str, warm_start: bool) -> SoftmaxLearner:
-    return SoftmaxLearner(problems, seed)
+def learner(
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str,
+    warm_start: bool,
+    scorer: str | ScorerFactory,
+    trained: SoftmaxPolicy | None,
+) -> SoftmaxLearner:
+    return SoftmaxLearner(problems, seed, scorer, trained)

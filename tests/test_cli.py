@@ -96,7 +96,7 @@ OPTIONS = {
     "optimize": [
         *COMMON,
         *SEARCHING,
-        *["--cluster", "--method", "--objective", "--output", "--priority", "--seed", "-o", "GRAPH"],
+        *["--cluster", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "-o", "GRAPH"],
     ],
     "apply": [
         *[
@@ -119,7 +119,7 @@ OPTIONS = {
     "train": [
         *COMMON,
         *["--budget-s", "--checkpoint-every-s", "--cluster", "--from-scratch", "--log-dir", "--output", "--policy"],
-        *["--preset", "--restart", "--seed", "--timesteps", "-o", "GRAPHS"],
+        *["--from", "--preset", "--restart", "--scorer", "--seed", "--timesteps", "-o", "GRAPHS"],
     ],
 }
 

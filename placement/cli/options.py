@@ -10,6 +10,7 @@ import typer
 DEFAULT_OBJECTIVE = "latency"
 DEFAULT_PRIORITY = "longest_path"
 DEFAULT_GRANULARITY = "op"
+DEFAULT_SCORER = "simulate"
 
 Graph = Annotated[
     str,
@@ -97,6 +98,15 @@ PriorityOption = Annotated[
         metavar="NAME",
         help="How a device chooses among ready ops: longest_path, fifo or msr. Where a method gives its own order, the "
         "faster of the two counts.",
+    ),
+]
+ScorerOption = Annotated[
+    str,
+    typer.Option(
+        "--scorer",
+        metavar="NAME",
+        help="What says how fast a placement is: simulate, or execute, which really runs it; GRAPH is then a built-in "
+        "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placement.cli import options
+from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
+    from placement.cli.executing import Running
     from placement.comparison import Comparison
     from placement.sources import Source
 
@@ -143,6 +146,7 @@ def optimize(
     train: options.Train = False,
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
     dims: options.Dims = None,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
     as_json: options.Json = False,
     output: options.Output = None,
 ) -> None:
@@ -153,11 +157,16 @@ def optimize(
         from placement import optimization
         from placement.sources import cluster_for
     _check([method], seed, objective, priority, budget_s, evaluations)
-    source = _read(graph, train, granularity, dims)
-    target = cluster_for(source, cluster, communication)
-    with progress(f"placing with {method}"):
+    check_scorer(scorer, granularity, objective)
+    running: Running = contextlib.nullcontext(scorer)
+    if scorer == options.DEFAULT_SCORER:
+        source = _read(graph, train, granularity, dims)
+        read, target = source.graph, cluster_for(source, cluster, communication)
+    else:
+        read, target, running = profiled(graph, cluster, train, dims)
+    with running as make_scorer, progress(f"placing with {method}"):
         result = optimization.optimize(
-            source.graph,
+            read,
             target,
             method,
             seed=seed,
@@ -165,10 +174,12 @@ def optimize(
             priority=priority,
             budget_s=budget_s,
             evaluations=evaluations,
+            scorer=make_scorer,
         )
     settings = {
         "--cluster": cluster,
         "--method": method,
+        "--scorer": scorer if scorer != options.DEFAULT_SCORER else None,
         "--seed": seed,
         **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placement.cli import options
+from placement.cli.executing import check_scorer, executed
 from placement.cli.output import check_outputs, emit, emit_json, is_terminal, progress
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
+    from placement.cli.executing import Running
     from placement.learning.session import Session, Status
     from placement.learning.training import Training
 
@@ -81,6 +83,16 @@ def train(
     checkpoint_every_s: Annotated[
         float, typer.Option("--checkpoint-every-s", metavar="SECONDS", help="Time between checkpoints.")
     ] = 30.0,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            show_default=False,
+            help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option("--log-dir", metavar="DIR", show_default=False, help="Write a log for TensorBoard there."),
@@ -92,7 +104,7 @@ def train(
 ) -> None:
     """Train a policy to place graphs, for --method policy:FILE, and save the best placements it finds."""
     names = [name.strip() for text in clusters or () for name in text.split(",") if name.strip()]
-    check_outputs(output, inputs=[*graphs, *names])
+    check_outputs(output, inputs=[*graphs, *names, start_from])
     if log_dir is not None and log_dir.exists() and not log_dir.is_dir():
         raise typer.BadParameter(f"--log-dir {log_dir} is a file; give a folder.")
     with progress("importing"):
@@ -104,6 +116,7 @@ def train(
         raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    check_scorer(scorer, granularity)
     read, targets = _read(graphs, names, train, granularity, dims)
     settings: dict[str, Any] = {
         "--policy": policy,
@@ -112,12 +125,17 @@ def train(
         "--budget-s": budget_s,
         "--seed": seed,
         "--from-scratch": from_scratch,
+        "--scorer": scorer if scorer != options.DEFAULT_SCORER else None,
+        "--from": start_from,
         "--train": train,
         "--granularity": granularity if granularity != options.DEFAULT_GRANULARITY else None,
         "--output": output,
         "--log-dir": log_dir,
     }
-    with _display() as (begin, show):
+    running: Running = contextlib.nullcontext(scorer)
+    if scorer != options.DEFAULT_SCORER:
+        running = executed(graphs, targets, train, dims)
+    with running as make_scorer, _display() as (begin, show):
         found = training.train(
             read,
             targets,
@@ -128,6 +146,8 @@ def train(
             budget_s=budget_s,
             preset=preset,
             warm_start=not from_scratch,
+            scorer=make_scorer,
+            start_from=start_from,
             log_dir=log_dir,
             checkpoint_every_s=checkpoint_every_s,
             restart=restart,
@@ -219,7 +239,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     for label, best_s, mean_s, solver in zip(
         session.labels, status.best_s, status.mean_s, session.solvers, strict=True
     ):
-        gap = "–" if best_s is None else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
+        gap = "–" if best_s is None or session.is_measured else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
         figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, solver.lower_bound_s)]
         table.add_row(label, *figures, gap)
     update = status.update
@@ -250,21 +270,31 @@ def _to_dict(found: Training) -> dict[str, Any]:
                 "lower_bound_s": bound_s,
                 "gap": None if result is None else result.gap,
                 "chosen": None if result is None else result.chosen,
+                "measured_step_s": measured_s,
                 "file": None if result is None else str(path),
             }
-            for label, result, path, bound_s in zip(
-                found.labels, found.results, found.result_files, found.lower_bounds_s, strict=True
+            for label, result, path, bound_s, measured_s in zip(
+                found.labels, found.results, found.result_files, found.lower_bounds_s, _measured(found), strict=True
             )
         ],
     }
 
 
+def _measured(found: Training) -> tuple[float | None, ...]:
+    """P: measured step times, None where there are none."""
+    return found.measured_s or (None,) * len(found.results)
+
+
 def _summary(found: Training) -> Iterator[str]:
     from graphs.units import format_seconds
 
-    for label, result, path in zip(found.labels, found.results, found.result_files, strict=True):
+    rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
+    for label, result, path, measured_s in rows:
         if result is not None and result.step_time_s is not None and result.gap is not None:
             figures = f"{format_seconds(result.step_time_s)}, gap {result.gap:.1%}, found by {result.chosen}"
+            if measured_s is not None:
+                predicted = format_seconds(result.step_time_s)
+                figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
             yield f"{label}: {figures}: {path}"
     how = "proven optimal after" if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"

@@ -7,16 +7,26 @@ from collections.abc import Sequence
 import torch
 
 from env.problem import Problem
+from env.rows import ScorerFactory
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.learner import Learner
 from placement.learning.reinforce import Options, Reinforce
-from placement.learning.starts import best_starts
+from placement.learning.starts import starts_of
 
 _OPTIONS = Options(learning_rate=1e-3, patience=None)
 
 
-def learner(problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True) -> Learner:
-    """A training run of the graph policy from its first parameters; it has one preset."""
+def learner(
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str = "default",
+    warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    trained: GraphPolicy | None = None,
+) -> Learner:
+    """A training run of the graph policy; it has one preset."""
     torch.manual_seed(seed)
-    starts = best_starts(problems, seed) if warm_start else [None] * len(problems)
-    return Reinforce(GraphPolicy(), problems, seed, _OPTIONS, starts)
+    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
+    policy, is_trained = trained or GraphPolicy(), trained is not None
+    return Reinforce(policy, problems, seed, _OPTIONS, starts, scorer=scorer, is_trained=is_trained)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from placement.learning.partition import PerGraph, coarse_groups, groups_of_plan
 from placement.learning.placer import Placer, draw, log_prob_entropy
 from placement.learning.policy import PlacementPolicy, Proposals
 from placement.learning.units import N_FEATURES, UnitView
+
+if TYPE_CHECKING:
+    from env.rows import ScorerFactory
+    from placement.learning.paper import PaperHierarchical
 
 _GROUPINGS = 4  # drawn for one batch of placements
 _NEIGHBOURS = 3  # groups next to its own that a unit may change to
@@ -276,17 +280,25 @@ def _candidates(view: UnitView, group: IntArray) -> Tensor:
     return torch.tensor([row + [-1] * (1 + _NEIGHBOURS - len(row)) for row in rows])
 
 
-def learner(problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True) -> Learner:
+def learner(
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str = "default",
+    warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    trained: Hierarchical | PaperHierarchical | None = None,
+) -> Learner:
     """A training run of the hierarchical policy; see `placement.learning.registry.make_learner`."""
     from placement.learning.reinforce import Options, Reinforce
-    from placement.learning.starts import best_starts
+    from placement.learning.starts import starts_of
 
     if preset == "paper":
         from placement.learning import paper
 
-        return paper.learner(problems, seed)
+        return paper.learner(problems, seed, scorer=scorer, trained=trained)
     torch.manual_seed(seed)
     devices = problems[0].cluster.n_devices
-    policy = Hierarchical(devices, max(64, 12 * devices))
-    starts = best_starts(problems, seed) if warm_start else [None] * len(problems)
-    return Reinforce(policy, problems, seed, Options(), starts)
+    policy = trained or Hierarchical(devices, max(64, 12 * devices))
+    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
+    return Reinforce(policy, problems, seed, Options(), starts, scorer=scorer, is_trained=trained is not None)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from baselines.plan import Plan
 from baselines.units import Units
 from env.problem import Problem
+from env.rows import ScorerFactory
 from placement.learning.attention_placer import (
     MOST_NEIGHBOURS,
     MOST_OUTPUTS,
@@ -121,11 +122,13 @@ class PaperHierarchical(PlacementPolicy):
         return self._known[key]
 
 
-def learner(problems: Sequence[Problem], seed: int) -> Learner:
+def learner(
+    problems: Sequence[Problem], seed: int, *, scorer: str | ScorerFactory, trained: PlacementPolicy | None
+) -> Learner:
     """A training run as in the paper: one grouping and four placements an update, a moving average as the baseline."""
     from placement.learning.reinforce import PAPER_OPTIONS, Reinforce
 
     torch.manual_seed(seed)
     groups = min(256, max(len(problem.groups) for problem in problems))
-    policy = PaperHierarchical(commonest_kinds(list(problems)), problems[0].cluster.n_devices, groups)
-    return Reinforce(policy, problems, seed, PAPER_OPTIONS)
+    policy = trained or PaperHierarchical(commonest_kinds(list(problems)), problems[0].cluster.n_devices, groups)
+    return Reinforce(policy, problems, seed, PAPER_OPTIONS, scorer=scorer, is_trained=trained is not None)

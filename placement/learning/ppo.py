@@ -24,6 +24,7 @@ from torch import Tensor
 
 from baselines.plan import Plan
 from env.problem import Problem
+from env.rows import ScorerFactory
 from env.task import Impossible, Task
 from env.vector import PlacementVecEnv
 from graphs.errors import InfeasibleError, MismatchError
@@ -39,12 +40,20 @@ NEVER = 2  # rollouts between reports; an update is one
 SHOWN = ("policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
 
-def learner(problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True) -> PpoLearner:
+def learner(
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str = "default",
+    warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    trained: PpoPolicy | None = None,
+) -> PpoLearner:
     """A run of MaskablePPO. It imitates nothing: `warm_start` changes nothing here.
 
     Raises:
-        MismatchError: a preset other than the default, clusters with different numbers of devices, or graphs and
-            clusters that are not all combined.
+        MismatchError: a preset other than the default, clusters with different numbers of devices, graphs and
+            clusters that are not all combined, or a trained policy for graphs of another size.
     """
     if preset != "default":
         raise MismatchError(f"ppo has no preset {preset!r}, only 'default'; leave it out.")
@@ -54,7 +63,7 @@ def learner(problems: Sequence[Problem], seed: int, *, preset: str = "default", 
             f"one ppo policy places on clusters of one size, got {', '.join(map(str, sorted(devices)))} devices; train "
             "one for each, or policy graph."
         )
-    return PpoLearner(problems, seed)
+    return PpoLearner(problems, seed, scorer, trained)
 
 
 class _Seen(VecEnvWrapper):
@@ -98,7 +107,13 @@ class PpoLearner:
     there for an update and taken away after it.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        scorer: str | ScorerFactory = "simulate",
+        trained: PpoPolicy | None = None,
+    ) -> None:
         self.problems = list(problems)
         graphs = list({problem.graph.hash: problem.graph for problem in problems}.values())
         clusters = list({problem.cluster.hash: problem.cluster for problem in problems}.values())
@@ -110,6 +125,7 @@ class PpoLearner:
             units=MOST_UNITS,
             reward="normalized",
             shaping="bound",
+            scorer=scorer,
         )
         self._tasks = [_possible(task) for task in venv.tasks]
         index = {(task.problem.graph.hash, task.problem.cluster.hash): t for t, task in enumerate(self._tasks)}
@@ -129,8 +145,18 @@ class PpoLearner:
             self._model._last_episode_starts = np.ones(ENVS, dtype=bool)
             self.policy = PpoPolicy(self._rollout, problems[0].cluster.n_devices)
         self.policy.network = self._model.policy  # type: ignore[assignment] # it is one of those
+        if trained is not None:
+            self._take_over(trained)
         self.samples = 0
         self.best: list[Best | None] = [None] * len(problems)
+
+    def _take_over(self, trained: PpoPolicy) -> None:
+        if trained.config() != self.policy.config():
+            raise MismatchError(
+                f"the ppo policy was trained for {trained.units} units on {trained.devices} devices, and here there "
+                f"are {self.policy.units} on {self.policy.devices}; train it from the beginning."
+            )
+        self.policy.network.load_state_dict(trained.network.state_dict())
 
     def _made(self, seed: int) -> MaskablePPO:
         model = MaskablePPO(

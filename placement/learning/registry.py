@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from env.problem import Problem
-from graphs.errors import UnknownNameError
+from graphs.errors import MismatchError, UnknownNameError
 
 if TYPE_CHECKING:
+    from env.rows import ScorerFactory
     from placement.learning.learner import Learner
     from placement.learning.policy import PlacementPolicy
 
@@ -49,22 +50,38 @@ def within_63_bits(seed: int) -> int:
 
 
 def make_learner(
-    policy: str, problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True
+    policy: str,
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str = "default",
+    warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    trained: PlacementPolicy | None = None,
 ) -> Learner:
     """A training run of the policy of that name, before its first update.
 
     Args:
         preset: ``"paper"`` trains as published where there is a publication.
         warm_start: begin by imitating the best list schedule; without, from scratch.
+        scorer: what tells how fast placements are; see docs/environments.md.
+        trained: a policy of that name to go on with; it is trained in place and begins by imitating nothing.
 
     Raises:
         UnknownNameError: no such policy or preset; lists the valid names.
-        MismatchError: problems that one policy cannot serve together, or a preset that the policy does not have.
+        MismatchError: problems that one policy cannot serve together, a preset that the policy does not have, or a
+            trained policy of another name, or for other problems.
     """
     if policy not in _HOME:
         raise UnknownNameError("policy", policy, _HOME)
     if preset not in PRESETS:
         raise UnknownNameError("preset", preset, PRESETS)
-    options: dict[str, Any] = {"preset": preset, "warm_start": warm_start}
+    own = f"{policy}_paper" if f"{policy}_{preset}" in _PRESET_HOME else policy
+    if trained is not None and trained.name != own:
+        raise MismatchError(
+            f"the trained policy is called {trained.name!r} and {own!r} is to be trained; go on with --policy and "
+            "--preset as they were."
+        )
+    options: dict[str, Any] = {"preset": preset, "warm_start": warm_start, "scorer": scorer, "trained": trained}
     learner: Learner = importlib.import_module(_HOME[policy][2]).learner(problems, within_63_bits(seed), **options)
     return learner

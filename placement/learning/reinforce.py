@@ -18,6 +18,7 @@ from baselines.plan import Plan
 from baselines.units import Units
 from env.bounds import lower_bound
 from env.problem import Problem
+from env.rows import ScorerFactory
 from env.vector import PlacementVecEnv
 from graphs.opgraph import FloatArray, IntArray
 from placement.learning.learner import Best, State, Update
@@ -103,7 +104,8 @@ class Reinforce(OnPolicyAlgorithm):
     Args:
         policy: trained in place.
         problems: at least one, each fit for the policy.
-        starts: for each problem the best plan known, to begin by imitating it, or None.
+        starts: for each problem the best plan known, to begin by imitating it unless the policy `is_trained`, or None.
+        scorer: of the environments.
 
     Raises:
         InfeasibleError: a problem that nothing can place.
@@ -117,12 +119,20 @@ class Reinforce(OnPolicyAlgorithm):
         seed: int,
         options: Options,
         starts: Sequence[Best | None] = (),
+        *,
+        scorer: str | ScorerFactory = "simulate",
+        is_trained: bool = False,
     ) -> None:
         for problem in problems:
             policy.check(problem)
         self._envs = [
             PlacementVecEnv(
-                "placement/Group-v0", options.samples, graph=problem.graph, cluster=problem.cluster, with_order=True
+                "placement/Group-v0",
+                options.samples,
+                graph=problem.graph,
+                cluster=problem.cluster,
+                with_order=True,
+                scorer=scorer,
             )
             for problem in problems
         ]
@@ -157,7 +167,7 @@ class Reinforce(OnPolicyAlgorithm):
             env.seed(seed)
             self._last_obs = env.reset()
         for index, memory in enumerate(self._memories):
-            if memory.best is not None or options.patience is not None:
+            if not is_trained and (memory.best is not None or options.patience is not None):
                 self._refocus(index)
 
     # -- Learner ------------------------------------------------------------------------------------------

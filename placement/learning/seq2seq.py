@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from baselines.plan import Plan
 from env.problem import Problem
+from env.rows import ScorerFactory
 from placement.learning.attention_placer import (
     MOST_OUTPUTS,
     AttentionPlacer,
@@ -104,14 +105,23 @@ class Seq2Seq(PlacementPolicy):
         return self._known[key]
 
 
-def learner(problems: Sequence[Problem], seed: int, *, preset: str = "default", warm_start: bool = True) -> Learner:
+def learner(
+    problems: Sequence[Problem],
+    seed: int,
+    *,
+    preset: str = "default",
+    warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    trained: Seq2Seq | None = None,
+) -> Learner:
     """A training run; the model is that of the paper, whatever the preset, the gradient that of `preset`."""
     from placement.learning.reinforce import PAPER_OPTIONS, Options, Reinforce
-    from placement.learning.starts import best_starts
+    from placement.learning.starts import starts_of
 
     torch.manual_seed(seed)
-    policy = Seq2Seq(commonest_kinds(list(problems)), problems[0].cluster.n_devices)
+    policy = trained or Seq2Seq(commonest_kinds(list(problems)), problems[0].cluster.n_devices)
+    more: dict[str, Any] = {"scorer": scorer, "is_trained": trained is not None}
     if preset == "paper":
-        return Reinforce(policy, problems, seed, PAPER_OPTIONS)
-    starts = best_starts(problems, seed) if warm_start else [None] * len(problems)
-    return Reinforce(policy, problems, seed, Options(patience=None), starts)
+        return Reinforce(policy, problems, seed, PAPER_OPTIONS, **more)
+    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
+    return Reinforce(policy, problems, seed, Options(patience=None), starts, **more)

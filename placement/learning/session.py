@@ -18,7 +18,7 @@ from placement.learning.interruption import on_interrupt
 from placement.learning.learner import Learner, Update
 from placement.learning.threads import single_threaded
 from placement.methods import is_method
-from placement.result import Result
+from placement.result import Result, measured_note
 from placement.solver import Solver
 
 _MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon
@@ -93,6 +93,7 @@ class Session:
         solvers: P, one for each problem of the learner.
         most_samples, most_s: it ends there; infinite without such a limit.
         command: for the record.
+        is_measured: step times are measured and not those of the cost model, so that bounds prove nothing.
         curve: every update so far.
         interrupted: it was asked to stop.
         began_s: when this process took it up, by ``time.perf_counter``.
@@ -106,6 +107,7 @@ class Session:
     most_samples: float
     most_s: float
     command: str
+    is_measured: bool = False
     curve: list[Point] = field(default_factory=list)
     interrupted: bool = False
     began_s: float = field(default_factory=time.perf_counter)
@@ -141,6 +143,8 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether there is nothing left to find: every best placement is proven optimal."""
+        if self.is_measured:
+            return False
         bounds = [solver.lower_bound_s * (1 + 1e-9) for solver in self.solvers]
         return all(s is not None and s <= bound_s for s, bound_s in zip(self.best_s, bounds, strict=True))
 
@@ -215,8 +219,11 @@ class Session:
             budget_s=self.most_s if math.isfinite(self.most_s) else None,
             evaluations=self.learner.samples,
             interrupted=self.interrupted,
+            as_given=self.is_measured,
         )
         result = dataclasses.replace(result, command=self.command)
+        if self.is_measured:
+            result = dataclasses.replace(result, note=measured_note(best.value_s, result))
         result.save(self.files.results[problem])
         self._written_s[problem] = best.value_s
         return result

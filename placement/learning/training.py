@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -11,12 +12,13 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.problem import LATENCY
+from env.rows import ScorerFactory
 from env.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
-from placement.learning.policy_file import Origin, save_policy
+from placement.learning.policy_file import Origin, load_policy, save_policy
 from placement.learning.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.session import Files, Point, Session, Status
 from placement.learning.threads import single_threaded
@@ -45,6 +47,7 @@ class Training:
         proven: every best placement is proven optimal, so it ended there.
         interrupted: it was asked to stop (Ctrl-C); the same call goes on.
         resumed_from: placements that were already scored when it went on from a checkpoint, else 0.
+        measured_s: P, step time of each best placement as measured; empty where the scorer is the cost model.
     """
 
     policy_file: Path
@@ -58,6 +61,7 @@ class Training:
     proven: bool
     interrupted: bool
     resumed_from: int
+    measured_s: tuple[float | None, ...] = ()
 
 
 Progress = Callable[[Status], None]
@@ -75,6 +79,8 @@ def train(
     budget_s: float | None = None,
     preset: str = "default",
     warm_start: bool = True,
+    scorer: str | ScorerFactory = "simulate",
+    start_from: str | os.PathLike[str] | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     restart: bool = False,
@@ -97,6 +103,9 @@ def train(
         budget_s: seconds to train, those before a checkpoint included and the preparation (heuristics to begin from)
             not; `DEFAULT_TRAINING_S` where neither is given.
         preset, warm_start: as in `placement.learning.registry.make_learner`.
+        scorer: ``executor.scorer`` of a `placement.Executor` has every placement really run; `Training.measured_s`
+            says how fast the best one was.
+        start_from: a policy file to go on from, of a policy of that name and preset.
         log_dir: folder for TensorBoard; no log without.
         checkpoint_every_s: seconds between checkpoints.
         restart: begin anew, whatever checkpoint there is.
@@ -108,9 +117,9 @@ def train(
         What it made. It ends before its time where every best placement is proven optimal, and on Ctrl-C.
 
     Raises:
-        UnknownNameError: an unknown policy or preset.
-        PolicyFileError: the checkpoint beside `output` is damaged or of another run.
-        MismatchError: problems that one policy cannot serve together.
+        UnknownNameError: an unknown policy, preset or scorer.
+        PolicyFileError: the checkpoint beside `output` is damaged or of another run, or `start_from` cannot be used.
+        MismatchError: problems that one policy cannot serve together, or those that `start_from` cannot place.
         ValueError: a seed, number or time below 0, no graph, or no cluster.
         InfeasibleError: a graph fits nowhere on a cluster.
         OSError: `output` cannot be written.
@@ -128,10 +137,13 @@ def train(
     for path in (files.policy, files.checkpoint, *files.results):
         check_target(path)
         remove_leftovers(path)
+    trained = None if start_from is None else load_policy(start_from).policy.train()
     run = {
         "policy": policy,
         "preset": preset,
         "warm start": warm_start,
+        "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__qualname__", type(scorer).__qualname__),
+        "start": None if start_from is None else hashlib.sha256(Path(start_from).read_bytes()).hexdigest()[:12],
         "seed": seed,
         "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
         "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
@@ -141,7 +153,15 @@ def train(
     if timesteps is None and budget_s is None:
         budget_s = DEFAULT_TRAINING_S
     with single_threaded():
-        learner = make_learner(policy, [s.problem for s in solvers], seed, preset=preset, warm_start=warm_start)
+        learner = make_learner(
+            policy,
+            [solver.problem for solver in solvers],
+            seed,
+            preset=preset,
+            warm_start=warm_start,
+            scorer=scorer,
+            trained=trained,
+        )
     session = Session(
         run=run,
         learner=learner,
@@ -150,6 +170,7 @@ def train(
         most_samples=math.inf if timesteps is None else timesteps,
         most_s=math.inf if budget_s is None else budget_s,
         command=command,
+        is_measured=scorer != "simulate",
     )
     if checkpoint is not None:
         session.resume(checkpoint)
@@ -192,6 +213,7 @@ def _finished(session: Session) -> Training:
         proven=session.proven,
         interrupted=session.interrupted,
         resumed_from=session.resumed_from,
+        measured_s=session.best_s if session.is_measured else (),
     )
 
 

@@ -1,0 +1,85 @@
+"""What ``--scorer execute`` means for a command: a model to run, and the processes that run it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import progress
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from env.cluster import Cluster
+    from env.rows import ScorerFactory
+    from graphs.opgraph import OpGraph
+    from placement.models import Example
+
+    Running = AbstractContextManager[str | ScorerFactory]
+
+
+def check_scorer(scorer: str, granularity: str, objective: str = options.DEFAULT_OBJECTIVE) -> None:
+    """Refuse what is no scorer, and what cannot be run.
+
+    Raises:
+        UnknownNameError: lists the valid names.
+        typer.BadParameter: a graph of modules, or an objective other than the step time.
+    """
+    if scorer == options.DEFAULT_SCORER:
+        return
+    from env.rows import EXECUTE, SCORERS
+    from graphs.errors import UnknownNameError
+
+    if scorer not in (*SCORERS, EXECUTE):
+        raise UnknownNameError("scorer", scorer, (*SCORERS, EXECUTE))
+    if scorer == EXECUTE and granularity != options.DEFAULT_GRANULARITY:
+        raise typer.BadParameter("--scorer execute runs a model op by op; leave out --granularity.")
+    if objective != options.DEFAULT_OBJECTIVE:
+        raise typer.BadParameter(f"--scorer execute measures step times; leave out --objective {objective}.")
+
+
+def profiled(model: str, cluster: str | None, train: bool, dims: list[str] | None) -> tuple[OpGraph, Cluster, Running]:
+    """The graph of a model with measured op times, the cluster, and what runs its placements there."""
+    from placement.executing import cores_of
+    from placement.sources import LOCAL, read_cluster
+
+    target = read_cluster(cluster or LOCAL)
+    cores_of(target)  # says at once what cannot be run
+    example = _example(model, train, dims)
+    with progress(f"measuring {model}"):
+        from placement.runtime.profiling import profile
+
+        graph = profile(example.model, example.args, example.kwargs, target, train, name=example.name)
+    return graph, target, _running(example, target, train)
+
+
+def executed(models: list[str], clusters: list[Cluster], train: bool, dims: list[str] | None) -> Running:
+    """What runs placements of the one model on the one cluster.
+
+    Raises:
+        typer.BadParameter: there are several.
+    """
+    for what, values in (("GRAPH", models), ("--cluster", clusters)):
+        if len(values) != 1:
+            raise typer.BadParameter(f"--scorer execute runs one model on one cluster; give one {what}.")
+    return _running(_example(models[0], train, dims), clusters[0], train)
+
+
+def _example(model: str, train: bool, dims: list[str] | None) -> Example:
+    with progress(f"reading {model}"):
+        from placement.models import read_example
+
+        return read_example(model, train=train, dims=options.parse_dims(dims))
+
+
+@contextlib.contextmanager
+def _running(example: Example, cluster: Cluster, train: bool) -> Iterator[str | ScorerFactory]:
+    from placement.executing import Executor
+
+    own = (example.model, example.args, example.kwargs)
+    with Executor(*own, cluster=cluster, train=train, name=example.name) as executor:
+        yield executor.scorer
