@@ -220,6 +220,21 @@ def test_a_process_that_dies_is_a_placement_that_fails(monkeypatch: pytest.Monke
         goes_on(executor, device, found, "died" if "died" in (found.reason or "") else number.name)
 
 
+def test_a_fork_may_neither_run_nor_end_them(executor: Executor) -> None:
+    executor.run(spread_out(executor))
+    pid = os.fork()
+    if pid == 0:  # this is the fork: no test framework must see its end
+        try:
+            executor.close()
+            executor.run(spread_out(executor, 6))
+        except MismatchError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert all(worker.process.is_alive() for worker in executor._bench._workers)
+
+
 def test_what_a_process_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(rank: int) -> None:
         raise RuntimeError("no such kernel")

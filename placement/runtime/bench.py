@@ -23,7 +23,7 @@ import torch
 from torch import fx, nn
 
 from graphs.capture.record import Loss, default_loss
-from graphs.errors import PlacementError, RankError
+from graphs.errors import MismatchError, PlacementError, RankError
 from placement.runtime.crew import Crew
 from placement.runtime.functional import Functional
 from placement.runtime.launch import end_with_parent, met_store, new_store, reason_of
@@ -91,13 +91,20 @@ class Bench:
         self._subject, self._cores = subject, list(cores)
         self._workers: list[_Worker] = []
         self._store: Any = None
+        self._owner = os.getpid()
 
     def start(self) -> None:
         """Have all processes there, and none that has ended since it was last asked for anything.
 
         Raises:
             RankError: they could not be started.
+            MismatchError: this process has been forked from the one that the bench is in.
         """
+        if os.getpid() != self._owner:
+            raise MismatchError(
+                "an Executor runs placements in the process that made it; make one in each, or step environments in "
+                "one process (env.vector.PlacementVecEnv)."
+            )
         if self._workers and all(worker.process.is_alive() for worker in self._workers):
             return
         self.close()
@@ -125,6 +132,8 @@ class Bench:
 
     def close(self) -> None:
         """End all processes."""
+        if os.getpid() != self._owner:
+            return  # in a fork they are not this one's to end
         workers, self._workers, self._store = self._workers, [], None
         for worker in workers:
             worker.process.kill()
@@ -230,7 +239,7 @@ def samples_s(subject: Subject, arrangement: Arrangement, rank: int, crew: Crew 
 def _forget_code() -> None:
     """Free the code of the placement before; fx keeps the text of all that it has ever generated, for tracebacks."""
     linecache.clearcache()
-    getattr(fx.graph_module._loader, "eval_cache", {}).clear()
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).clear()
     gc.collect()
 
 
