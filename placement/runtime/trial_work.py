@@ -41,7 +41,7 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
                 model(*example.args, **example.kwargs)
             return
         optimizer.zero_grad()
-        default_loss(model(*example.args, **example.kwargs)).backward()
+        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return _timed(step, description, crew)
