@@ -25,6 +25,7 @@ from graphs.errors import ClusterError, PlacementError
 from placement.runtime.links import Gloo
 
 ResultT = TypeVar("ResultT")
+_LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
 
 
 @dataclass(frozen=True)
@@ -159,5 +160,6 @@ def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection) ->
         answer = False, str(error)
     except Exception as error:
         answer = False, f"the worker on core {worker.core} failed with {type(error).__name__}: {error}"
+        time.sleep(_LAST_WORDS_S)
     with suppress(BrokenPipeError):
         answers.send(answer)
