@@ -298,7 +298,7 @@ def _options() -> argparse.Namespace:
     options.add_argument(
         "--paper-samples",
         type=int,
-        default=96,
+        default=480,
         help="placements a curve of the published model (default: %(default)s)",
     )
     options.add_argument("--jobs", type=int, default=2, help="runs at once, one core each (default: %(default)s)")
