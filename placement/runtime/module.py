@@ -10,17 +10,16 @@ import torch
 from torch import fx, nn
 from torch.autograd.function import once_differentiable
 
-from graphs.capture import capture_program
 from graphs.capture.record import Loss, argument_leaves
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import bound, check_batch, check_kinds, tensors_of
+from placement.runtime.arguments import bound, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
-from placement.runtime.relayout import nearest, same_ops
 from placement.runtime.routines import Routines, compile_routines
 from placement.runtime.states import States, move_states
 from placement.runtime.threads import Exchange, Team
+from placement.runtime.variants import Variants
 
 __all__ = ["PlacedModule", "bound", "draw", "tensor_named"]
 
@@ -41,11 +40,10 @@ class PlacedModule(nn.Module):
         self._layout, self._loss = layout, loss
         self._team = Team(layout.places)
         self._states = States(model)
-        self._steps: dict[Any, _Step] = {}
+        self._steps: dict[Layout, _Step] = {}
+        self._variants = Variants(model, layout, loss)
         self._check_parameters()
         self._frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-        used = set(layout.step.program.graph.modules)
-        self.__dict__["_used"] = [module for path, module in model.named_modules() if path and path in used]
         self.training = model.training
         if not layout.step.program.train:
             self.eval()
@@ -120,32 +118,10 @@ class PlacedModule(nn.Module):
 
     def _step_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> _Step:
         """The step for these arguments in the mode that the model is in."""
-        self._check_modes()
-        shapes = tuple((path, leaf.shape) for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor))
-        settings = tuple((path, repr(leaf)) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor))
-        is_other_mode = self.training != self._layout.step.program.train
-        key = (is_other_mode, shapes, settings if is_other_mode else ())
-        if key not in self._steps:
-            self._steps[key] = self._step_of(args, kwargs, leaves, is_other_mode)
-        step = self._steps[key]
-        check_kinds(step.layout.step.program, leaves)
-        return step
-
-    def _step_of(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_other_mode: bool
-    ) -> _Step:
-        program = self._layout.step.program
-        if is_other_mode:
-            captured = capture_program(self._model, args, kwargs, train=False, name=program.graph.name)
-            return _Step(nearest(captured, self._layout))
-        check_kinds(program, leaves)
-        check_batch(program, leaves)
-        if all(leaves[path].shape == value_of(node).layout.shape for path, node in program.trace.arguments.items()):
-            return _Step(self._layout)
-        captured = capture_program(
-            self._model, args, kwargs, train=program.train, loss=self._loss, name=program.graph.name
-        )
-        return _Step(same_ops(captured, self._layout))
+        layout = self._variants.get(args, kwargs, leaves, self.training)
+        if layout not in self._steps:
+            self._steps[layout] = _Step(layout)
+        return self._steps[layout]
 
     def _check_parameters(self) -> None:
         trace = self._layout.step.program.trace
@@ -155,16 +131,6 @@ class PlacedModule(nn.Module):
                 raise MismatchError(
                     f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
                     "nn.Parameter, then capture and place the model."
-                )
-
-    def _check_modes(self) -> None:
-        for module in self._used:
-            if module.training != self.training:
-                name = next(path for path, other in self._model.named_modules() if other is module)
-                mine, its = (_MODES[mode] for mode in (self.training, module.training))
-                raise MismatchError(
-                    f"module {name!r} is in {its} mode while the model is in {mine} mode; a placed model has one mode, "
-                    f"set by its own train() or eval()."
                 )
 
     def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -177,9 +143,6 @@ class PlacedModule(nn.Module):
         for name in self._frozen:
             if self._states[name].requires_grad:
                 raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
-
-
-_MODES = {True: "training", False: "evaluation"}
 
 
 class _Step:
