@@ -22,15 +22,7 @@ def measured_cluster(devices: int | None) -> Cluster:
 
 
 def profile(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
-            "args, kwargs).",
-        ),
-    ],
+    model: options.ModelToRun,
     cluster: Annotated[
         str,
         typer.Option(

@@ -51,6 +51,11 @@ class Functional:
     redraws: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     @cached_property
+    def draws(self) -> tuple[tuple[int, fx.Node], ...]:
+        """The nodes of ``random`` in program order, each with its number among all nodes."""
+        return tuple((number, node) for number, node in enumerate(self.graph.nodes) if node in self.random)
+
+    @cached_property
     def counters(self) -> frozenset[fx.Node]:
         """States that are written back at the end of a section, by no op of the graph."""
         writes = [node for node in self.state_writes if node not in self.made_by]

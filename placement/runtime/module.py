@@ -17,6 +17,7 @@ from placement.runtime.arguments import bound, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
 from placement.runtime.routines import Routines, compile_routines
+from placement.runtime.stand_in import StandIn
 from placement.runtime.states import States, move_states
 from placement.runtime.threads import Exchange, Team
 from placement.runtime.variants import Variants
@@ -24,7 +25,7 @@ from placement.runtime.variants import Variants
 __all__ = ["PlacedModule", "bound", "draw", "tensor_named"]
 
 
-class PlacedModule(nn.Module):
+class PlacedModule(StandIn):
     """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device.
 
     What is no parameter, buffer or submodule is looked up in the model itself. Inputs of another batch size are
@@ -33,20 +34,14 @@ class PlacedModule(nn.Module):
     """
 
     def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None = None) -> None:
-        super().__init__()
-        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[kind] = model.__dict__[kind]
-        self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
-        self._layout, self._loss = layout, loss
+        super().__init__(model, layout)
+        self._loss = loss
         self._team = Team(layout.places)
         self._states = States(model)
         self._steps: dict[Layout, _Step] = {}
         self._variants = Variants(model, layout, loss)
         self._check_parameters()
-        self._frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-        self.training = model.training
-        if not layout.step.program.train:
-            self.eval()
+        self._take_mode()
         move_states(layout, self._states)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,18 +60,6 @@ class PlacedModule(nn.Module):
         return trace.outputs.filled(tensors)
 
     # -- as the model itself ----------------------------------------------------------------------------------
-
-    def train(self, mode: bool = True) -> PlacedModule:
-        """As of any module; evaluation captures inference when it first runs.
-
-        Raises:
-            MismatchError: training of a model that was placed for inference.
-        """
-        if mode and not self._layout.step.program.train:
-            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
-        self._model.train(mode)
-        super().train(mode)
-        return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.state_dict(*args, **kwargs)
@@ -132,17 +115,6 @@ class PlacedModule(nn.Module):
                     f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
                     "nn.Parameter, then capture and place the model."
                 )
-
-    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        for path, tensor in inputs.items():
-            if tensor.requires_grad:
-                raise MismatchError(
-                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
-                    "detach it, or place the whole of the model."
-                )
-        for name in self._frozen:
-            if self._states[name].requires_grad:
-                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
 
 
 class _Step:
@@ -275,10 +247,9 @@ def draw(layout: Layout) -> dict[int, torch.Tensor]:
     step = layout.step
     found: dict[fx.Node, torch.Tensor] = {}
     numbered = {}
-    for number, node in enumerate(step.graph.nodes):
-        if node in step.random:
-            first = step.redraws.get(node)
-            found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
+    for number, node in step.draws:
+        first = step.redraws.get(node)
+        found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
     return numbered
 
 

@@ -18,13 +18,14 @@ from placement.runtime.crew import Crew, check_size, join
 from placement.runtime.layout import Layout
 from placement.runtime.passes import CompiledPass, Differentiable, Pass
 from placement.runtime.shares import check_filled, keep_own, keepers, lent, outlines_of
+from placement.runtime.stand_in import StandIn
 from placement.runtime.states import States
 from placement.runtime.variants import Variants
 
 Path = str | os.PathLike[str]
 
 
-class RankModule(nn.Module):
+class RankModule(StandIn):
     """A drop-in for the model in a program that runs once per device.
 
     It has the model's modules and of its parameters and buffers those that are placed on this rank, under their own
@@ -41,24 +42,17 @@ class RankModule(nn.Module):
     """
 
     def __init__(self, model: nn.Module, layout: Layout, crew: Crew, loss: Loss | None = None) -> None:
-        super().__init__()
+        super().__init__(model, layout)
         check_size(crew.size, len(layout.places))
         _check_same(crew, layout)
-        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[kind] = model.__dict__[kind]
-        self._model: nn.Module
-        self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
-        self._layout, self._crew = layout, crew
+        self._crew = crew
         self._compiled: dict[tuple[int, str], CompiledPass] = {}
         self._ties = {name: state.names for state in layout.step.program.states for name in state.names}
-        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         outlines = outlines_of(model)
         self._new = keep_own(model, keepers(model, layout), crew.rank, layout.places[crew.rank])
         self._variants = Variants(model, layout, loss, lambda: lent(model, outlines))
         self._states = States(model)
-        self.training = model.training
-        if not layout.step.program.train:
-            self.eval()
+        self._take_mode()
 
     @property
     def rank(self) -> int:
@@ -109,18 +103,6 @@ class RankModule(nn.Module):
         add_gradients(self, gradients)
         return loss
 
-    def train(self, mode: bool = True) -> RankModule:
-        """As of any module; evaluation captures inference when it first runs.
-
-        Raises:
-            MismatchError: training of a model that was placed for inference.
-        """
-        if mode and not self._layout.step.program.train:
-            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
-        self._model.train(mode)
-        super().train(mode)
-        return self
-
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def gathered_state_dict(self) -> dict[str, torch.Tensor]:
@@ -164,18 +146,6 @@ class RankModule(nn.Module):
         if key not in self._compiled:
             self._compiled[key] = CompiledPass(layout, kind)
         return Pass(self._crew, self._compiled[key], self._states, inputs)
-
-    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        for path, tensor in inputs.items():
-            if tensor.requires_grad:
-                raise MismatchError(
-                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
-                    "detach it, or place the whole of the model."
-                )
-        for name in self._frozen:
-            parameter = self._states.get(name)
-            if parameter is not None and parameter.requires_grad:
-                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
 
 
 def rank_module(

@@ -1,0 +1,58 @@
+"""`StandIn`: what the placed models of both runtimes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import nn
+
+from graphs.errors import MismatchError
+from placement.runtime.layout import Layout
+from placement.runtime.states import States
+
+
+class StandIn(nn.Module):
+    """A module that has the modules, parameters and buffers of a model under their own keys, and runs it as placed."""
+
+    _model: nn.Module
+    _states: States
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        super().__init__()
+        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[kind] = model.__dict__[kind]
+        self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
+        self._layout = layout
+        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; evaluation captures inference when it first runs.
+
+        Raises:
+            MismatchError: training of a model that was placed for inference.
+        """
+        if mode and not self._layout.step.program.train:
+            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
+        self._model.train(mode)
+        super().train(mode)
+        return self
+
+    def _take_mode(self) -> None:
+        """Be in the mode that the model is in, or in the only one that was placed."""
+        self.training = self._model.training
+        if not self._layout.step.program.train:
+            self.eval()
+
+    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        for path, tensor in inputs.items():
+            if tensor.requires_grad:
+                raise MismatchError(
+                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
+                    "detach it, or place the whole of the model."
+                )
+        for name in self._frozen:
+            parameter = self._states.get(name)  # None where another rank has it
+            if parameter is not None and parameter.requires_grad:
+                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
