@@ -20,7 +20,7 @@ import torch
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
 from placement.runtime.crew import join
-from placement.runtime.gloo_link import Carrier
+from placement.runtime.carrier import Carrier
 from placement.runtime.launch import launch
 
 LIMIT_S = 240

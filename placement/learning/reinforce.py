@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor, nn
 
@@ -152,6 +153,7 @@ class Reinforce(OnPolicyAlgorithm):
             _init_setup_model=False,
         )
         self.rollout_buffer = None  # type: ignore[assignment]  # an update uses its batch at once
+        self.set_logger(Logger(None, []))  # learn() would make a folder for logs, and it is called for every update
         self._problems, self._options = tuple(problems), options
         self.policy: PlacementPolicy = policy  # type: ignore[assignment]
         self._adam = torch.optim.Adam(policy.parameters(), lr=options.learning_rate, eps=options.epsilon)

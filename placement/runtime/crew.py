@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
+from placement.runtime.mailbox import Block, Mailbox, PeerEndedError
 from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
 
@@ -37,6 +39,7 @@ class Crew:
         rank: its number, that of its device.
         size: how many there are.
         group: their gloo connections, no part of the caller's own process groups.
+        near: the ranks that tensors go to by mail: those on this host.
         activity: what this process is doing.
         waited_s: how long it has waited for others in all.
     """
@@ -52,6 +55,9 @@ class Crew:
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)
         self._underway: list[tuple[Any, torch.Tensor, int, str]] = []
+        self.near: frozenset[int] = frozenset()
+        self._mailbox: Mailbox | None = None
+        self._mailbox = self._opened()
 
     @classmethod
     def start(cls, store: Any, rank: int, size: int, is_quiet: bool = False) -> Crew:
@@ -109,6 +115,49 @@ class Crew:
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
 
+    def block(self, n_bytes: int) -> Block:
+        """Memory that `post` sends."""
+        assert self._mailbox is not None
+        return self._mailbox.block(n_bytes)
+
+    def post(self, block: Block, n_bytes: int, target: int, tag: int, op: str) -> None:
+        """Send what is in a block to a rank of this host.
+
+        Raises:
+            RankError: the run has failed.
+        """
+        assert self._mailbox is not None
+        self.activity.progress += 1
+        self._raise_failure()
+        try:
+            self._mailbox.post(target, tag, block, n_bytes)
+        except PeerEndedError as error:
+            self._lost(target, op, error)
+
+    def fetch(self, memory: torch.Tensor, source: int, tag: int, op: str) -> None:
+        """Wait for what a rank of this host sends under that tag, in the order it sends it; memory: its bytes.
+
+        Raises:
+            RankError: the run has failed.
+        """
+        assert self._mailbox is not None
+        activity = self.activity
+        activity.wanted, activity.waits_for = op, source
+        began = time.perf_counter()
+        try:
+            self._mailbox.receive(source, tag, memory)
+        except PeerEndedError as error:
+            self._lost(source, op, error)
+        finally:
+            activity.waits_for = -1
+            activity.progress += 1
+            self.waited_s += time.perf_counter() - began
+
+    def drop(self, source: int, tag: int) -> None:
+        """Forget what a rank of this host sends under that tag."""
+        assert self._mailbox is not None
+        self._mailbox.drop(source, tag)
+
     def keep(self, work: Any, memory: torch.Tensor, rank: int, op: str) -> None:
         """Keep the memory of a transfer until `drain`."""
         self._underway.append((work, memory, rank, op))
@@ -121,6 +170,8 @@ class Crew:
                 self._underway.append(item)
             else:
                 self.wait(item[0], item[2], item[3])
+        if self._mailbox is not None:
+            self._mailbox.settle()
 
     def exchange(self, text: str) -> list[str]:
         """What each rank gives here, by rank; all of them call it."""
@@ -140,6 +191,19 @@ class Crew:
         memory = torch.empty(int(size), dtype=torch.uint8)
         self.wait(self.begin_receive(memory, rank, _TALK, "a message"), rank, "a message")
         return bytes(memory.numpy()[:-1]).decode()
+
+    def _opened(self) -> Mailbox | None:
+        """A mailbox that all ranks of this host have opened."""
+        mailbox = Mailbox(self.rank, self._raise_failure) if Mailbox.is_possible() else None
+        addresses = self.exchange(mailbox.address if mailbox is not None else "")
+        reached = {
+            rank
+            for rank, address in enumerate(addresses)
+            if mailbox is not None and address and rank != self.rank and mailbox.connect(rank, address)
+        }
+        reaching = [set(json.loads(text)) for text in self.exchange(json.dumps(sorted(reached)))]
+        self.near = frozenset(rank for rank in reached if self.rank in reaching[rank])
+        return mailbox
 
     # -- failures ---------------------------------------------------------------------------------------------
 
@@ -181,7 +245,7 @@ class Crew:
         if self._watch.failure:
             raise RankError(self._watch.failure)
 
-    def _lost(self, rank: int, op: str, error: RuntimeError) -> NoReturn:
+    def _lost(self, rank: int, op: str, error: RuntimeError | PeerEndedError) -> NoReturn:
         """The connection to a rank has ended."""
         beat = self._watch.last_heard(rank)
         last = f" {beat.doing()}" if beat is not None and beat.state in ("op", "wait") else ""

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from graphs.errors import ClusterError
+from placement.runtime.mailbox import Mailbox
 
 _PATTERN_BYTES = (1, 255, 4096, 1 << 20)
 _LEAST_COMPUTING_S = 2e-3
@@ -45,6 +47,39 @@ class Gloo:
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
         return self._group.recv([tensor], source, 0)
+
+
+class Mail:
+    """`Peers` by a mailbox, for processes of one host."""
+
+    def __init__(self, rank: int, size: int, folder: Path, meet: Callable[[], None]) -> None:
+        self._mailbox = Mailbox(rank)
+        (folder / f"mailbox-{rank}").write_text(self._mailbox.address, encoding="utf-8")
+        meet()
+        for other in range(size):
+            address = (folder / f"mailbox-{other}").read_text(encoding="utf-8")
+            if other != rank and not self._mailbox.connect(other, address):
+                raise ClusterError(
+                    "the worker processes cannot open each other's memory under /proc; set PLACEMENT_SHARED_MEMORY=0 "
+                    "to have tensors sent by gloo."
+                )
+
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        sent = tensor.view(torch.uint8)
+        block = self._mailbox.block(sent.numel())
+        block.memory[: sent.numel()].copy_(sent)
+        self._mailbox.post(to, 0, block, sent.numel())
+        return _Done(lambda: None)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        return _Done(lambda: self._mailbox.receive(source, 0, tensor.view(torch.uint8)))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A transfer that is over once this has been called."""
+
+    wait: Callable[[], None]
 
 
 # -- self-test -------------------------------------------------------------------------------------------------------

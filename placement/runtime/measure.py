@@ -30,6 +30,7 @@ from placement.runtime.links import (
     move_times_s,
     rounds,
 )
+from placement.runtime.mailbox import Mailbox
 from placement.runtime.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.runtime.workers import Worker, cores_for, run_workers
 
@@ -136,9 +137,9 @@ def _takes_gpus(devices: int | None) -> bool:
 def _stamp(devices: int | None) -> str:
     """Changes with the machine, with torch and with this code."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    about = (devices, cpu_model(), sorted(_usable_cores()), gpus, torch.__version__, platform.machine())
+    about = (devices, Mailbox.is_possible(), cpu_model(), sorted(_usable_cores()), gpus, torch.__version__, platform.machine())
     digest = hashlib.sha256(repr(about).encode())
-    for name in ("links.py", "measure.py", "speeds.py", "workers.py"):
+    for name in ("links.py", "mailbox.py", "measure.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -198,7 +199,8 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> Cluster:
     idle = [way for way, _ in ways.values()]
     method = (
         "one process pinned to each core with one thread, all at the same time; FLOP/s of a matrix product or a "
-        "convolution, whichever is faster; gloo over loopback, one way while the sender computes"
+        "convolution, whichever is faster; "
+        f"{'shared memory' if Mailbox.is_possible() else 'gloo over loopback'}, one way while the sender computes"
     )
     if idle:
         method += (

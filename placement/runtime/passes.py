@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
 from placement.runtime.crew import Crew
-from placement.runtime.gloo_link import Carrier, RankLink, Way, ways_of
+from placement.runtime.carrier import Carrier, Way, ways_of
 from placement.runtime.layout import Key, Layout
 from placement.runtime.module import draw
+from placement.runtime.rank_link import RankLink
 from placement.runtime.routines import Routine, Routines, compile_routines
 from placement.runtime.states import States
 

@@ -11,7 +11,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from placement.runtime.routines import Routine
+from placement.runtime.routines import Routine, expect, receive, send
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a run.
+
+    Attributes:
+        what: ``"op"``, ``"receive"``, ``"send"`` or ``"expect"``.
+        number: of the op; of a transfer its tag.
+        start_s, end_s: by the host's clock.
+    """
+
+    what: str
+    number: int
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,20 +35,29 @@ class StampedRoutine:
     """A routine's code with stamps in it.
 
     Attributes:
-        run: as `Routine.run`; what it returns ends with the stamps: two before the first op, one after each op.
-        ops: the number of the op that each stamp but the first two comes after.
+        run: as `Routine.run`; what it returns ends with the stamps: two before the first op, one after each span.
+        labels: what each stamp but the first two comes after: ``("op", number)``, or ``("receive" | "send" | "expect",
+            tag)``.
     """
 
     run: Callable[..., tuple[Any, ...]]
-    ops: tuple[int, ...]
+    labels: tuple[tuple[str, int], ...]
 
     def seconds(self, stamps: Sequence[Any], between: Callable[[Any, Any], float]) -> dict[int, float]:
         """Seconds of each op, from the stamps of one run, with what a stamp itself takes left out."""
         cost = between(stamps[0], stamps[1])
         found: dict[int, float] = {}
-        for op, before, after in zip(self.ops, stamps[1:], stamps[2:], strict=False):
-            found[op] = found.get(op, 0.0) + max(0.0, between(before, after) - cost)
+        for (what, op), before, after in zip(self.labels, stamps[1:], stamps[2:], strict=False):
+            if what == "op":
+                found[op] = found.get(op, 0.0) + max(0.0, between(before, after) - cost)
         return found
+
+    def spans(self, stamps: Sequence[float]) -> list[Span]:
+        """What a run did when, from its stamps of the host's clock."""
+        return [
+            Span(*label, before, after)
+            for label, before, after in zip(self.labels, stamps[1:], stamps[2:], strict=False)
+        ]
 
 
 def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
@@ -45,9 +70,8 @@ def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
     graph = fx.Graph(owning_module=module)
     copies: dict[fx.Node, fx.Node] = {}
     stamps: list[fx.Node] = []
-    ops: list[int] = []
-    calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
-    ends = _ends(calls)
+    labels: list[tuple[str, int]] = []
+    ends = _ends([node for node in module.graph.nodes if node.op not in ("placeholder", "output")])
     for node in module.graph.nodes:
         if not stamps and node.op != "placeholder":
             stamps += [graph.call_function(stamp, ()) for _ in range(2)]
@@ -58,14 +82,20 @@ def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node in ends:
             stamps.append(graph.call_function(stamp, ()))
-            ops.append(ends[node])
-    return StampedRoutine(fx.GraphModule(module, graph).forward, tuple(ops))
+            labels.append(ends[node])
+    return StampedRoutine(fx.GraphModule(module, graph).forward, tuple(labels))
 
 
-def _ends(calls: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """The last node of each run of nodes that belong to one op, and the number of that op."""
-    marked = [(node, node.meta["op"]) for node in calls if "op" in node.meta]
-    found = {node: op for (node, op), (_, following) in pairwise(marked) if op != following}
+def _label(node: fx.Node) -> tuple[str, int] | None:
+    if node.target in (receive, send, expect):
+        return node.target.__name__, int(node.args[1])  # type: ignore[union-attr, arg-type]
+    return ("op", node.meta["op"]) if "op" in node.meta else None
+
+
+def _ends(calls: Sequence[fx.Node]) -> dict[fx.Node, tuple[str, int]]:
+    """The last node of each run of nodes with one label, and that label."""
+    marked = [(node, label) for node in calls if (label := _label(node)) is not None]
+    found = {node: label for (node, label), (_, following) in pairwise(marked) if label != following}
     if marked:
         found[calls[-1]] = marked[-1][1]
     return found

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import torch
 
 from graphs.errors import ClusterError, PlacementError
-from placement.runtime.links import Gloo
+from placement.runtime.links import Gloo, Mail, Peers
+from placement.runtime.mailbox import Mailbox
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
@@ -69,8 +70,10 @@ class Worker:
         self.meet()
         return found
 
-    def connect(self) -> Gloo:
+    def connect(self) -> Peers:
         """The way to the other workers, the one that tensors take when a placement runs."""
+        if Mailbox.is_possible():
+            return Mail(self.rank, self.size, Path(self._folder), self.meet)
         return Gloo(self.rank, self.size, str(Path(self._folder) / "store"), self.limit_s)
 
 

@@ -1,15 +1,14 @@
-"""`RankLink`: parcels between processes by gloo, all of them on their way while both ends compute."""
+"""How tensors travel between processes: as one dense piece of memory each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 
 from graphs.capture.trace import Layout, TensorInfo
-from placement.runtime.crew import Crew
 from placement.runtime.routines import Parcel
 
 
@@ -33,24 +32,29 @@ class Carrier:
         stride = layout.stride if _is_dense(shape, layout.stride) else _row_major(shape)
         return cls(shape, stride, layout)
 
-    @property
+    @cached_property
     def n_elements(self) -> int:
         count = 1
         for extent in self.shape:
             count *= extent
         return count
 
+    @cached_property
+    def n_bytes(self) -> int:
+        return self.n_elements * self.layout.dtype.itemsize
+
     def packed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The memory to send, one-dimensional: the tensor's own where it lies as it travels."""
-        part = tensor
-        for dimension, extent in enumerate(self.shape):
-            if extent != part.shape[dimension]:
-                part = part.narrow(dimension, 0, 1)
+        part = self._once(tensor)
         if part.device.type != "cpu" or not _same_stride(self.shape, self.stride, part.stride()):
             whole, part = part, self.empty()
             self.shaped(part).copy_(whole)
             return part
         return part.as_strided((self.n_elements,), (1,))
+
+    def fill(self, memory: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copy a tensor to memory of at least `n_bytes`, as it travels."""
+        self.shaped(memory[: self.n_bytes].view(self.layout.dtype)).copy_(self._once(tensor))
 
     def empty(self) -> torch.Tensor:
         """Memory to receive into, one-dimensional."""
@@ -71,6 +75,13 @@ class Carrier:
         made.copy_(self.shaped(memory))
         return made.as_strided(layout.shape, layout.stride)
 
+    def _once(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Without the dimensions that ``expand`` made."""
+        for dimension, extent in enumerate(self.shape):
+            if extent != tensor.shape[dimension]:
+                tensor = tensor.narrow(dimension, 0, 1)
+        return tensor
+
 
 @dataclass(frozen=True)
 class Way:
@@ -89,6 +100,10 @@ class Way:
     tag: int
     op: str
 
+    @cached_property
+    def n_bytes(self) -> int:
+        return self.carrier.n_bytes
+
 
 def ways_of(parcels: Mapping[int, Parcel], op_names: tuple[str, ...]) -> dict[int, Way]:
     """How the parcels of a step go."""
@@ -96,47 +111,6 @@ def ways_of(parcels: Mapping[int, Parcel], op_names: tuple[str, ...]) -> dict[in
         tag: Way(Carrier.of(p.info), p.source, p.target, tag, op_names[p.op] if p.op >= 0 else "what goes in")
         for tag, p in parcels.items()
     }
-
-
-class RankLink:
-    """`placement.runtime.routines.Link` of one rank for the parcels of one pass through a model."""
-
-    def __init__(self, crew: Crew, ways: Mapping[int, Way], place: torch.device) -> None:
-        self._crew, self._ways, self._place = crew, ways, place
-        self._coming: dict[int, tuple[Any, torch.Tensor]] = {}
-
-    def __del__(self) -> None:
-        # What was expected and is not wanted any more (a forward pass without its backward pass) comes all the same.
-        for tag, (work, memory) in self._coming.items():
-            self._crew.keep(work, memory, self._ways[tag].source, self._ways[tag].op)
-
-    def expect(self, tag: int) -> None:
-        """Let a parcel come in as soon as it is sent."""
-        way = self._ways[tag]
-        if way.carrier.n_elements and tag not in self._coming:
-            memory = way.carrier.empty()
-            self._coming[tag] = self._crew.begin_receive(memory, way.source, way.tag, way.op), memory
-
-    def receive(self, tag: int) -> torch.Tensor:
-        """Wait for a parcel.
-
-        Raises:
-            RankError: it will never come.
-        """
-        way, layout = self._ways[tag], self._ways[tag].carrier.layout
-        if not way.carrier.n_elements:
-            return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self._place)
-        self.expect(tag)
-        work, memory = self._coming[tag]
-        self._crew.wait(work, way.source, way.op)
-        del self._coming[tag]
-        return way.carrier.unpacked(memory).to(self._place)
-
-    def send(self, tag: int, tensor: torch.Tensor) -> None:
-        """Send a parcel, without waiting for it to arrive; the tensor must stay as it is until it has."""
-        way = self._ways[tag]
-        if way.carrier.n_elements:
-            self._crew.send(way.carrier.packed(tensor), way.target, way.tag, way.op)
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
