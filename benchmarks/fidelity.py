@@ -2,9 +2,9 @@
 
     python benchmarks/fidelity.py --seed 0 [--models two_tower,rnnlm] [--train] [--out docs/results]
 
-Every model is profiled on `Cluster.local(devices=2)`, measured in the same run; then at least ten placements of it
-(heuristics, random ones, searches, a learned one, and the size-based device map that keeps one device busy at a time)
-are predicted and really run by one process for each device, one thread each. Every placement is one row of
+Every model is profiled on `Cluster.local(devices=2)`, measured in the same run; fifteen placements of it (heuristics,
+random ones, searches, a learned one, and the size-based device map that keeps one device busy at a time) are predicted
+and really run by one process for each device, one thread each. Every placement is one row of
 OUT/fidelity.jsonl, which is written after each model; OUT/fidelity.md and its plot are written from all rows.
 Let the machine do nothing else.
 """
@@ -12,8 +12,8 @@ Let the machine do nothing else.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import math
 import shlex
 import statistics
 import sys
@@ -29,12 +29,13 @@ from graphs.units import format_seconds
 if TYPE_CHECKING:
     from baselines.plan import Plan
     from env.problem import Problem
+    from graphs.opgraph import OpGraph
 
 Row = dict[str, Any]
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
-MODELS = {"two_tower": 32, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 4}
+MODELS = {"two_tower": 64, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 16}
 HEURISTICS = ("single_device", "hash", "mite", "heft", "m_etf", "peft", "min_cut", "critical_path", "round_robin")
 SEARCHES = ("pretrained", "auto")
 RANDOM = 3
@@ -57,20 +58,29 @@ def main() -> None:
 
 
 def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """One row for each placement of a model.
+
+    A machine's speed changes from minute to minute by more than the error looked for. So ops and placements are
+    measured by turns, in rounds: each round measures the ops once more and runs every placement once more, and medians
+    over the rounds are compared.
+    """
+    import numpy as np
+
     from env.bounds import lower_bound
     from env.problem import Problem
-    from env.simulator import Simulator
+    from env.simulator import Schedule, Simulator
     from placement.executing import Executor
     from placement.models import read_example
     from placement.runtime.measure import local_cluster
-    from placement.runtime.profiling import profile
+    from placement.runtime.op_times import Repeats
+    from placement.runtime.profiling import measured_profile
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
-    graph = profile(example.model, example.args, example.kwargs, cluster, options.train, name=name)
-    problem = Problem(graph, cluster)
-    bound_s = lower_bound(problem).value_s
-    simulator = Simulator(problem)
+    schedules: dict[str, Schedule] = {}
+    samples: dict[str, list[float]] = {}
+    reasons: dict[str, str | None] = {}
+    graphs: list[OpGraph] = []
     with Executor(
         example.model,
         example.args,
@@ -78,29 +88,57 @@ def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
         cluster=cluster,
         train=options.train,
         steps=options.steps,
-        dropped=options.steps // 3,
+        dropped=1,
         limit_s=1800.0,
     ) as executor:
-        for method, plan in _plans(problem, options.seed, options.budget_s):
-            score, schedule = simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
-            found = executor.run_schedule(schedule)
-            print(
-                f"{name} {method}: {score.step_time_s:.3f} s predicted, {found.step_time_s:.3f} s measured", flush=True
+        for number in range(options.rounds):
+            profile = measured_profile(
+                example.model,
+                example.args,
+                example.kwargs,
+                cluster,
+                options.train,
+                name=name,
+                repeats=Repeats(dropped=1, least=4, most=20, budget_s=3.0),
             )
-            yield {
-                "model": name,
-                "train": options.train,
-                "batch": MODELS[name],
-                "method": method,
-                "predicted_s": score.step_time_s,
-                "measured_s": found.step_time_s if math.isfinite(found.step_time_s) else None,
-                "samples_s": list(found.samples_s),
-                "reason": found.reason,
-                "bound_s": bound_s,
-                "moved_bytes": score.bytes_moved,
-                "graph_hash": graph.hash,
-                "cluster_hash": cluster.hash,
-            }
+            graphs.append(profile.graph)
+            print(f"{name}, round {number + 1}: the ops take {np.nansum(profile.graph.time_s[:, 0]):.3f} s", flush=True)
+            if not schedules:
+                problem = Problem(graphs[0], cluster)
+                for method, plan in _plans(problem, options.seed, options.budget_s):
+                    _, schedules[method] = Simulator(problem).schedule(
+                        plan.device, order=plan.order, transfer_order=plan.transfer_order
+                    )
+            for method, schedule in schedules.items():
+                found = executor.run_schedule(schedule, anew=True)
+                samples.setdefault(method, []).extend(found.samples_s)
+                reasons[method] = found.reason
+    graph = dataclasses.replace(graphs[0], time_s=np.median([graph.time_s for graph in graphs], axis=0))
+    problem = Problem(graph, cluster)
+    bound_s = lower_bound(problem).value_s
+    for method, schedule in schedules.items():
+        # The sequence that was run, whatever the op times it was planned with.
+        score, _ = Simulator(problem).schedule(
+            schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
+        )
+        measured_s = statistics.median(samples[method]) if samples[method] else None
+        print(f"{name} {method}: {score.step_time_s:.3f} s predicted, {measured_s} s measured", flush=True)
+        yield {
+            "model": name,
+            "train": options.train,
+            "batch": MODELS[name],
+            "method": method,
+            "predicted_s": score.step_time_s,
+            "measured_s": measured_s,
+            "samples_s": samples[method],
+            "reason": reasons[method],
+            "bound_s": bound_s,
+            "moved_bytes": score.bytes_moved,
+            "rounds_s": [float(np.nansum(graph.time_s[:, 0])) for graph in graphs],
+            "graph_hash": graph.hash,
+            "cluster_hash": cluster.hash,
+            "seed": options.seed,
+        }
 
 
 def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, Plan]]:
@@ -218,7 +256,8 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     options.add_argument("--train", action="store_true", help="training steps instead of inference")
-    options.add_argument("--steps", type=int, default=9, help="of each placement; a third warms up")
+    options.add_argument("--rounds", type=int, default=3, help="of measuring (default: %(default)s)")
+    options.add_argument("--steps", type=int, default=4, help="of each placement in a round; the first warms up")
     options.add_argument("--budget-s", type=float, default=10.0, help="of each search (default: %(default)s)")
     options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options.add_argument("--render", action="store_true", help="only write the page from the rows there are")
