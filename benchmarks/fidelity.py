@@ -133,6 +133,7 @@ def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
             "reason": reasons[method],
             "bound_s": bound_s,
             "moved_bytes": score.bytes_moved,
+            "transfers_s": float((schedule.transfer_end_s - schedule.transfer_start_s).sum()),
             "rounds_s": [float(np.nansum(graph.time_s[:, 0])) for graph in graphs],
             "graph_hash": graph.hash,
             "cluster_hash": cluster.hash,
@@ -158,7 +159,7 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
 
 
 def _device_map(problem: Problem) -> Plan:
-    """The first half of the parameters on the first device, the rest on the second, as device maps by size do it."""
+    """The first half of the parameters on the first device, the rest on the second, as device maps by size have it."""
     import numpy as np
 
     from baselines.plan import Plan
@@ -227,13 +228,18 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
 
 
 def _gain(single: Row, by_size: Row, best: Row) -> str:
-    over_single, over_map = (row["measured_s"] / best["measured_s"] for row in (single, by_size))
-    if best["predicted_s"] == single["predicted_s"]:
-        return f"One device is best: {over_map:.2f}x as fast as the size-based device map."
-    return (
-        f"The best by prediction ({best['method']}) runs {over_single:.2f}x as fast as one device and "
-        f"{over_map:.2f}x as fast as the size-based device map."
+    # What practitioners run keeps one device busy at a time: as long as on one device, and the transfers beside.
+    by_turns_s = single["measured_s"] + by_size["transfers_s"]
+    over_single, over_turns, over_map = (
+        seconds / best["measured_s"] for seconds in (single["measured_s"], by_turns_s, by_size["measured_s"])
     )
+    over = (
+        f"{over_turns:.2f}x as fast as the size-based device map with one device busy at a time, {over_map:.2f}x as "
+        "fast as the same map run by this runtime, where what is independent runs at once"
+    )
+    if best["predicted_s"] == single["predicted_s"]:
+        return f"One device is best: {over}."
+    return f"The best by prediction ({best['method']}) runs {over_single:.2f}x as fast as one device, {over}."
 
 
 def _plot(rows: Sequence[Row], path: Path) -> None:
