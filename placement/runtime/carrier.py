@@ -45,7 +45,7 @@ class Carrier:
 
     def packed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The memory to send, one-dimensional: the tensor's own where it lies as it travels."""
-        part = self._once(tensor)
+        part = self._once(tensor).resolve_conj().resolve_neg()
         if part.device.type != "cpu" or not _same_stride(self.shape, self.stride, part.stride()):
             whole, part = part, self.empty()
             self.shaped(part).copy_(whole)
@@ -58,7 +58,7 @@ class Carrier:
 
     def empty(self) -> torch.Tensor:
         """Memory to receive into, one-dimensional."""
-        return torch.empty(self.n_elements, dtype=self.layout.dtype)
+        return torch.empty(self.n_elements, dtype=self.layout.dtype, device="cpu")
 
     def shaped(self, memory: torch.Tensor) -> torch.Tensor:
         """The memory with the shape that travels."""
@@ -71,7 +71,7 @@ class Carrier:
             return memory.as_strided(layout.shape, layout.stride)
         if _overlaps(self.shape, layout.stride):
             return self.shaped(memory).expand(layout.shape)
-        made = torch.empty_strided(self.shape, layout.stride, dtype=layout.dtype)
+        made = torch.empty_strided(self.shape, layout.stride, dtype=layout.dtype, device="cpu")
         made.copy_(self.shaped(memory))
         return made.as_strided(layout.shape, layout.stride)
 

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
-from placement.runtime.mailbox import Block, Mailbox, PeerEndedError
+from placement.runtime.mailbox import Block, Coming, Mailbox, PeerEndedError
 from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
 
@@ -54,7 +55,8 @@ class Crew:
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)
-        self._underway: list[tuple[Any, torch.Tensor, int, str]] = []
+        self._process = os.getpid()
+        self._underway: deque[tuple[Any, torch.Tensor, int, str]] = deque()
         self.near: frozenset[int] = frozenset()
         self._mailbox: Mailbox | None = None
         self._mailbox = self._opened()
@@ -127,36 +129,45 @@ class Crew:
             RankError: the run has failed.
         """
         assert self._mailbox is not None
-        self.activity.progress += 1
+        activity = self.activity
+        activity.progress += 1
         self._raise_failure()
+        activity.wanted, activity.waits_for = op, target  # should its mailbox be full
         try:
             self._mailbox.post(target, tag, block, n_bytes)
         except PeerEndedError as error:
             self._lost(target, op, error)
+        finally:
+            activity.waits_for = -1
 
-    def fetch(self, memory: torch.Tensor, source: int, tag: int, op: str) -> None:
-        """Wait for what a rank of this host sends under that tag, in the order it sends it; memory: its bytes.
+    def expect(self, source: int, tag: int) -> Coming:
+        """Ask for the next tensor that a rank of this host sends under that tag; `fetch` or `drop` it."""
+        assert self._mailbox is not None
+        return self._mailbox.expect(source, tag)
+
+    def fetch(self, coming: Coming, memory: torch.Tensor, op: str) -> None:
+        """Wait for a tensor of a rank of this host; memory: its bytes.
 
         Raises:
             RankError: the run has failed.
         """
         assert self._mailbox is not None
         activity = self.activity
-        activity.wanted, activity.waits_for = op, source
+        activity.wanted, activity.waits_for = op, coming.source
         began = time.perf_counter()
         try:
-            self._mailbox.receive(source, tag, memory)
+            self._mailbox.receive(coming, memory)
         except PeerEndedError as error:
-            self._lost(source, op, error)
+            self._lost(coming.source, op, error)
         finally:
             activity.waits_for = -1
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
 
-    def drop(self, source: int, tag: int) -> None:
-        """Forget what a rank of this host sends under that tag."""
+    def drop(self, coming: Coming) -> None:
+        """Do without a tensor of a rank of this host; like `keep`, by any thread in the middle of anything."""
         assert self._mailbox is not None
-        self._mailbox.drop(source, tag)
+        self._mailbox.drop(coming)
 
     def keep(self, work: Any, memory: torch.Tensor, rank: int, op: str) -> None:
         """Keep the memory of a transfer until `drain`."""
@@ -164,8 +175,8 @@ class Crew:
 
     def drain(self, memory: set[int] | None = None) -> None:
         """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""
-        waiting, self._underway = self._underway, []
-        for item in waiting:
+        for _ in range(len(self._underway)):
+            item = self._underway.popleft()
             if memory is not None and item[1].untyped_storage().data_ptr() not in memory:
                 self._underway.append(item)
             else:
@@ -176,7 +187,7 @@ class Crew:
     def exchange(self, text: str) -> list[str]:
         """What each rank gives here, by rank; all of them call it."""
         own = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8)  # never empty
-        size = torch.tensor([own.numel()])
+        size = torch.tensor([own.numel()], device="cpu")
         for rank in range(self.size):
             if rank != self.rank:
                 self.send(size, rank, _TALK, "a message")
@@ -186,9 +197,9 @@ class Crew:
         return found
 
     def _heard(self, rank: int) -> str:
-        size = torch.zeros(1, dtype=torch.int64)
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.wait(self.begin_receive(size, rank, _TALK, "a message"), rank, "a message")
-        memory = torch.empty(int(size), dtype=torch.uint8)
+        memory = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         self.wait(self.begin_receive(memory, rank, _TALK, "a message"), rank, "a message")
         return bytes(memory.numpy()[:-1]).decode()
 
@@ -203,6 +214,9 @@ class Crew:
         }
         reaching = [set(json.loads(text)) for text in self.exchange(json.dumps(sorted(reached)))]
         self.near = frozenset(rank for rank in reached if self.rank in reaching[rank])
+        if mailbox is not None and not self.near:
+            mailbox.close()
+            return None
         return mailbox
 
     # -- failures ---------------------------------------------------------------------------------------------
@@ -257,11 +271,17 @@ class Crew:
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """What ends this process ends the run, and the others say why."""
-        if not self._watch.failure and isinstance(error, Exception):
+        if not self._watch.failure and isinstance(error, Exception) and self._is_here():
             self._watch.claim(f"rank {self.rank} failed outside of a step: {kind.__name__}: {_first_line(error)}")
         self._before(kind, error, trace)
 
+    def _is_here(self) -> bool:
+        """Whether this is the process of this rank, and not one that it has forked."""
+        return os.getpid() == self._process
+
     def _at_exit(self) -> None:
+        if not self._is_here():
+            return
         if self._watch.failure:
             # A clean end would wait for connections to processes that are not there any more.
             sys.stdout.flush()

@@ -72,7 +72,8 @@ class Mail:
         return _Done(lambda: None)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        return _Done(lambda: self._mailbox.receive(source, 0, tensor.view(torch.uint8)))
+        coming = self._mailbox.expect(source, 0)
+        return _Done(lambda: self._mailbox.receive(coming, tensor.view(torch.uint8)))
 
 
 @dataclass(frozen=True)

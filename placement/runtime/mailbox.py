@@ -23,7 +23,8 @@ import torch
 
 from graphs.errors import RankError
 
-_MESSAGE = struct.Struct("<qqqqqq")  # source, tag, start and bytes of the segment, offset in it, bytes
+# Source, tag, start and bytes of the segment, offset in it, bytes. So short a message goes into a pipe as a whole.
+_MESSAGE = struct.Struct("<qqqqqq")
 _FREE = -1  # the tag of what says that a block may be used again
 _TOKEN_BYTES = 16
 _PAGE = mmap.PAGESIZE
@@ -56,6 +57,7 @@ class Block:
 class _Arrival:
     """A block of another process with a tensor in it."""
 
+    source: int
     segment: int
     segment_bytes: int
     offset: int
@@ -69,6 +71,19 @@ class _Peer:
     memory: int
     inbox: int
     process: int | None
+
+
+@dataclass(eq=False)
+class Coming:
+    """A tensor that is expected of another process.
+
+    Attributes:
+        source: its rank.
+        arrival: where the tensor is, once it has come.
+    """
+
+    source: int
+    arrival: _Arrival | None = None
 
 
 class PeerEndedError(Exception):
@@ -96,15 +111,22 @@ class Mailbox:
         self._open: tuple[int, int, int] = (0, 0, 0)  # own segment that blocks are cut from: start, bytes, used
         self._free: dict[int, list[Block]] = {}  # by size
         self._lent: dict[tuple[int, int], Block] = {}
-        self._arrived: dict[tuple[int, int], deque[_Arrival]] = {}
-        self._unwanted: dict[tuple[int, int], int] = {}
-        self._owed: list[tuple[int, _Arrival]] = []
+        self._expected: dict[tuple[int, int], deque[Coming]] = {}  # (source, tag) -> what has not come
+        self._arrived: dict[tuple[int, int], deque[_Arrival]] = {}  # what nobody has expected
+        self._dropped: deque[Coming] = deque()
+        self._owed: deque[_Arrival] = deque()
         self._owed_bytes = 0
 
     @staticmethod
     def is_possible() -> bool:
         """Whether this system has what a mailbox is made of, and nobody has switched it off."""
-        return hasattr(os, "memfd_create") and os.environ.get("PLACEMENT_SHARED_MEMORY", "1") != "0"
+        if os.environ.get("PLACEMENT_SHARED_MEMORY", "1") == "0":
+            return False
+        try:
+            os.close(os.memfd_create("placement"))
+        except (OSError, AttributeError):  # another system, or a container that forbids it
+            return False
+        return True
 
     @property
     def address(self) -> str:
@@ -116,10 +138,12 @@ class Mailbox:
         process, memory, inbox, token = json.loads(address)
         opened = []
         try:
-            opened.append(os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR | os.O_CLOEXEC))
+            # On another host that number may be anything: opening it must neither wait nor take a terminal.
+            carefully = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            opened.append(os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR | carefully))
             if os.pread(opened[0], _TOKEN_BYTES, 0) != bytes.fromhex(token):
-                raise OSError("another process of another host")
-            opened.append(os.open(f"/proc/{process}/fd/{inbox}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                raise OSError("the process of that number on this host is another one")
+            opened.append(os.open(f"/proc/{process}/fd/{inbox}", os.O_WRONLY | carefully))
         except OSError:
             for number in opened:
                 os.close(number)
@@ -132,14 +156,14 @@ class Mailbox:
 
     def close(self) -> None:
         """Give everything back; the memory lives on while a receiver has it."""
-        self._segments.clear()
         for peer in self._peers.values():
             for number in (peer.memory, peer.inbox, peer.process):
                 if number is not None:
                     os.close(number)
         for number in (self._memory, self._inbox, self._entrance):
             os.close(number)
-        self._peers.clear()
+        for held in (self._peers, self._segments, self._free, self._lent):
+            held.clear()
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -161,96 +185,120 @@ class Mailbox:
 
     def _cut(self, size: int) -> Block:
         start, length, used = self._open
-        if used + size > length:
+        is_new = used + size > length
+        if is_new:
             start, length, used = self._size, max(_SEGMENT_BYTES, -(-size // _PAGE) * _PAGE), 0
             self._size += length
             os.ftruncate(self._memory, self._size)
         memory = self._segment(self._rank, self._memory, start, length)
-        self._open = start, length, used + size
+        if not is_new or size < length:  # else what is left of the segment before still serves
+            self._open = start, length, used + size
         return Block(start, length, used, memory[used : used + size])
 
     def _segment(self, rank: int, file: int, start: int, length: int) -> torch.Tensor:
         if (rank, start) not in self._segments:
-            self._segments[rank, start] = torch.frombuffer(mmap.mmap(file, length, offset=start), dtype=torch.uint8)
+            # Made where the caller infers, it could not be written to where the caller trains.
+            with torch.inference_mode(False):
+                self._segments[rank, start] = torch.frombuffer(mmap.mmap(file, length, offset=start), dtype=torch.uint8)
         return self._segments[rank, start]
 
     def _tell(self, target: int, *message: int) -> None:
-        text = _MESSAGE.pack(self._rank, *message)
-        while True:
-            try:
-                os.write(self._peers[target].inbox, text)
-                return
-            except BlockingIOError:  # it is full: its owner reads when it receives or sends
-                self._check()
-                self._collect()  # for that one may be waiting for this one
-                select.select([], [self._peers[target].inbox], [], _NAP_MS / 1e3)
-            except BrokenPipeError:
-                raise PeerEndedError("its process has ended.") from None
+        peer = self._peers[target]
+        while not self._told(peer, *message):  # its mailbox is full; it reads when it receives or sends
+            self._check()
+            self._collect()  # for that one may be waiting for this one
+            if self._sleep(peer, is_full=True):
+                raise PeerEndedError("its process has ended.")
+
+    def _told(self, peer: _Peer, *message: int) -> bool:
+        """Whether a message found room."""
+        try:
+            os.write(peer.inbox, _MESSAGE.pack(self._rank, *message))
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            raise PeerEndedError("its process has ended.") from None
+        return True
 
     # -- receiving --------------------------------------------------------------------------------------------
 
-    def receive(self, source: int, tag: int, into: torch.Tensor) -> None:
-        """Wait for what a process sends under that tag, in the order it sends it, and copy it.
+    def expect(self, source: int, tag: int) -> Coming:
+        """Ask for the next tensor that a process sends under that tag; `receive` or `drop` what is returned."""
+        key, coming = (source, tag), Coming(source)
+        if self._arrived.get(key):
+            coming.arrival = self._arrived[key].popleft()
+        else:
+            self._expected.setdefault(key, deque()).append(coming)
+        return coming
+
+    def receive(self, coming: Coming, into: torch.Tensor) -> None:
+        """Wait for a tensor and copy it.
 
         Args:
             into: uint8, one-dimensional, as long as what is sent.
 
         Raises:
-            PeerEndedError: it has ended and has not sent it.
+            PeerEndedError: its sender has ended and has not sent it.
             RankError: what came is of another length, or the run has failed.
         """
-        key = source, tag
-        if not self._arrived.get(key):
+        if coming.arrival is None:
             self._collect()
-            if not self._arrived.get(key):
-                self._wait(key)
-        arrival = self._arrived[key].popleft()
+        arrival = coming.arrival or self._awaited(coming)
         if arrival.n_bytes != into.numel():
-            raise RankError(f"rank {source} sent {arrival.n_bytes} bytes where {into.numel()} were expected.")
-        memory = self._segment(source, self._peers[source].memory, arrival.segment, arrival.segment_bytes)
+            raise RankError(f"rank {arrival.source} sent {arrival.n_bytes} bytes where {into.numel()} were expected.")
+        file = self._peers[arrival.source].memory
+        memory = self._segment(arrival.source, file, arrival.segment, arrival.segment_bytes)
         into.copy_(memory[arrival.offset : arrival.offset + arrival.n_bytes])
-        self._owe(source, arrival)
+        self._owe(arrival)
         if len(self._owed) >= _MOST_OWED or self._owed_bytes >= _MOST_OWED_BYTES:
             self.settle()
 
-    def drop(self, source: int, tag: int) -> None:
-        """Forget what a process has sent under that tag, or will send."""
-        key = source, tag
-        if self._arrived.get(key):
-            self._owe(source, self._arrived[key].popleft())
-        else:
-            self._unwanted[key] = self._unwanted.get(key, 0) + 1
+    def drop(self, coming: Coming) -> None:
+        """Do without a tensor, which comes all the same; may be called by any thread in the middle of anything."""
+        self._dropped.append(coming)
 
     def settle(self) -> None:
-        """Give back what has been received."""
-        owed, self._owed, self._owed_bytes = self._owed, [], 0
-        for source, arrival in owed:
+        """Give back what has been received, as far as the others' mailboxes have room."""
+        for _ in range(len(self._dropped)):
+            coming = self._dropped.popleft()
+            if coming.arrival is None:
+                self._dropped.append(coming)
+            else:
+                self._owe(coming.arrival)
+        for _ in range(len(self._owed)):
+            arrival = self._owed.popleft()
             with suppress(PeerEndedError):
-                self._tell(source, _FREE, arrival.segment, arrival.segment_bytes, arrival.offset, 0)
+                place = arrival.segment, arrival.segment_bytes, arrival.offset
+                if not self._told(self._peers[arrival.source], _FREE, *place, 0):
+                    self._owed.append(arrival)
+                    continue
+            self._owed_bytes -= arrival.n_bytes
 
-    def _owe(self, source: int, arrival: _Arrival) -> None:
-        self._owed.append((source, arrival))
+    def _owe(self, arrival: _Arrival) -> None:
+        self._owed.append(arrival)
         self._owed_bytes += arrival.n_bytes
 
-    def _wait(self, key: tuple[int, int]) -> None:
+    def _awaited(self, coming: Coming) -> _Arrival:
         self.settle()
-        end = time.perf_counter() + _SPIN_S
-        while time.perf_counter() < end:
-            self._collect()
-            if self._arrived.get(key):
-                return
-        poll, watched = select.poll(), self._peers[key[0]].process
-        poll.register(self._inbox, select.POLLIN)
-        if watched is not None:
-            poll.register(watched, select.POLLIN)
-        while True:
-            self._check()
-            ready = {number for number, _ in poll.poll(_NAP_MS)}
-            self._collect()
-            if self._arrived.get(key):
-                return
-            if watched in ready:
+        end, has_ended = time.perf_counter() + _SPIN_S, False
+        while coming.arrival is None:
+            if has_ended:
                 raise PeerEndedError("its process has ended.")
+            if time.perf_counter() > end:
+                self._check()
+                has_ended = self._sleep(self._peers[coming.source])
+            self._collect()  # once more after its end: it may have sent it before
+        return coming.arrival
+
+    def _sleep(self, peer: _Peer, is_full: bool = False) -> bool:
+        """Wait a moment for a message, or for room in a full mailbox; returns whether the other process has ended."""
+        poll = select.poll()
+        poll.register(self._inbox, select.POLLIN)
+        if peer.process is not None:
+            poll.register(peer.process, select.POLLIN)
+        if is_full:
+            poll.register(peer.inbox, select.POLLOUT)
+        return any(number == peer.process for number, _ in poll.poll(_NAP_MS))
 
     def _collect(self) -> None:
         """Read the mailbox."""
@@ -264,10 +312,9 @@ class Mailbox:
                     block = self._lent.pop((segment, offset))
                     self._free.setdefault(block.memory.numel(), []).append(block)
                     continue
-                arrival, key = _Arrival(segment, segment_bytes, offset, n_bytes), (source, tag)
-                if self._unwanted.get(key):
-                    self._unwanted[key] -= 1
-                    self._owe(source, arrival)
+                arrival, key = _Arrival(source, segment, segment_bytes, offset, n_bytes), (source, tag)
+                if self._expected.get(key):
+                    self._expected[key].popleft().arrival = arrival
                 else:
                     self._arrived.setdefault(key, deque()).append(arrival)
 

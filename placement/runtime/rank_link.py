@@ -9,6 +9,7 @@ import torch
 
 from placement.runtime.carrier import Way
 from placement.runtime.crew import Crew
+from placement.runtime.mailbox import Coming
 
 
 class RankLink:
@@ -19,16 +20,15 @@ class RankLink:
 
     def __init__(self, crew: Crew, ways: Mapping[int, Way], place: torch.device) -> None:
         self._crew, self._ways, self._place = crew, ways, place
-        self._coming: dict[int, tuple[Any, torch.Tensor] | None] = {}  # None: it comes by mail
+        self._coming: dict[int, tuple[Any, torch.Tensor] | Coming] = {}
 
     def __del__(self) -> None:
-        # What was expected and is not wanted any more (a forward pass without its backward pass) comes all the same.
+        # What was expected and is not wanted any more (a pass that has failed) comes all the same.
         for tag, coming in self._coming.items():
-            way = self._ways[tag]
-            if coming is None:
-                self._crew.drop(way.source, way.tag)
+            if isinstance(coming, Coming):
+                self._crew.drop(coming)
             else:
-                self._crew.keep(*coming, way.source, way.op)
+                self._crew.keep(*coming, self._ways[tag].source, self._ways[tag].op)
 
     def expect(self, tag: int) -> None:
         """Let a parcel come in as soon as it is sent."""
@@ -36,7 +36,7 @@ class RankLink:
         if not way.n_bytes or tag in self._coming:
             return
         if way.source in self._crew.near:
-            self._coming[tag] = None
+            self._coming[tag] = self._crew.expect(way.source, way.tag)
             return
         memory = way.carrier.empty()
         self._coming[tag] = self._crew.begin_receive(memory, way.source, way.tag, way.op), memory
@@ -53,9 +53,9 @@ class RankLink:
             return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self._place)
         self.expect(tag)
         coming = self._coming[tag]
-        if coming is None:
+        if isinstance(coming, Coming):
             memory = way.carrier.empty()
-            self._crew.fetch(memory.view(torch.uint8), way.source, way.tag, way.op)
+            self._crew.fetch(coming, memory.view(torch.uint8), way.op)
         else:
             work, memory = coming
             self._crew.wait(work, way.source, way.op)
