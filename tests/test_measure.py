@@ -226,8 +226,15 @@ def test_there_are_only_so_many_cores(devices: Any) -> None:
 # -- this machine ------------------------------------------------------------------------------------------------
 
 
+ways = pytest.mark.parametrize(
+    ("shared", "way"), [("1", "shared memory"), ("0", "gloo over loopback")], ids=["shared_memory", "gloo"]
+)
+
+
 @two_cores
-def test_this_machine_becomes_a_cluster() -> None:
+@ways
+def test_this_machine_becomes_a_cluster(monkeypatch: pytest.MonkeyPatch, shared: str, way: str) -> None:
+    monkeypatch.setenv("PLACEMENT_SHARED_MEMORY", shared)
     found = measure.local_cluster(2, effort=BRIEF)
     assert found.name == "local"
     assert [(device.name, device.kind) for device in found.devices] == [("cpu0", "cpu"), ("cpu1", "cpu")]
@@ -237,7 +244,7 @@ def test_this_machine_becomes_a_cluster() -> None:
         assert 0 < device.launch_overhead_s < 1
         assert 0 < device.memory_bytes <= measure.available_bytes()
         assert device.model == f"{measure.cpu_model()} core"
-    for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", "gloo"):
+    for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", way):
         assert word in found.source
 
 
@@ -269,16 +276,21 @@ def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatc
     assert measure.local_cluster(1, effort=BRIEF).n_devices == 1
 
 
-@two_cores
-def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Corrupting(links.Gloo):
-        def receive(self, tensor: torch.Tensor, source: int) -> Any:
-            work = super().receive(tensor, source)
-            work.wait()
-            tensor[-1] += 1
-            return _Done()
+def _corrupting(way: type[links.Gloo | links.Mail]) -> type[Any]:
+    def receive(self: Any, tensor: torch.Tensor, source: int) -> Any:
+        way.receive(self, tensor, source).wait()
+        tensor[-1] += 1
+        return _Done()
 
-    monkeypatch.setattr(workers, "Gloo", Corrupting)
+    return type("Corrupting", (way,), {"receive": receive})
+
+
+@two_cores
+@ways
+def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch, shared: str, way: str) -> None:
+    monkeypatch.setenv("PLACEMENT_SHARED_MEMORY", shared)
+    for name in ("Gloo", "Mail"):
+        monkeypatch.setattr(workers, name, _corrupting(getattr(links, name)))
     with pytest.raises(ClusterError, match=r"copies from worker \d to worker \d arrive corrupted: 1 bytes"):
         measure.local_cluster(2, effort=BRIEF)
 
@@ -315,14 +327,18 @@ def test_stamps_change_nothing_but_add_times() -> None:
         output, *stamps = code.run(None, *taken)
     assert torch.equal(plain, output)
     assert stamps == sorted(stamps)
-    assert list(code.ops) == [op for op in routine.ops if program.graph.kernels[op]]
-    assert len(stamps) == len(code.ops) + 2
-    assert set(code.seconds(stamps, between)) == set(code.ops)
+    assert list(code.labels) == [("op", op) for op in routine.ops if program.graph.kernels[op]]
+    assert len(stamps) == len(code.labels) + 2
+    assert set(code.seconds(stamps, between)) == {op for _, op in code.labels}
+    spans = code.spans(stamps)
+    assert [(span.what, span.number) for span in spans] == list(code.labels)
+    assert [span.start_s for span in spans] == stamps[1:-1]
+    assert [span.end_s for span in spans] == stamps[2:]
 
 
 def test_what_a_stamp_takes_is_left_out() -> None:
-    code = StampedRoutine(lambda: (), (5, 3))
-    assert code.seconds([0.0, 1.0, 4.0, 4.5], lambda a, b: b - a) == {5: 2.0, 3: 0.0}
+    code = StampedRoutine(lambda: (), (("op", 5), ("send", 0), ("op", 3)))
+    assert code.seconds([0.0, 1.0, 4.0, 6.0, 6.5], lambda a, b: b - a) == {5: 2.0, 3: 0.0}
 
 
 # -- updates -----------------------------------------------------------------------------------------------------
