@@ -53,11 +53,11 @@ def apply(
     """
     placed = result if isinstance(result, Result) else Result.load(result)
     placed.device_numbers()  # says so if there is no placement
-    if _is_by_module(placed.graph):
+    if is_by_module(placed.graph):
         from placement.runtime.by_module import place_modules
 
         return place_modules(model, placed, places_of(placed, devices))
-    program = capture_program(model, args, kwargs, _is_training(placed.graph), loss=loss)
+    program = capture_program(model, args, kwargs, is_training(placed.graph), loss=loss)
     layout = layout_of(program, placed, devices)
     if len(layout.places) == 1:
         return model.to(layout.places[0])
@@ -142,12 +142,13 @@ def check_same(captured: OpGraph, placed: OpGraph) -> None:
             )
 
 
-def _is_by_module(graph: OpGraph) -> bool:
+def is_by_module(graph: OpGraph) -> bool:
     """Whether the ops are calls of modules, which are called by their class: operators have a namespace."""
     return any("." not in kind.removesuffix(".backward") for kind in set(graph.kinds) - _DATA)
 
 
-def _is_training(graph: OpGraph) -> bool:
+def is_training(graph: OpGraph) -> bool:
+    """Whether it is the graph of a training step."""
     return bool((graph.phase == Phase.BACKWARD).any())
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from graphs.errors import MismatchError
-from placement.application import places_of
+from placement.application import is_by_module, is_training, places_of
+from placement.report.trace import Measured, Span, Track, write_trace
 from placement.result import Result
 from placement.runtime.launch import launch
+
+_RECORDED = 3  # steps of which a trace shows the median one
+_WORK = "placement.runtime.trial_work:"
 
 
 @dataclass(frozen=True)
@@ -22,18 +26,19 @@ class DeviceTrial:
     Attributes:
         name: of the device.
         ops: how many it runs.
-        busy_s: median time of a step in which it did not wait for others.
+        busy_s: median time of a step in which it did not wait for others; None where one process drives several.
         predicted_busy_s: the same as predicted.
-        peak_bytes: most memory that its process ever had, Python and libraries with it.
+        peak_bytes: most memory that its process ever had, Python and libraries with it; None where one process drives
+            several.
         predicted_peak_bytes: of tensors and what is kept, as predicted.
         kept_bytes: of the parameters and buffers that are really there.
     """
 
     name: str
     ops: int
-    busy_s: float
+    busy_s: float | None
     predicted_busy_s: float
-    peak_bytes: int
+    peak_bytes: int | None
     predicted_peak_bytes: int
     kept_bytes: int
 
@@ -50,6 +55,7 @@ class Trial:
         outputs_equal, gradients_equal: to those of the plain model, but for rounding; for inference there are no
             gradients to differ.
         steps, dropped: how many were run, and how many of them did not count.
+        by_module: whether it was placed by module, and so ran module by module in one process.
         devices: of those that the placement uses.
     """
 
@@ -61,6 +67,7 @@ class Trial:
     gradients_equal: bool
     steps: int
     dropped: int
+    by_module: bool
     devices: tuple[DeviceTrial, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,8 +84,11 @@ def try_out(
     steps: int = 10,
     dropped: int | None = None,
     seed: int = 0,
+    trace: Path | None = None,
 ) -> Trial:
     """Run a placement with one process for each device it uses, and before that the plain model in one process.
+
+    A placement by module runs in one process, as `placement.apply` does it.
 
     Args:
         model: a built-in model or ``file.py:function``, which every process makes anew under the seed.
@@ -86,17 +96,20 @@ def try_out(
         train: training steps with Adam, else inference.
         dims: ``"batch"``, the samples of a built-in model.
         steps: how many to run; ``dropped`` of them, half by default, warm up.
+        trace: file for the predicted and a measured timeline; the measured one is of further steps.
 
     Raises:
         MismatchError: the result is for another model, for training where inference is asked or the other way round,
             or there are more devices than this machine has.
         RankError: a process failed, with its reason.
     """
-    numbers = result.device_numbers()
-    used = sorted(set(numbers.tolist()))
-    places = places_of(result)
-    names = [result.cluster.devices[device].name for device in used]
-    _check_places([str(places[name]) for name in names])
+    names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
+    places = {name: str(place) for name, place in places_of(result).items()}
+    by_module = is_by_module(result.graph)
+    if by_module:
+        _check_training(result, train)
+    else:
+        _check_places(list(places.values()))
     with tempfile.TemporaryDirectory(prefix="placement-") as folder:
         path = Path(folder, "placement.json")
         result.save(path)
@@ -107,14 +120,22 @@ def try_out(
             "seed": seed,
             "steps": steps,
             "dropped": steps // 2 if dropped is None else dropped,
+            "recorded": _RECORDED if trace is not None else 0,
             "placement": str(path),
             "reference": str(Path(folder, "reference.safetensors")),
-            "devices": {name: str(place) for name, place in places.items()},
+            "devices": places,
         }
-        (single,) = launch("placement.runtime.trial_work:plain", description, [str(places[names[0]])])
-        kind = "plain" if len(used) == 1 else "placed"
-        ranks = launch(f"placement.runtime.trial_work:{kind}", description, [str(places[name]) for name in names])
-    return _trial(result, names, single, ranks, description)
+        (single,) = launch(f"{_WORK}plain", description, [places[names[0]]])
+        if by_module:
+            # One process drives all devices; with a GPU among them it is not kept to one core.
+            ran_on, kind = [next((place for place in places.values() if place != "cpu"), "cpu")], "by_module"
+        else:
+            ran_on, kind = [places[name] for name in names], "plain" if len(names) == 1 else "placed"
+        ranks = launch(_WORK + kind, description, ran_on)
+    trial = _trial(result, names, single, ranks, description)
+    if trace is not None:
+        write_trace(result, trace, _measured(trial, ranks))
+    return trial
 
 
 def _trial(
@@ -123,7 +144,7 @@ def _trial(
     from env.problem import Problem
     from env.simulator import Simulator
 
-    numbers = result.device_numbers()
+    numbers, by_module = result.device_numbers(), is_by_module(result.graph)
     score = Simulator(Problem(result.graph, result.cluster)).score(
         numbers, order=result.order_numbers(), transfer_order=result.transfer_numbers()
     )
@@ -131,19 +152,16 @@ def _trial(
     step_s = statistics.median(max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True))
     single_s = statistics.median(single["step_s"])
     index = result.cluster.device_index
+    measured = _in_one_process(names, ranks[0]) if by_module else [_in_own_process(rank) for rank in ranks]
     devices = tuple(
         DeviceTrial(
             name=name,
             ops=int((numbers == index[name]).sum()),
-            busy_s=statistics.median(
-                total - waited for total, waited in zip(rank["step_s"], rank["waited_s"], strict=True)
-            ),
             predicted_busy_s=float(score.busy_s[index[name]]),
-            peak_bytes=rank["peak_bytes"],
             predicted_peak_bytes=int(score.peak_bytes[index[name]]),
-            kept_bytes=rank.get("kept_bytes", 0),
+            **own,
         )
-        for name, rank in zip(names, ranks, strict=True)
+        for name, own in zip(names, measured, strict=True)
     )
     return Trial(
         predicted_step_s=score.step_time_s,
@@ -154,8 +172,53 @@ def _trial(
         gradients_equal=all(rank.get("gradients_equal", True) for rank in ranks),
         steps=description["steps"],
         dropped=description["dropped"],
+        by_module=by_module,
         devices=devices,
     )
+
+
+def _in_own_process(rank: dict[str, Any]) -> dict[str, Any]:
+    """What was measured of a device with a process of its own."""
+    busy = [total - waited for total, waited in zip(rank["step_s"], rank["waited_s"], strict=True)]
+    return {
+        "busy_s": statistics.median(busy),
+        "peak_bytes": rank["peak_bytes"],
+        "kept_bytes": rank.get("kept_bytes", 0),
+    }
+
+
+def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of each of several devices that one process drives, which does not tell them apart."""
+    return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
+
+
+def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
+    """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
+    names = [device.name for device in trial.devices]
+    if "recorded" not in ranks[0]:
+        return Measured(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+    steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
+    lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
+    chosen = steps[lengths.index(statistics.median_low(lengths))]
+    zero_s = min(own["start_s"] for own in chosen)  # they leave the barrier almost at once
+    tracks = []
+    for name, own in zip(names, chosen, strict=True):
+        spans = (
+            Span(what, op, start_s - zero_s, end_s - zero_s, names[peer] if peer >= 0 else "")
+            for what, op, start_s, end_s, peer in own["rows"]
+        )
+        tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
+    return Measured(trial.measured_step_s, tuple(tracks))
+
+
+def _check_training(result: Result, train: bool) -> None:
+    """Raises: MismatchError: the placement is for training and not asked for, or the other way round."""
+    if is_training(result.graph) != train:
+        kinds = {True: "a training step", False: "inference"}
+        raise MismatchError(
+            f"the placement is for {kinds[not train]} and asked for is {kinds[train]}; "
+            + ("leave out --train or place the training step." if train else "add --train or place the inference.")
+        )
 
 
 def _check_places(places: list[str]) -> None:

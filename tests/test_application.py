@@ -1,11 +1,13 @@
-"""`placement.apply` and the command: which module comes back, what is refused, and a real run of two processes."""
+"""`placement.apply` and the command: which module comes back, what is refused, real runs and their traces."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,12 @@ from torch import nn
 import placement
 from env.cluster import Cluster, Device, both_ways
 from graphs.errors import MismatchError
+from graphs.opgraph import Phase
 from placement.cli import run
 from placement.result import Result
+from placement.runtime.recording import whole
+from placement.runtime.stamps import Span
+from placement.trial import try_out
 
 TOWERS = """
 import torch
@@ -28,11 +34,34 @@ class Towers(nn.Module):
         self.left, self.right = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(2))
 
     def forward(self, x, y):
-        return (self.left(x) * self.right(y)).sum(1)
+        return (self.left(x) * self.right(y)).t()
 
 
 def make():
     return Towers(), (torch.randn(4, 16), torch.randn(4, 16))
+"""
+# Which of its branches runs depends on the data.
+GATE = """
+import torch
+from torch import nn
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.left(x) if x.sum() > 0 else self.right(x)
+
+
+def make():
+    return Gate(), (torch.randn(4, 6),)
+
+
+def misfit():
+    return nn.Linear(6, 6), (torch.randn(4, 5),)
 """
 
 
@@ -124,8 +153,8 @@ def test_the_command_runs_two_processes(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
     placed(*towers, train).save(tmp_path / "p.json")
-    words = ["apply", "model.py:make", "p.json", "--steps", "4", "--json", *(["--train"] if train else [])]
-    assert run(words) == 0
+    words = ["apply", "model.py:make", "p.json", "--steps", "4", "--json", "--trace", "t.json"]
+    assert run([*words, *(["--train"] if train else [])]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outputs_equal"] is found["gradients_equal"] is True
     assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
@@ -136,3 +165,97 @@ def test_the_command_runs_two_processes(
     assert len(kept) == 2
     assert max(kept) < all_bytes
     assert sum(kept) == all_bytes
+    assert all(device["busy_s"] >= 0 for device in found["devices"])
+    trace = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    check_trace(trace, found, Result.load(tmp_path / "p.json"), train)
+
+
+def check_trace(trace: dict[str, Any], found: dict[str, Any], result: Result, train: bool) -> None:
+    """Both timelines, and in the measured one every op of each device once, within the step."""
+    assert {key: trace["otherData"][key] for key in ("predicted_step_s", "measured_step_s")} == {
+        key: found[key] for key in ("predicted_step_s", "measured_step_s")
+    }
+    processes = {e["args"]["name"]: e["pid"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert set(processes) == {"measured devices", "predicted devices", "predicted links"}
+    measured = [e for e in trace["traceEvents"] if e["pid"] == processes["measured devices"]]
+    predicted = [e for e in trace["traceEvents"] if e["pid"] == processes["predicted devices"] and e["ph"] == "X"]
+    assert sorted(e["name"] for e in predicted) == sorted(result.graph.op_names)
+    tracks = {e["args"]["name"]: e["tid"] for e in measured if e["name"] == "thread_name"}
+    assert list(tracks) == ["cpu0", "cpu1"]
+    updates = {
+        name for name, phase in zip(result.graph.op_names, result.graph.phase, strict=True) if phase == Phase.UPDATE
+    }
+    assert bool(updates) == train
+    transfers: Counter[tuple[str, str]] = Counter()
+    for device, tid in tracks.items():
+        step, *slices = [e for e in measured if e["ph"] == "X" and e["tid"] == tid]
+        assert step["name"] == "step"
+        assert all(step["ts"] <= e["ts"] and e["dur"] >= 0 for e in slices)
+        assert all(e["ts"] + e["dur"] <= step["ts"] + step["dur"] + 1e-3 for e in slices)
+        own = {op for op, where in (result.placement or {}).items() if where == device}
+        assert Counter(e["name"] for e in slices if "kind" in e.get("args", {})) == Counter(own - updates)
+        assert [e["name"] for e in slices if e["cat"] == "update"] == ["optimizer"] * train
+        transfers.update((e["cat"], device) for e in slices if e["cat"] in ("send", "receive"))
+        assert {e["args"]["peer"] for e in slices if e["cat"] == "send"} <= set(tracks) - {device}
+    assert transfers["send", "cpu0"] == transfers["receive", "cpu1"]
+    assert transfers["send", "cpu1"] == transfers["receive", "cpu0"]
+    assert transfers.total() > 0
+
+
+def test_an_op_of_several_calls_is_one_span_and_one_without_code_has_no_length() -> None:
+    calls = [Span("receive", 7, 1.0, 2.0), Span("op", 4, 2.0, 3.0), Span("send", 8, 3.0, 3.5), Span("op", 4, 3.5, 4.0)]
+    assert whole([*calls, Span("op", 5, 4.0, 6.0)], [3, 4, 9, 5]) == [
+        Span("receive", 7, 1.0, 2.0),
+        Span("op", 3, 1.0, 1.0),
+        Span("op", 4, 2.0, 4.0),
+        Span("send", 8, 3.0, 3.5),
+        Span("op", 9, 4.0, 4.0),
+        Span("op", 5, 4.0, 6.0),
+    ]
+
+
+def test_outputs_do_not_take_the_place_of_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("model.py", TOWERS), ("p.json", "{}"), ("two.toml", two().to_toml())):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    for name in ("model.py", "p.json", "two.toml"):
+        assert run(["apply", "model.py:make", "p.json", "--cluster", "two.toml", "--trace", name]) == 2
+        assert f"{name} is also what the command reads" in capsys.readouterr().err
+    assert run(["apply", "model.py:make", "--trace", "t.json", "-o", "t.json"]) == 2
+    assert "given for two outputs" in capsys.readouterr().err
+
+
+# -- what cannot be traced ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gate.py").write_text(GATE, encoding="utf-8")
+    (tmp_path / "two.toml").write_text(two().to_toml(), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_command_places_by_module_what_cannot_be_traced(gate: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["apply", "gate.py:make", "--cluster", "two.toml", "--method", "round_robin", "--train", "--steps", "4"]
+    with pytest.warns(UserWarning, match=r"^tracing failed in module Gate at .*; so it is placed by leaf module, with"):
+        assert run([*words, "--json", "--trace", "t.json", "-o", "p.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["by_module"] is found["outputs_equal"] is found["gradients_equal"] is True
+    assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
+    assert [device["name"] for device in found["devices"]] == ["cpu0", "cpu1"]
+    assert [device["busy_s"] for device in found["devices"]] == [None, None]
+    kept = [device["kept_bytes"] for device in found["devices"]]
+    assert min(kept) > 0
+    assert sum(kept) == 3 * (6 * 6 + 6) * 4
+    events = json.loads((gate / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["name"] for e in events if e["pid"] == 3 and e["ph"] == "X"] == ["step"]
+    with pytest.raises(MismatchError, match="for a training step and asked for is inference; add --train"):
+        try_out("gate.py:make", Result.load(gate / "p.json"), train=False)
+
+
+def test_a_model_that_does_not_run_is_not_placed_by_module(gate: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["apply", "gate.py:misfit", "--cluster", "two.toml"]) == 2
+    assert "check that the model runs on these inputs" in capsys.readouterr().err

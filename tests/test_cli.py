@@ -109,6 +109,7 @@ OPTIONS = {
             "--output",
             "--seed",
             "--steps",
+            "--trace",
             "--train",
         ],
         *["-o", "MODEL", "PLACEMENT"],

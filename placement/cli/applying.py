@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,9 @@ from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from placement.models import Example
     from placement.result import Result
     from placement.trial import Trial
 
@@ -34,11 +38,20 @@ def apply(
     seed: options.Seed = 0,
     budget_s: options.BudgetSeconds = None,
     dims: options.Dims = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            show_default=False,
+            help="Write what was predicted and what was measured as one trace for Perfetto.",
+        ),
+    ] = None,
     output: options.Output = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
-    check_outputs(output, inputs=[model, placement])
+    check_outputs(trace, output, inputs=[model, placement, cluster])
     sizes = options.parse_dims(dims)
     if placement is None:
         result = _placed(model, cluster, train, sizes, method, seed, budget_s)
@@ -51,11 +64,13 @@ def apply(
     with progress(f"running {model}"):
         from placement.trial import try_out
 
-        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed)
+        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace)
     if as_json:
         emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
     else:
         _show(result, trial)
+        if trace is not None:
+            emit(f"trace      {trace}")
 
 
 def _placed(
@@ -65,18 +80,39 @@ def _placed(
         from graphs.errors import InfeasibleError
         from placement.models import read_example
         from placement.optimization import optimize
-        from placement.runtime.profiling import profile
         from placement.sources import read_cluster
 
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=dims, seed=seed)
-        graph = profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+        graph = _graph_of(example, machine, train)
     del example
     with progress(f"placing with {method}"):
         result = optimize(graph, machine, method, seed=seed, budget_s=budget_s)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
     return result
+
+
+def _graph_of(example: Example, machine: Cluster, train: bool) -> OpGraph:
+    """With measured op times; of a model that cannot be traced one by module, whose times are the cost model's."""
+    from graphs.capture import capture
+    from graphs.capture.failure import TO_MODULES
+    from graphs.errors import CaptureError
+    from placement.runtime.profiling import profile
+
+    own = (example.model, example.args, example.kwargs)
+    try:
+        return profile(*own, machine, train, name=example.name)
+    except CaptureError as error:
+        reason, advice, _ = str(error).partition(f"; {TO_MODULES}.")
+        if not advice:
+            raise
+    warnings.warn(
+        f"{reason}; so it is placed by leaf module, with times of the cost model, and all modules run in one process, "
+        "one at a time.",
+        stacklevel=1,
+    )
+    return capture(*own, train, granularity="module", name=example.name)
 
 
 def _show(result: Result, trial: Trial) -> None:
@@ -91,16 +127,18 @@ def _show(result: Result, trial: Trial) -> None:
         table.add_row(
             device.name,
             f"{device.ops:,}",
-            format_seconds(device.busy_s),
+            "-" if device.busy_s is None else format_seconds(device.busy_s),
             format_seconds(device.predicted_busy_s),
-            format_bytes(device.peak_bytes),
+            "-" if device.peak_bytes is None else format_bytes(device.peak_bytes),
             format_bytes(device.predicted_peak_bytes),
             format_bytes(device.kept_bytes),
         )
     error = trial.predicted_step_s / trial.measured_step_s - 1
     equal = {True: "equal", False: "DIFFERENT"}
     emit_rich(table)
-    if len(trial.devices) == 1:
+    if trial.by_module:
+        emit("placed by module: all modules run in one process, one at a time; the prediction takes them to overlap")
+    elif len(trial.devices) == 1:
         emit("one device is best: the model runs as it is")
     emit(
         f"step       {format_seconds(trial.measured_step_s)} measured, {format_seconds(trial.predicted_step_s)} "

@@ -1,4 +1,4 @@
-"""A schedule as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
+"""A schedule, and what was measured of it, as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
 
 Format: "Trace Event Format" (Google, 2016). Times are microseconds; devices and links are tracks.
 """
@@ -6,6 +6,8 @@ Format: "Trace Event Format" (Google, 2016). Times are microseconds; devices and
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -17,12 +19,60 @@ from graphs.opgraph import Phase
 from placement.report.schedules import schedule_of
 from placement.result import Result
 
-DEVICES, LINKS = 1, 2  # process ids
+DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]
 
 
-def write_trace(result: Result, path: str | PathLike[str]) -> None:
-    """Write the schedule of a feasible result.
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a measured step.
+
+    Attributes:
+        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
+            optimizer.
+        op: its number; of a transfer that of the op which made the tensor; -1 for none.
+        start_s, end_s: since the first process began the step.
+        peer: device at the other end of a transfer.
+    """
+
+    what: str
+    op: int
+    start_s: float
+    end_s: float
+    peer: str = ""
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one process did in a step.
+
+    Attributes:
+        name: of its device.
+        start_s, end_s: when it began, and when it was done.
+        spans: in the order that they began; what an op sends in its midst lies within the op.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run beside the prediction.
+
+    Attributes:
+        step_s: median over the steps that were timed.
+        tracks: of one more step, which looking at the clock after every op makes a little longer.
+    """
+
+    step_s: float
+    tracks: tuple[Track, ...]
+
+
+def write_trace(result: Result, path: str | PathLike[str], measured: Measured | None = None) -> None:
+    """Write the schedule of a feasible result, and what was measured of it.
 
     Raises:
         MismatchError: the result is infeasible and so has no schedule.
@@ -36,54 +86,58 @@ def write_trace(result: Result, path: str | PathLike[str]) -> None:
             "graph": problem.graph.name,
             "cluster": problem.cluster.name,
             "method": result.method,
-            "step_time_s": schedule.step_time_s,
+            "predicted_step_s": schedule.step_time_s,
+            **({} if measured is None else {"measured_step_s": measured.step_s}),
         },
         "traceEvents": [
-            *_names(problem),
+            *_names(problem, () if measured is None else measured.tracks),
             *_ops(problem, schedule),
             *_transfers(problem, schedule),
             *_memory(problem, schedule),
+            *(() if measured is None else _measured(problem, measured.tracks)),
         ],
     }
     write_atomically(path, json.dumps(document, separators=(",", ":"), allow_nan=False))
 
 
-def _names(problem: Problem) -> list[Event]:
-    events: list[Event] = []
+def _names(problem: Problem, measured: Sequence[Track]) -> Iterator[Event]:
+    """Those of processes and tracks, from top to bottom."""
     links = [f"{link.src} → {link.dst}" for link in problem.cluster.links]
     devices = [f"{d.name} ({d.model or d.kind})" for d in problem.cluster.devices]
-    for pid, name, tracks in ((DEVICES, "devices", devices), (LINKS, "links", links)):
-        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}})
+    processes = {DEVICES: ("predicted devices", devices), LINKS: ("predicted links", links)}
+    if measured:
+        processes = {MEASURED: ("measured devices", [track.name for track in measured]), **processes}
+    for position, (pid, (name, tracks)) in enumerate(processes.items()):
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": position}}
         for tid, track in enumerate(tracks):
-            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": track}})
-            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
-    return events
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": track}}
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
 def _ops(problem: Problem, schedule: Schedule) -> list[Event]:
-    graph = problem.graph
     rows = zip(
         schedule.device.tolist(), (schedule.op_start_s * 1e6).tolist(), (schedule.op_end_s * 1e6).tolist(), strict=True
     )
     return [
-        {
-            "ph": "X",
-            "pid": DEVICES,
-            "tid": device,
-            "ts": start,
-            "dur": end - start,
-            "name": graph.op_names[i],
-            "cat": graph.kinds[i],
-            "args": {
-                "kind": graph.kinds[i],
-                "module": graph.modules[i],
-                "phase": Phase(int(graph.phase[i])).name.lower(),
-                "flops": float(graph.flops[i]),
-            },
-        }
+        {"ph": "X", "pid": DEVICES, "tid": device, "ts": start, "dur": end - start, **_about(problem, i)}
         for i, (device, start, end) in enumerate(rows)
     ]
+
+
+def _about(problem: Problem, op: int) -> Event:
+    """What a slice says of its op."""
+    graph = problem.graph
+    return {
+        "name": graph.op_names[op],
+        "cat": graph.kinds[op],
+        "args": {
+            "kind": graph.kinds[op],
+            "module": graph.modules[op],
+            "phase": Phase(int(graph.phase[op])).name.lower(),
+            "flops": float(graph.flops[op]),
+        },
+    }
 
 
 def _transfers(problem: Problem, schedule: Schedule) -> list[Event]:
@@ -117,3 +171,25 @@ def _memory(problem: Problem, schedule: Schedule) -> list[Event]:
         for device, (time_s, used_bytes) in zip(problem.cluster.devices, memory_steps(problem, schedule), strict=True)
         for at, used in zip((time_s * 1e6).tolist(), used_bytes.tolist(), strict=True)
     ]
+
+
+def _measured(problem: Problem, tracks: Sequence[Track]) -> Iterator[Event]:
+    """A slice for the step of each process, in which lie those of what it did."""
+    for tid, track in enumerate(tracks):
+        on_track = {"ph": "X", "pid": MEASURED, "tid": tid}
+        yield {**on_track, **_during(track), "name": "step", "cat": "step"}
+        for span in track.spans:
+            about = _about(problem, span.op) if span.what == "op" else _about_other(problem, span)
+            yield {**on_track, **_during(span), **about}
+
+
+def _during(stretch: Span | Track) -> Event:
+    return {"ts": stretch.start_s * 1e6, "dur": (stretch.end_s - stretch.start_s) * 1e6}
+
+
+def _about_other(problem: Problem, span: Span) -> Event:
+    """What a slice says that is no op."""
+    if span.what == "update":
+        return {"name": "optimizer", "cat": "update"}
+    made = problem.graph.op_names[span.op] if span.op >= 0 else "an input"
+    return {"name": f"{span.what} {made}", "cat": span.what, "args": {"peer": span.peer}}

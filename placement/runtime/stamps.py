@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
 
+from placement.runtime.code import quickened
 from placement.runtime.routines import Routine, expect, receive, send
 
 
@@ -66,6 +67,26 @@ def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
     What readers make on the spot (views, memory without content) counts to the op that reads it first, and so does what
     is freed after an op count to that op; what comes after the last op counts to the last op.
     """
+    module, labels = _with_stamps(routine, stamp)
+    return StampedRoutine(quickened(module), labels)
+
+
+def recorded(routine: Routine, write: Callable[[list[Span]], object]) -> Routine:
+    """A copy of a routine that, whenever it has run, hands over what it did when."""
+    stamp, _ = host_clock()
+    module, labels = _with_stamps(routine, stamp)
+    code = StampedRoutine(quickened(module), labels)
+
+    def run(*taken: Any) -> tuple[Any, ...]:
+        found = code.run(*taken)
+        write(code.spans(found[len(routine.gives) :]))
+        return found[: len(routine.gives)]
+
+    return replace(routine, run=run, module=module)
+
+
+def _with_stamps(routine: Routine, stamp: Callable[[], Any]) -> tuple[fx.GraphModule, tuple[tuple[str, int], ...]]:
+    """The code with stamps in it, and `StampedRoutine.labels`."""
     module = routine.module
     graph = fx.Graph(owning_module=module)
     copies: dict[fx.Node, fx.Node] = {}
@@ -83,12 +104,12 @@ def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
         if node in ends:
             stamps.append(graph.call_function(stamp, ()))
             labels.append(ends[node])
-    return StampedRoutine(fx.GraphModule(module, graph).forward, tuple(labels))
+    return fx.GraphModule(module, graph), tuple(labels)
 
 
 def _label(node: fx.Node) -> tuple[str, int] | None:
     if node.target in (receive, send, expect):
-        return node.target.__name__, int(node.args[1])  # type: ignore[union-attr, arg-type]
+        return node.target.__name__, int(node.args[1])  # type: ignore[arg-type]
     return ("op", node.meta["op"]) if "op" in node.meta else None
 
 

@@ -1,8 +1,10 @@
-"""What the processes of a trial do: `plain` runs the model as it is, `placed` runs a rank's share of it."""
+"""What the processes of a trial do.
+
+`plain` runs the model as it is, `placed` a rank's share of it, `by_module` all of one that is placed by module.
+"""
 
 from __future__ import annotations
 
-import itertools
 import resource
 import sys
 from collections.abc import Callable, Mapping
@@ -14,37 +16,48 @@ from torch import Tensor, nn
 
 from graphs.capture import capture_program
 from graphs.capture.record import default_loss, output_tensors
-from placement.application import layout_of
+from placement.application import apply, layout_of
 from placement.models import Example, read_example
 from placement.result import Result
+from placement.runtime.by_module import module_places
 from placement.runtime.crew import Crew
 from placement.runtime.measure import measure_step
-from placement.runtime.ranks import RankModule
+from placement.runtime.recording import RecordingModule, record_steps
 
 # Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
 
 
 def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
-    """Steps of the model as it is; what it computes first goes to a file for `placed` to compare with."""
+    """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
     example = _example(description)
-    model, train = example.model, description["train"]
     torch.manual_seed(description["seed"])
-    found = _first_step(model, example, train)
-    save_file({name: tensor.detach().clone() for name, tensor in found.items()}, description["reference"])
+    found = _first_step(example.model, example, description["train"])
+    copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+    save_file(copies, description["reference"])
+    del copies
     del found
-    optimizer = _optimizer(model) if train else None
+    return _timed(_step_of(example.model, example, description["train"]), description, crew)
 
-    def step() -> None:
-        if optimizer is None:
-            with torch.no_grad():
-                model(*example.args, **example.kwargs)
-            return
-        optimizer.zero_grad()
-        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
 
-    return _timed(step, description, crew)
+def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of a model placed by module, all in this process, and whether it computes what the model does."""
+    example = _example(description)
+    train, result = description["train"], Result.load(description["placement"])
+    model = apply(example.model, result, example.args, example.kwargs, devices=description["devices"])
+    torch.manual_seed(description["seed"])
+    found, reference = _first_step(model, example, train), load_file(description["reference"])
+    gradients = {name for name in (*found, *reference) if name.startswith("gradient/")}
+    outputs = reference.keys() - gradients
+    own = {
+        "outputs_equal": all(_same(found[name], reference[name]) for name in outputs),
+        "gradients_equal": all(
+            name in found and name in reference and _same(found[name], reference[name]) for name in gradients
+        ),
+        "kept_bytes": _kept_bytes(model, result, list(description["devices"])),
+    }
+    del found, reference
+    return _timed(_step_of(model, example, train), description, crew) | own
 
 
 def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
@@ -53,7 +66,7 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     train = description["train"]
     program = capture_program(example.model, example.args, example.kwargs, train)
     layout = layout_of(program, Result.load(description["placement"]), description["devices"])
-    module = RankModule(example.model, layout, crew)
+    module = RecordingModule(example.model, layout, crew)
     reference = load_file(description["reference"])
     torch.manual_seed(description["seed"])
     optimizer = None
@@ -69,18 +82,56 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
         gradients_equal = True
     del reference
 
-    def step() -> None:
+    def run() -> None:
         if optimizer is None:
             with torch.no_grad():
                 module(*example.args, **example.kwargs)
             return
         optimizer.zero_grad()
         module.step(*example.args, **example.kwargs)
-        optimizer.step()
+
+    def step() -> None:
+        run()
+        if optimizer is not None:
+            optimizer.step()
 
     kept_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    own_equal = {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": kept_bytes}
-    return _timed(step, description, crew) | own_equal
+    found = _timed(step, description, crew)
+    found |= {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": kept_bytes}
+    if description["recorded"]:
+        update = None if optimizer is None else optimizer.step
+        found["recorded"] = record_steps(module, run, update, crew, description["recorded"])
+    return found
+
+
+def _step_of(model: nn.Module, example: Example, train: bool) -> Callable[[], None]:
+    """A step of a model that one process runs."""
+    optimizer = _optimizer(model) if train else None
+
+    def step() -> None:
+        if optimizer is None:
+            with torch.no_grad():
+                model(*example.args, **example.kwargs)
+            return
+        optimizer.zero_grad()
+        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _kept_bytes(model: nn.Module, result: Result, devices: list[str]) -> dict[str, int]:
+    """Bytes of parameters and buffers by device; those that are one torch device are told apart."""
+    names = {torch.device("meta", number): name for number, name in enumerate(devices)}
+    places = module_places(model, result, {name: place for place, name in names.items()})
+    found = dict.fromkeys(devices, 0)
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[names[places[path]]] += tensor.nbytes
+    return found
 
 
 def _example(description: Mapping[str, Any]) -> Example:
@@ -129,18 +180,21 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 
 
 def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
-    waited: list[float] = []
+    # Waiting for the others between two steps is no part of either.
+    waited_before: list[float] = []
+    waited_after: list[float] = []
 
     def together() -> None:
+        waited_after.append(crew.waited_s)
         crew.exchange("")
-        waited.append(crew.waited_s)
+        waited_before.append(crew.waited_s)
 
     times = measure_step(step, steps=description["steps"], dropped=description["dropped"], together=together)
-    waited.append(crew.waited_s)
-    waits = [after - before for before, after in itertools.pairwise(waited)][description["dropped"] :]
+    waited_after.append(crew.waited_s)
+    waits = [after - before for before, after in zip(waited_before, waited_after[1:], strict=True)]
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "step_s": list(times.samples_s),
-        "waited_s": waits,
+        "waited_s": waits[description["dropped"] :],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     }
