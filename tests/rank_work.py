@@ -107,6 +107,7 @@ def briefly(description: None, crew: Crew) -> dict[str, Any]:
     torch.set_num_threads(1)
     child = os.fork()
     if not child:
+        sys.excepthook(ValueError, ValueError("only this child has failed"), None)
         atexit._run_exitfuncs()  # what a clean end does
         os._exit(0)
     os.waitpid(child, 0)
