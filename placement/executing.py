@@ -51,8 +51,8 @@ class Executor:
         with placement.Executor(model, args, cluster=placement.Cluster.local(), train=True) as executor:
             result = placement.optimize(executor.graph, executor.cluster, scorer=executor.scorer)
 
-    A placement runs as `placement.apply` runs it under ``torchrun``: the ranks send by gloo, each in the order of its
-    own ops, training with Adam at the end of the step; on one device it is the plain model. The model of the caller
+    A placement runs as `placement.apply` runs it under ``torchrun``: a process for each device, each in the order of
+    its own ops, training with Adam at the end of the step; on one device it is the plain model. The model of the caller
     stays as it is. Every placement is run once, in the order its ops have on each device; asked again, `run` answers
     from memory, also for one that failed. The processes start with the first run; ``close``, or the end of the
     ``with``, ends them.

@@ -137,7 +137,8 @@ def _takes_gpus(devices: int | None) -> bool:
 def _stamp(devices: int | None) -> str:
     """Changes with the machine, with torch and with this code."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    about = (devices, Mailbox.is_possible(), cpu_model(), sorted(_usable_cores()), gpus, torch.__version__, platform.machine())
+    versions = torch.__version__, platform.machine()
+    about = (devices, Mailbox.is_possible(), cpu_model(), sorted(_usable_cores()), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
     for name in ("links.py", "mailbox.py", "measure.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())

@@ -10,8 +10,8 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
-from placement.runtime.crew import Crew
 from placement.runtime.carrier import Carrier, Way, ways_of
+from placement.runtime.crew import Crew
 from placement.runtime.layout import Key, Layout
 from placement.runtime.module import draw
 from placement.runtime.rank_link import RankLink
