@@ -120,8 +120,8 @@ _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torc
 
 # -- the compiler ----------------------------------------------------------------------------------------------------
 
-# Parcels that a device is always ready for. By gloo, a sender that finds nobody ready hands a parcel over only when its thread
-# of communication next gets the core that it computes on, milliseconds later.
+# Parcels that a device is always ready for. By gloo, a sender that finds nobody ready hands a parcel over only when its
+# thread of communication next gets the core that it computes on, milliseconds later.
 _AHEAD = 8
 
 
