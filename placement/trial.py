@@ -124,6 +124,7 @@ def try_out(
             "placement": str(path),
             "reference": str(Path(folder, "reference.safetensors")),
             "devices": places,
+            "place": places[names[0]],
         }
         (single,) = launch(f"{_WORK}plain", description, [places[names[0]]])
         if by_module:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from graphs.capture import capture_program
 from graphs.capture.record import default_loss, output_tensors
@@ -30,10 +32,12 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 
 def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
-    example = _example(description)
+    example = _moved(_example(description), torch.device(description["place"]))
     torch.manual_seed(description["seed"])
     found = _first_step(example.model, example, description["train"])
-    copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
+    }
     save_file(copies, description["reference"])
     del copies
     del found
@@ -141,6 +145,16 @@ def _example(description: Mapping[str, Any]) -> Example:
     return example
 
 
+def _moved(example: Example, place: torch.device) -> Example:
+    """The example on a device, its tensors one by one."""
+
+    def moved(value: Any) -> Any:
+        return value.to(place) if isinstance(value, Tensor) else value
+
+    args, kwargs = tree_map(moved, (example.args, dict(example.kwargs)))
+    return replace(example, model=example.model.to(place), args=args, kwargs=kwargs)
+
+
 def _first_step(model: nn.Module, example: Example, train: bool) -> dict[str, Tensor]:
     if not train:
         return {f"output/{i}": tensor for i, tensor in enumerate(_tensors(model, example))}
@@ -173,6 +187,7 @@ class _Nothing(torch.optim.Optimizer):
 
 def _same(found: Tensor, expected: Tensor) -> bool:
     """Equal within rounding, relative to the largest number in it."""
+    found = found.detach().cpu()
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     scale = float(expected.abs().max()) if expected.numel() else 0.0
@@ -189,7 +204,13 @@ def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew)
         crew.exchange("")
         waited_before.append(crew.waited_s)
 
-    times = measure_step(step, steps=description["steps"], dropped=description["dropped"], together=together)
+    times = measure_step(
+        step,
+        steps=description["steps"],
+        dropped=description["dropped"],
+        places=[torch.device(place) for place in description["devices"].values()],
+        together=together,
+    )
     waited_after.append(crew.waited_s)
     waits = [after - before for before, after in zip(waited_before, waited_after[1:], strict=True)]
     unit = 1 if sys.platform == "darwin" else 1024
