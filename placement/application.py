@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from env.problem import Problem
 from env.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.capture.record import Loss
-from graphs.errors import MismatchError
+from graphs.capture.trace import value_of
+from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
 from placement.result import Result
+from placement.runtime.arguments import check_call, check_data, example_inputs
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
 from placement.runtime.module import PlacedModule
 
 Devices = Mapping[str, str | torch.device]
+_STEPS = {True: "training", False: "inference"}
 _DATA = {"input", "parameter", "buffer", "constant"}
 
 
@@ -51,20 +55,31 @@ def apply(
         MismatchError: the result is infeasible or for another model, or names a device that is not there.
         CaptureError: the model cannot be captured.
     """
-    placed = result if isinstance(result, Result) else Result.load(result)
+    positional, keywords = example_inputs(args, kwargs)
+    placed = _read(result)
     placed.device_numbers()  # says so if there is no placement
     if is_by_module(placed.graph):
         from placement.runtime.by_module import place_modules
 
+        if _is_distributed(1):
+            raise MismatchError(
+                f"the placement of {placed.graph_name!r} is by module, which one process runs, and there are several; "
+                'start it without torchrun, or place the model with granularity="op".'
+            )
         return place_modules(model, placed, places_of(placed, devices))
-    program = capture_program(model, args, kwargs, is_training(placed.graph), loss=loss)
+    if isinstance(model, nn.Module):
+        check_call(model, positional, keywords)
+    program = capture_program(
+        model, positional, keywords, is_training(placed.graph), loss=loss, optimizer=_optimizer(placed.graph)
+    )
     layout = layout_of(program, placed, devices)
-    if len(layout.places) == 1:
-        return model.to(layout.places[0])
-    if _is_distributed():
+    if _is_distributed(len(layout.places)):
         from placement.runtime.ranks import rank_module
 
         return rank_module(model, layout, loss=loss)
+    if len(layout.places) == 1:
+        check_data(dict(model.named_parameters()) | dict(model.named_buffers()))
+        return model.to(layout.places[0])
     return PlacedModule(model, layout, loss)
 
 
@@ -74,6 +89,7 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     Raises:
         MismatchError: the result is for another program, or names a device that is not there.
     """
+    _check_arguments(program, result.graph)
     check_same(program.graph, result.graph)
     numbers, order = result.device_numbers(), result.order_numbers()
     used = sorted(set(numbers.tolist()))
@@ -97,6 +113,11 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     Raises:
         MismatchError: it is not there.
     """
+    if devices is not None and not isinstance(devices, Mapping):
+        raise MismatchError(f"devices is a {type(devices).__name__}; expected a mapping such as {{'gpu0': 'cpu'}}.")
+    for name in devices or {}:
+        if name not in result.cluster.device_index:
+            raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
     gpus = [device.name for device in result.cluster.devices if device.kind == "gpu"]
     used = set((result.placement or {}).values())
     found = {}
@@ -104,7 +125,7 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
         if device.name not in used:
             continue
         if devices is not None and device.name in devices:
-            place = torch.device(devices[device.name])
+            place = _torch_device(device.name, devices[device.name])
         else:
             place = torch.device("cuda", gpus.index(device.name)) if device.kind == "gpu" else torch.device("cpu")
         if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
@@ -117,12 +138,31 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     return found
 
 
+def _torch_device(name: str, wanted: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(wanted)
+        if place.type not in ("cpu", "cuda"):
+            torch.empty(1, device=place).cpu()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
+        raise MismatchError(
+            f"device {name!r} is to be {str(wanted)!r}, which this PyTorch or machine does not have; expected for "
+            "example 'cpu' or 'cuda:0'."
+        ) from None
+    return place
+
+
 def check_same(captured: OpGraph, placed: OpGraph) -> None:
-    """Refuse a placement of another model; measured times and what the optimizer keeps may differ.
+    """Refuse a placement of another model; measured times may differ.
 
     Raises:
         MismatchError: names the first op that differs.
     """
+    if is_training(captured) != is_training(placed):
+        mine, theirs = (_STEPS[is_training(graph)] for graph in (captured, placed))
+        raise MismatchError(
+            f"the placement is for {theirs} of graph {placed.name!r}, and this is {mine}; run what was placed, or "
+            f"place {mine}."
+        )
     what = f"the placement is for graph {placed.name!r}, and this model gives another one"
     for mine, theirs in zip(captured.op_names, placed.op_names, strict=False):
         if mine != theirs:
@@ -131,14 +171,61 @@ def check_same(captured: OpGraph, placed: OpGraph) -> None:
         raise MismatchError(
             f"{what}: {captured.n_ops} ops where the placement has {placed.n_ops}; place this model first."
         )
-    for tensor, (mine, theirs) in enumerate(
-        zip(captured.tensor_bytes.tolist(), placed.tensor_bytes.tolist(), strict=False)
-    ):
-        if mine != theirs:
-            op = captured.op_names[captured.tensor_producer[tensor]]
+    for op, made, expected in zip(captured.op_names, _outputs(captured), _outputs(placed), strict=True):
+        size, placed_size = (sum(bytes_ for bytes_, _ in tensors) for tensors in (made, expected))
+        if size != placed_size:
             raise MismatchError(
-                f"{what}: op {op!r} makes {mine} bytes where the placement has {theirs}; give inputs of the shapes "
-                "that were placed."
+                f"{what}: op {op!r} makes {size} bytes where the placement has {placed_size}; place this model first."
+            )
+        if made != expected:
+            raise MismatchError(f"{what}: other ops read what op {op!r} makes; place this model first.")
+    for op, kept, placed_kept in zip(captured.op_names, captured.kept_bytes, placed.kept_bytes, strict=True):
+        if kept != placed_kept:
+            raise MismatchError(
+                f"{what}: op {op!r} keeps {kept} bytes of parameters where the placement has {placed_kept}; place this "
+                "model first."
+            )
+
+
+def _outputs(graph: OpGraph) -> list[list[tuple[int, list[int]]]]:
+    """(bytes, ops that read it) of each tensor that each op makes."""
+    found: list[list[tuple[int, list[int]]]] = [[] for _ in range(graph.n_ops)]
+    consumers, ends = graph.consumers.tolist(), graph.consumer_ptr.tolist()
+    for tensor, producer in enumerate(graph.tensor_producer.tolist()):
+        found[producer].append((int(graph.tensor_bytes[tensor]), consumers[ends[tensor] : ends[tensor + 1]]))
+    return found
+
+
+def _check_arguments(program: Program, placed: OpGraph) -> None:
+    """Refuse example inputs of other shapes than placed; graphs have sizes only, so say which shapes have those.
+
+    Raises:
+        MismatchError: names the argument and the dimension.
+    """
+    if program.graph.op_names != placed.op_names:
+        return
+    for path, node in program.trace.arguments.items():
+        op = program.op_of.get(node)
+        if op is None:
+            continue
+        dtype, placed_dtype = program.graph.dtypes[op], placed.dtypes[op]
+        if dtype != placed_dtype:
+            raise MismatchError(
+                f"argument {path!r} is {dtype} where the placement has {placed_dtype}; convert it, or place the model "
+                "for this type."
+            )
+        mine, theirs = (sum(size for size, _ in _outputs(graph)[op]) for graph in (program.graph, placed))
+        if mine != theirs:
+            shape = value_of(node).layout.shape
+            fitting = [
+                f"{size * theirs // mine} in dimension {dimension}"
+                for dimension, size in enumerate(shape)
+                if mine and theirs and size * theirs % mine == 0
+            ]
+            which = f", with {' or '.join(fitting)}" if fitting else ""
+            raise MismatchError(
+                f"argument {path!r} of shape {shape} makes {mine} bytes where the placement has {theirs}; give inputs "
+                f"of the shapes that were placed{which}, or place the model for these."
             )
 
 
@@ -152,8 +239,26 @@ def is_training(graph: OpGraph) -> bool:
     return bool((graph.phase == Phase.BACKWARD).any())
 
 
-def _is_distributed() -> bool:
-    """Whether this process is one of several that run one model."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or (
-        torch.distributed.is_available() and torch.distributed.is_initialized()
+def _optimizer(graph: OpGraph) -> str:
+    """The optimizer that the graph of a training step was captured with."""
+    kind = next((kind for kind in graph.kinds if kind.startswith("optimizer.")), "optimizer.adam")
+    return kind.partition(".")[2]
+
+
+def _is_distributed(n_devices: int) -> bool:
+    """Whether the devices of a placement are processes, of which this is one."""
+    is_started = dist.is_available() and dist.is_initialized()
+    n_processes = dist.get_world_size() if is_started else int(os.environ.get("WORLD_SIZE", "1"))
+    # One process for several devices is too few where it was started as one of them.
+    return n_processes > 1 or (n_devices > 1 and (is_started or "TORCHELASTIC_RUN_ID" in os.environ))
+
+
+def _read(result: Any) -> Result:
+    if isinstance(result, Result):
+        return result
+    if isinstance(result, (str, os.PathLike)):
+        return Result.load(result)
+    raise MismatchError(
+        f"got a {type(result).__name__} as the placement; expected what placement.optimize returned, or the file that "
+        "its save() wrote."
     )

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
-from placement.sources import batch_of, call_function, is_function
+from placement.runtime.arguments import check_call, check_data, example_inputs, tensors_of
+from placement.sources import batch_of, call_function, described, is_function, refuse_script
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def read_example(
         UnknownNameError: no such model, function or dimension.
         GraphFileError: a file of another kind, which has no weights to run.
         CaptureError: the user's function failed, or returned something else.
+        MismatchError: what it returned cannot be run: no data, or arguments that the model does not take.
     """
     torch.manual_seed(seed)
     if is_function(argument):
@@ -53,14 +56,21 @@ def read_example(
         returned = call_function(argument)
         if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
             raise CaptureError(
-                f"{argument} returned a {type(returned).__name__}; expected (model, args) or (model, args, kwargs)."
+                f"{argument} returned {described(returned)}; expected (model, args) or (model, args, kwargs)."
             )
-        model, args, kwargs = (*returned, None)[:3]
-        positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-        return Example(model, positional, kwargs or {}, argument.rpartition(":")[2])
+        return _checked(Example(returned[0], *example_inputs(*(*returned[1:], None)[:2]), argument.rpartition(":")[2]))
+    refuse_script(argument)
     if Path(argument).suffix:
         raise GraphFileError(
             f"{argument} has no weights to run; give a built-in model (`placement models`) or file.py:function."
         )
     zoo = build(argument, device="cpu", batch_size=batch_of(argument, dims or {}))
     return Example(zoo.model, zoo.train_args if train else zoo.args, {}, argument)
+
+
+def _checked(example: Example) -> Example:
+    """Refuse what could not be run."""
+    check_call(example.model, example.args, example.kwargs)
+    check_data(dict(example.model.named_parameters()) | dict(example.model.named_buffers()))
+    check_data(tensors_of(argument_leaves(example.model, example.args, example.kwargs)))
+    return example

@@ -60,15 +60,20 @@ def read_source(
         raise GraphFileError(f"--dim gives sizes to ONNX and built-in models, and {argument} is neither; leave it out.")
     if is_function(argument):
         return Source(_from_function(argument, train, granularity))
-    if argument.endswith(".py"):
-        raise GraphFileError(
-            f"{argument} is a Python file; say which function gives the model, as {argument}:function."
-        )
+    refuse_script(argument)
     if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
         raise UnknownNameError("model", argument, MODELS)
     if granularity != "op":
         raise GraphFileError(f"--granularity is for models, and {argument} is a file; leave it out.")
     return _from_file(argument, train, dims or {})
+
+
+def refuse_script(argument: str) -> None:
+    """Raises: GraphFileError: a Python file without one of its functions."""
+    if argument.endswith(".py"):
+        raise GraphFileError(
+            f"{argument} is a Python file; say which function gives the model, as {argument}:function."
+        )
 
 
 def batch_of(model: str, dims: Mapping[str, int]) -> int | None:
@@ -112,12 +117,13 @@ def read_model(argument: str) -> Any:
         from graphs.zoo import build
 
         return build(argument).model
+    refuse_script(argument)
     if not is_function(argument):
         raise GraphFileError(f"{argument} is no model; give a built-in one or file.py:function.")
     returned = call_function(argument)
     model = returned[0] if isinstance(returned, tuple) and returned else returned
     if not callable(getattr(model, "named_modules", None)):
-        raise CaptureError(f"{argument} returned {_describe(returned)}; expected a model, or (model, args).")
+        raise CaptureError(f"{argument} returned {described(returned)}; expected a model, or (model, args).")
     return model
 
 
@@ -129,7 +135,7 @@ def _from_function(label: str, train: bool, granularity: str) -> OpGraph:
         return returned
     if not (isinstance(returned, tuple) and len(returned) in (2, 3)):
         raise CaptureError(
-            f"{label} returned {_describe(returned)}; expected (model, args), (model, args, kwargs) or an OpGraph."
+            f"{label} returned {described(returned)}; expected (model, args), (model, args, kwargs) or an OpGraph."
         )
     from graphs.capture import capture  # loads torch
 
@@ -211,7 +217,8 @@ def _user_code(path: Path, label: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _describe(value: Any) -> str:
+def described(value: Any) -> str:
+    """What a user's function returned, in words."""
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,11 +23,54 @@ def bound(
     Raises:
         MismatchError: another argument, shape, dtype or setting than captured.
     """
+    check_call(model, args, kwargs)
     leaves = argument_leaves(model, args, kwargs)
     check_kinds(program, leaves)
     for path, captured, shape in _other_shapes(program, leaves):
-        raise MismatchError(_misfit(path, captured, shape))
-    return tensors_of(leaves)
+        raise MismatchError(f"{_misfit(path, captured, shape)}; place the model for these shapes.")
+    inputs = tensors_of(leaves)
+    check_data(inputs)
+    return inputs
+
+
+def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call, as they are given beside a model.
+
+    Raises:
+        MismatchError: these are none.
+    """
+    if not isinstance(args, (torch.Tensor, tuple, list)):
+        raise MismatchError(
+            f"the example inputs are a {type(args).__name__}; expected a tuple of the positional arguments, or one "
+            "tensor; keyword arguments come after it, as a mapping."
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise MismatchError(
+            f"the keyword arguments are a {type(kwargs).__name__}; expected a mapping from their names to their values."
+        )
+    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+
+
+def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises: MismatchError: the model's ``forward`` does not take such arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # it does not tell what it takes
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise MismatchError(
+            f"{type(model).__name__} takes ({', '.join(signature.parameters)}), and got others: {error}; pass the "
+            "arguments that the model takes."
+        ) from None
+
+
+def check_data(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises: MismatchError: a tensor has a shape and no data."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise MismatchError(f"{name!r} is on meta, without data; to run the model give it a tensor that has data.")
 
 
 def tensors_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -43,7 +87,8 @@ def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
     expected, settings = program.trace.arguments, program.settings
     for path in expected:
         if not isinstance(leaves.get(path), torch.Tensor):
-            raise MismatchError(f"argument {path!r} is missing; expected the arguments that were captured.")
+            got = f"is {leaves[path]!r:.60}" if path in leaves else "is missing or no tensor"
+            raise MismatchError(f"argument {path!r} {got}; it was a tensor when the model was captured, so pass one.")
     shared: dict[fx.Node, str] = {}
     for path, node in expected.items():
         other = shared.setdefault(node, path)
@@ -55,18 +100,28 @@ def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor):
             if path not in expected:
-                raise MismatchError(f"argument {path!r} was not there when the model was captured; capture it with it.")
+                raise MismatchError(
+                    f"argument {path!r} was not there when the model was captured; leave it out, or place the model "
+                    "with it."
+                )
             dtype = value_of(expected[path]).layout.dtype
             if leaf.dtype != dtype:
-                raise MismatchError(f"argument {path!r} is {leaf.dtype}; expected {dtype}, as captured.")
+                raise MismatchError(
+                    f"argument {path!r} is {leaf.dtype}; expected {dtype}, as captured; convert it, or place the model "
+                    "for this type."
+                )
         elif path not in settings:
             raise MismatchError(
-                f"argument {path!r} = {leaf!r:.60} was not there when the model was captured; capture it with it."
+                f"argument {path!r} = {leaf!r:.60} was not there when the model was captured; leave it out, or place "
+                "the model with it."
             )
     for path, value in settings.items():
         if path not in leaves or not _same(leaves[path], value):
             got = f"is {leaves[path]!r:.60}" if path in leaves else "is missing"
-            raise MismatchError(f"argument {path!r} {got}; it was {value!r:.60} when the model was captured.")
+            raise MismatchError(
+                f"argument {path!r} {got}; it was {value!r:.60} when the model was captured; pass that, or place the "
+                "model for the other value."
+            )
 
 
 def check_batch(program: Program, leaves: Mapping[str, Any]) -> None:
@@ -78,7 +133,11 @@ def check_batch(program: Program, leaves: Mapping[str, Any]) -> None:
     others = list(_other_shapes(program, leaves))
     for path, captured, shape in others:
         if not shape or len(shape) != len(captured) or shape[1:] != captured[1:]:
-            raise MismatchError(_misfit(path, captured, shape))
+            # Another batch size alone would do, so it is not to blame.
+            raise MismatchError(
+                f"{_misfit(path, captured, shape, first=1)}; only dimension 0, the batch, may change, so place the "
+                "model for these shapes."
+            )
     if not others:
         return
     first, old, new = others[0][0], others[0][1][0], others[0][2][0]
@@ -102,13 +161,14 @@ def _other_shapes(
             yield path, captured, shape
 
 
-def _misfit(path: str, captured: tuple[int, ...], shape: tuple[int, ...]) -> str:
+def _misfit(path: str, captured: tuple[int, ...], shape: tuple[int, ...], first: int = 0) -> str:
+    """The first dimension that is another one, from ``first`` on."""
     if len(shape) != len(captured):
-        return f"argument {path!r} has {len(shape)} dimensions; expected {len(captured)}, shape {captured} as captured."
-    dimension = next(i for i, (old, new) in enumerate(zip(captured, shape, strict=True)) if old != new)
+        return f"argument {path!r} has {len(shape)} dimensions; expected {len(captured)}, shape {captured} as captured"
+    dimension = next(i for i in range(first, len(shape)) if shape[i] != captured[i])
     return (
         f"argument {path!r} has {shape[dimension]} in dimension {dimension}; expected {captured[dimension]}, shape "
-        f"{captured} as captured; place the model for these shapes."
+        f"{captured} as captured"
     )
 
 

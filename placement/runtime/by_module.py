@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.result import Result
+from placement.runtime.arguments import check_data
+from placement.runtime.stand_in import DropIn
 
 
 def place_modules(model: nn.Module, result: Result, places: Mapping[str, torch.device]) -> nn.Module:
@@ -30,28 +32,31 @@ def place_modules(model: nn.Module, result: Result, places: Mapping[str, torch.d
         places: torch device of each device that the placement uses, by name.
 
     Raises:
-        MismatchError: the placement is infeasible or for another model.
+        MismatchError: the placement is infeasible or for another model, or the model has no data.
     """
-    # Which modules run may depend on data, so the graph need not be captured again to be the same.
-    known = {path for path, _ in model.named_modules()}
-    for i in _forward(result.graph):
-        if result.graph.modules[i] not in known:
-            raise MismatchError(
-                f"the placement is for graph {result.graph.name!r}, and this model has no module "
-                f"{result.graph.modules[i]!r}; place this model first."
-            )
+    _check_modules(model, result.graph)
+    check_data(dict(model.named_parameters()) | dict(model.named_buffers()))
     return ModulePlaced(model, result, places)
 
 
-class ModulePlaced(nn.Module):
+def _check_modules(model: nn.Module, graph: OpGraph) -> None:
+    """Refuse another model. Which modules run may depend on data, so it cannot be captured again to be compared."""
+    known = dict(model.named_modules())
+    for i in _forward(graph):
+        path, kind = graph.modules[i], graph.kinds[i]
+        what = f"the placement is for graph {graph.name!r}, and this model has"
+        if path not in known:
+            raise MismatchError(f"{what} no module {path!r}; place this model first.")
+        found = type(known[path]).__name__
+        if "." not in kind and found != kind:  # operators between modules have a namespace
+            raise MismatchError(f"{what} a {found} where that has a {kind}, module {path!r}; place this model first.")
+
+
+class ModulePlaced(DropIn):
     """A drop-in for the model: the same parameters, buffers, keys and outputs, each module on its device."""
 
     def __init__(self, model: nn.Module, result: Result, places: Mapping[str, torch.device]) -> None:
-        super().__init__()
-        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[kind] = model.__dict__[kind]
-        self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
-        self.training = model.training
+        super().__init__(model)
         self.places = module_places(model, result, places)
         self._callers: list[torch.device | None] = []
         self._move_states()
@@ -69,29 +74,10 @@ class ModulePlaced(nn.Module):
         self._callers[:] = [given[0].device if given else None]
         return self._model(*args, **kwargs)
 
-    def train(self, mode: bool = True) -> ModulePlaced:
-        self._model.train(mode)
-        self.training = mode
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.load_state_dict(*args, **kwargs)
-
     def remove(self) -> None:
         """Give the model back as it was, its parameters where they are now."""
         for handle in self._handles:
             handle.remove()
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_model" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["_model"], name)
 
     def _move_states(self) -> None:
         moved: set[int] = set()

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.record import Loss, argument_leaves
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import bound, tensors_of
+from placement.runtime.arguments import bound, check_data, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
 from placement.runtime.routines import Routines, compile_routines
@@ -28,9 +28,8 @@ __all__ = ["PlacedModule", "bound", "draw", "tensor_named"]
 class PlacedModule(StandIn):
     """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device.
 
-    What is no parameter, buffer or submodule is looked up in the model itself. Inputs of another batch size are
-    captured when they first come, and so is evaluation of a model placed for training; its ops go where their
-    parameters are. Outputs come back to the device of the first tensor among the arguments.
+    Inputs of another batch size are captured when they first come, and so is evaluation of a model placed for training;
+    its ops go where their parameters are. Outputs come back to the device of the first tensor among the arguments.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None = None) -> None:
@@ -47,6 +46,7 @@ class PlacedModule(StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = argument_leaves(self._model, args, kwargs)
         inputs = tensors_of(leaves)
+        check_data(inputs)
         step = self._step_for(args, kwargs, leaves)
         run = _Run(self, step, inputs)
         trace = step.layout.step.program.trace
@@ -60,20 +60,6 @@ class PlacedModule(StandIn):
         return trace.outputs.filled(tensors)
 
     # -- as the model itself ----------------------------------------------------------------------------------
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.load_state_dict(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_model" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["_model"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
         copied = PlacedModule(copy.deepcopy(self._model, memo), self._layout, self._loss)

@@ -1,9 +1,9 @@
-"""`StandIn`: what the placed models of both runtimes have in common."""
+"""`DropIn` and `StandIn`: what placed models have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -13,17 +13,48 @@ from placement.runtime.layout import Layout
 from placement.runtime.states import States
 
 
-class StandIn(nn.Module):
-    """A module that has the modules, parameters and buffers of a model under their own keys, and runs it as placed."""
+class DropIn(nn.Module):
+    """A module that has the modules, parameters and buffers of a model under their own keys.
+
+    What is none of these is looked up in the model itself.
+    """
 
     _model: nn.Module
-    _states: States
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[kind] = model.__dict__[kind]
         self.__dict__["_model"] = model  # not as a submodule: its keys are this module's own
+        self.training = model.training
+
+    def train(self, mode: bool = True) -> Self:
+        self._model.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_model" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["_model"], name)
+
+
+class StandIn(DropIn):
+    """A model that runs op by op, as placed."""
+
+    _states: States
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        super().__init__(model)
         self._layout = layout
         self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
@@ -35,13 +66,10 @@ class StandIn(nn.Module):
         """
         if mode and not self._layout.step.program.train:
             raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
-        self._model.train(mode)
-        super().train(mode)
-        return self
+        return super().train(mode)
 
     def _take_mode(self) -> None:
         """Be in the mode that the model is in, or in the only one that was placed."""
-        self.training = self._model.training
         if not self._layout.step.program.train:
             self.eval()
 

@@ -13,7 +13,7 @@ from graphs.capture import capture_program
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import check_batch, check_kinds
+from placement.runtime.arguments import check_batch, check_call, check_kinds
 from placement.runtime.layout import Layout
 from placement.runtime.relayout import nearest, same_ops
 
@@ -68,6 +68,7 @@ class Variants:
     def _captured(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_other_mode: bool
     ) -> Layout:
+        check_call(self._model, args, kwargs)
         program = self._layout.step.program
         name = program.graph.name
         if is_other_mode:
