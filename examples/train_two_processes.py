@@ -1,31 +1,38 @@
-"""Train a transformer on two devices, neither of which could hold it: one process for each, started by torchrun.
+"""Place and train a transformer on two devices, neither of which could hold it: one process for each.
 
-    torchrun --standalone --nproc-per-node=2 examples/train_two_processes.py
+    python examples/train_two_processes.py
 
-On two hosts, one device on each (--node-rank=1 on the second), with host0 the name of the first:
+starts the two of this host, as `torchrun --standalone --nproc-per-node=2` does. On two hosts, one device on each
+(--node-rank=1 on the second), with host0 the name of the first:
 
     torchrun --nnodes=2 --node-rank=0 --master-addr=host0 --master-port=29500 examples/train_two_processes.py
 """
 
+import os
+import sys
+from pathlib import Path
+
 import torch
-from torch import nn
+from torch.distributed.run import main as torchrun
 
 import placement
-from env.cluster import Device, both_ways
+
+if "RANK" not in os.environ:
+    torchrun(["--standalone", "--nproc-per-node=2", __file__])
+    sys.exit()
 
 torch.manual_seed(0)  # every process makes the same model, and then keeps its share of it
-model = nn.Transformer(64, 4, 2, 2, 256, batch_first=True)
+model = torch.nn.Transformer(64, 4, 2, 2, 256, batch_first=True)  # needs 8.4 MB to train, a device has 6 MB
 source, target = torch.randn(8, 16, 64), torch.randn(8, 16, 64)
 graph = placement.capture(model, (source, target), train=True)
-cores = tuple(Device(f"cpu{i}", "cpu", 6_000_000, {"float32": 5e10}, 1e10, 2e-6) for i in range(2))  # 8.4 MB needed
-cluster = placement.Cluster("two cores", cores, both_ways("cpu0", "cpu1", 1e9, 1e-4))
+cluster = placement.Cluster.from_toml(Path(__file__).with_name("two_cores.toml"))
 result = placement.optimize(graph, cluster, method="m_sct", seed=0)
 placed = placement.apply(model, result, (source, target))
 adam = torch.optim.Adam(placed.parameters())  # of this process's own parameters
 for step in range(10):
-    adam.zero_grad()
-    loss = nn.functional.mse_loss(placed(source, target), target)
+    loss = torch.nn.functional.mse_loss(placed(source, target), target)
     loss.backward()
     adam.step()
+    adam.zero_grad()
     print(f"rank {placed.rank}, step {step}: loss {loss.item():.4f}\n", end="", flush=True)
 placed.save("transformer.safetensors")  # all of it, with the model's own keys
