@@ -12,13 +12,13 @@ from torch import nn
 
 from env.problem import Problem
 from env.simulator import Simulator
-from graphs.capture import Program, capture_program
+from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
 from placement.result import Result
-from placement.runtime.arguments import check_call, check_data, example_inputs
+from placement.runtime.arguments import check_call, check_data
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
 from placement.runtime.module import PlacedModule
@@ -70,7 +70,7 @@ def apply(
     if isinstance(model, nn.Module):
         check_call(model, positional, keywords)
     program = capture_program(
-        model, positional, keywords, is_training(placed.graph), loss=loss, optimizer=_optimizer(placed.graph)
+        model, positional, keywords, is_training(placed.graph), loss=loss, optimizer=optimizer_of(placed.graph)
     )
     layout = layout_of(program, placed, devices)
     if _is_distributed(len(layout.places)):
@@ -239,7 +239,7 @@ def is_training(graph: OpGraph) -> bool:
     return bool((graph.phase == Phase.BACKWARD).any())
 
 
-def _optimizer(graph: OpGraph) -> str:
+def optimizer_of(graph: OpGraph) -> str:
     """The optimizer that the graph of a training step was captured with."""
     kind = next((kind for kind in graph.kinds if kind.startswith("optimizer.")), "optimizer.adam")
     return kind.partition(".")[2]

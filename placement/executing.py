@@ -18,7 +18,7 @@ from env.cluster import Cluster
 from env.problem import Problem
 from env.rows import BatchScorer
 from env.simulator import BatchScores, Schedule, Simulator
-from graphs.capture import capture_program
+from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError, RankError
 from graphs.opgraph import OpGraph
@@ -96,16 +96,16 @@ class Executor:
             raise MismatchError(f"got limit_s = {limit_s!r}; expected a finite number of seconds above 0.")
         cores = cores_of(cluster)
         refuse_meta(model)
-        positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-        program = capture_program(model, positional, kwargs, train, loss=loss, name=name)
-        inputs = bound(model, program, positional, kwargs or {})
+        positional, keywords = example_inputs(args, kwargs)
+        program = capture_program(model, positional, keywords, train, loss=loss, name=name)
+        inputs = bound(model, program, positional, keywords)
         self.graph: OpGraph = program.graph
         self.cluster = cluster
         self.n_runs = 0
         self._problem = Problem(self.graph, cluster)
         self._limit_s = float(limit_s)
         self._bench = Bench(
-            Subject(model, functional(program), positional, kwargs or {}, inputs, loss, steps, dropped), cores
+            Subject(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
         )
         self._known: dict[tuple[bytes, ...], Execution] = {}
 

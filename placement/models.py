@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphs.capture import example_inputs
 from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
-from placement.runtime.arguments import check_call, check_data, example_inputs, tensors_of
+from placement.runtime.arguments import check_call, check_data, tensors_of
 from placement.sources import batch_of, call_function, described, is_function, refuse_script
 
 

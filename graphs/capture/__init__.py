@@ -5,7 +5,7 @@ The way through the modules: `api` borrows the model (`fake`) and gets a `trace`
 coarser way, and `failure` words the error where tracing fails.
 """
 
-from graphs.capture.api import capture, capture_program, from_exported_program
+from graphs.capture.api import capture, capture_program, example_inputs, from_exported_program
 from graphs.capture.program import Program
 
-__all__ = ["Program", "capture", "capture_program", "from_exported_program"]
+__all__ = ["Program", "capture", "capture_program", "example_inputs", "from_exported_program"]

@@ -74,10 +74,10 @@ def capture(
                 raise
             reason = str(error).removesuffix(f"; {TO_MODULES}.")
             warnings.warn(f"{reason}; each leaf module is one op instead.", stacklevel=2)
-    model, positional = _checked(model, args, loss)
+    model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__
-        return capture_modules(model, positional, kwargs or {}, train, optimizer_named(optimizer), title)
+        return capture_modules(model, positional, keywords, train, optimizer_named(optimizer), title)
 
 
 def capture_program(
@@ -96,8 +96,7 @@ def capture_program(
         CaptureError, UnknownNameError: as `capture`.
     """
     chosen = optimizer_named(optimizer)
-    model, positional = _checked(model, args, loss)
-    keywords = dict(kwargs or {})
+    model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():
         fake = Faker(FakeTensorMode(allow_non_fake_inputs=True))
         trace = _trace(model, positional, keywords, train, loss, fake)
@@ -117,10 +116,28 @@ def from_exported_program(program: ExportedProgram, name: str = "exported") -> O
     return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name)
 
 
+def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call, as they are given beside a model.
+
+    Raises:
+        CaptureError: these are none.
+    """
+    if not isinstance(args, (torch.Tensor, tuple, list)):
+        raise CaptureError(
+            f"the example inputs are a {type(args).__name__}; expected a tuple of the positional arguments, or one "
+            "tensor; keyword arguments come after it, as a mapping."
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise CaptureError(
+            f"the keyword arguments are a {type(kwargs).__name__}; expected a mapping from their names to their values."
+        )
+    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+
+
 def _checked(
-    model: nn.Module, args: tuple[Any, ...] | torch.Tensor, loss: Loss | None
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The module that is meant, and its positional arguments."""
+    model: nn.Module, args: Any, kwargs: Any, loss: Loss | None
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The module that is meant, its positional and its keyword arguments."""
     if loss is not None and not callable(loss):
         raise CaptureError(f"got loss={loss!r:.60}; expected a function from the model's output to a scalar tensor.")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -128,7 +145,7 @@ def _checked(
         raise CaptureError(
             f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."
         )
-    return model, (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    return model, *example_inputs(args, kwargs)
 
 
 def _trace(

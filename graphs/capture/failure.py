@@ -20,6 +20,7 @@ _ON_INPUTS = "check that the model runs on these inputs"
 # What a call or an operator says of arguments it would refuse without a tracer too.
 _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
+    r"|too many positional"
     r"|\bshapes?\b|\bsizes?\b|\bdimensions?\b|\bdims?\b|\bchannels\b|out of range",
     re.IGNORECASE,
 )

@@ -33,24 +33,6 @@ def bound(
     return inputs
 
 
-def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call, as they are given beside a model.
-
-    Raises:
-        MismatchError: these are none.
-    """
-    if not isinstance(args, (torch.Tensor, tuple, list)):
-        raise MismatchError(
-            f"the example inputs are a {type(args).__name__}; expected a tuple of the positional arguments, or one "
-            "tensor; keyword arguments come after it, as a mapping."
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise MismatchError(
-            f"the keyword arguments are a {type(kwargs).__name__}; expected a mapping from their names to their values."
-        )
-    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
-
-
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises: MismatchError: the model's ``forward`` does not take such arguments."""
     try:

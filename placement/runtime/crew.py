@@ -336,6 +336,8 @@ def _meeting_point(size: int) -> tuple[Any, int, int]:
     try:
         store, rank, found = next(iter(rendezvous("env://", timeout=_START)))
     except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error):
+            raise RankError(f"{where} is in use by another process; take another MASTER_PORT.") from None
         raise RankError(f"cannot meet the other processes at {where}: {_first_line(error)}") from None
     return store, rank, found
 

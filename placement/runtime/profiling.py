@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from env.cluster import Cluster, Device
-from graphs.capture import capture_program
+from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
@@ -91,10 +91,10 @@ def measured_profile(
     repeats: Repeats | None = None,
 ) -> Profile:
     """As `profile`, with the spread of the times; ``repeats``: how often the step is run."""
-    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    positional, keywords = example_inputs(args, kwargs)
     refuse_meta(model)
-    program = capture_program(model, positional, kwargs, train, loss=loss, optimizer=optimizer, name=name)
-    step = StepToMeasure(model, program, bound(model, program, positional, kwargs or {}), optimizer)
+    program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
+    step = StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
     machine = Cluster.local() if cluster is None else cluster
     places = {device.name: _place(machine, device) for device in machine.devices}
     measured: dict[str, list[MeasuredStep]] = {}

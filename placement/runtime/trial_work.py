@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from graphs.capture import capture_program
+from graphs.capture.failure import reason_of
 from graphs.capture.record import default_loss, output_tensors
-from placement.application import apply, layout_of
+from graphs.errors import MismatchError
+from placement.application import apply, layout_of, optimizer_of
 from placement.models import Example, read_example
 from placement.result import Result
 from placement.runtime.by_module import module_places
@@ -34,7 +36,12 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
     example = _moved(_example(description), torch.device(description["place"]))
     torch.manual_seed(description["seed"])
-    found = _first_step(example.model, example, description["train"])
+    try:
+        found = _first_step(example.model, example, description["train"])
+    except Exception as error:
+        raise MismatchError(
+            f"{description['model']} fails on its own inputs ({reason_of(error)}); first make it run as it is."
+        ) from error
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
     }
@@ -68,8 +75,9 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of a rank's share, and whether it computes what the model does."""
     example = _example(description)
     train = description["train"]
-    program = capture_program(example.model, example.args, example.kwargs, train)
-    layout = layout_of(program, Result.load(description["placement"]), description["devices"])
+    result = Result.load(description["placement"])
+    program = capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer_of(result.graph))
+    layout = layout_of(program, result, description["devices"])
     module = RecordingModule(example.model, layout, crew)
     reference = load_file(description["reference"])
     torch.manual_seed(description["seed"])
