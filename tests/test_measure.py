@@ -130,19 +130,18 @@ class _Queues:
         self.boxes[to].put(tensor.clone())
         return _Done()
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        tensor.copy_(self.boxes[1 - source].get(timeout=10))
-        return _Done()
+    def receive(self, n_bytes: int, source: int) -> links.Incoming:
+        return links.Incoming(lambda: self.boxes[1 - source].get(timeout=10).view(torch.uint8)[:n_bytes])
 
 
 class _Corrupting(_Queues):
     """Turns one bit of what comes from rank 1."""
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        done = super().receive(tensor, source)
-        if source == 1 and len(tensor) == 4096:
-            tensor[1234] ^= 1
-        return done
+    def receive(self, n_bytes: int, source: int) -> links.Incoming:
+        arrived = super().receive(n_bytes, source).wait()
+        if source == 1 and n_bytes == 4096:
+            arrived[1234] ^= 1
+        return links.Incoming(lambda: arrived)
 
 
 def _as_rank_1(peers: _Queues) -> None:
@@ -277,10 +276,10 @@ def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatc
 
 
 def _corrupting(way: type[links.Gloo | links.Mail]) -> type[Any]:
-    def receive(self: Any, tensor: torch.Tensor, source: int) -> Any:
-        way.receive(self, tensor, source).wait()
-        tensor[-1] += 1
-        return _Done()
+    def receive(self: Any, n_bytes: int, source: int) -> links.Incoming:
+        arrived = way.receive(self, n_bytes, source).wait()
+        arrived[-1] += 1
+        return links.Incoming(lambda: arrived)
 
     return type("Corrupting", (way,), {"receive": receive})
 

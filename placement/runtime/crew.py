@@ -145,8 +145,8 @@ class Crew:
         assert self._mailbox is not None
         return self._mailbox.expect(source, tag)
 
-    def fetch(self, coming: Coming, memory: torch.Tensor, op: str) -> None:
-        """Wait for a tensor of a rank of this host; memory: its bytes.
+    def fetch(self, coming: Coming, n_bytes: int, op: str) -> torch.Tensor:
+        """Wait for a tensor of a rank of this host; its bytes.
 
         Raises:
             RankError: the run has failed.
@@ -156,7 +156,7 @@ class Crew:
         activity.wanted, activity.waits_for = op, coming.source
         began = time.perf_counter()
         try:
-            self._mailbox.receive(coming, memory)
+            return self._mailbox.receive(coming, n_bytes)
         except PeerEndedError as error:
             self._lost(coming.source, op, error)
         finally:

@@ -22,14 +22,21 @@ _PATTERN_BYTES = (1, 255, 4096, 1 << 20)
 _LEAST_COMPUTING_S = 2e-3
 
 
+@dataclass(frozen=True)
+class Incoming:
+    """A tensor on its way; ``wait`` waits for it, uint8 of one dimension."""
+
+    wait: Callable[[], torch.Tensor]
+
+
 class Peers(Protocol):
     """The way to other processes."""
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
         """Send to a rank; ``wait()`` of what is returned waits until the tensor may be changed."""
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Let a tensor be filled with what a rank sends; ``wait()`` of what is returned waits until it is."""
+    def receive(self, n_bytes: int, source: int) -> Incoming:
+        """Ask for what a rank sends."""
 
 
 class Gloo:
@@ -45,8 +52,15 @@ class Gloo:
     def send(self, tensor: torch.Tensor, to: int) -> Any:
         return self._group.send([tensor], to, 0)
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        return self._group.recv([tensor], source, 0)
+    def receive(self, n_bytes: int, source: int) -> Incoming:
+        memory = torch.empty(n_bytes, dtype=torch.uint8, device="cpu")
+        work = self._group.recv([memory], source, 0)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return memory
+
+        return Incoming(wait)
 
 
 class Mail:
@@ -71,9 +85,9 @@ class Mail:
         self._mailbox.post(to, 0, block, sent.numel())
         return _Done(lambda: None)
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+    def receive(self, n_bytes: int, source: int) -> Incoming:
         coming = self._mailbox.expect(source, 0)
-        return _Done(lambda: self._mailbox.receive(coming, tensor.view(torch.uint8)))
+        return Incoming(lambda: self._mailbox.receive(coming, n_bytes))
 
 
 @dataclass(frozen=True)
@@ -106,8 +120,7 @@ def check_peers(peers: Peers, rank: int, other: int, seed: int) -> None:
             if rank == source:
                 peers.send(pattern, target).wait()
             else:
-                arrived = torch.zeros_like(pattern)
-                peers.receive(arrived, source).wait()
+                arrived = peers.receive(pattern.numel(), source).wait()
                 _compare(f"worker {source} to worker {target}", name, pattern, arrived)
 
 
@@ -171,7 +184,7 @@ def idle_times_s(peers: Peers, rank: int, other: int, sizes: Sequence[int], repe
                 if rank == source:
                     peers.send(buffer, other).wait()
                 else:
-                    peers.receive(buffer, source).wait()
+                    peers.receive(size, source).wait()
             samples.append((time.perf_counter() - start) / 2)
         found.append(float(np.median(samples[1:])))
     return found
@@ -191,15 +204,14 @@ def busy_times_s(
         computing_s = _LEAST_COMPUTING_S + size / 1e9
         for _ in range(repeats + 1):
             if rank == target:
-                # As a routine does: new memory, asked for before it is sent.
-                coming = peers.receive(torch.empty(size, dtype=torch.uint8), source)
+                coming = peers.receive(size, source)  # as a routine does: before it is sent
                 peers.send(stamp, source).wait()
                 coming.wait()
                 arrived = time.perf_counter()
-                peers.receive(stamp, source).wait()
-                samples.append(arrived - float(stamp))
+                sent = float(peers.receive(stamp.nbytes, source).wait().view(torch.float64))
+                samples.append(arrived - sent)
                 continue
-            peers.receive(stamp, target).wait()
+            peers.receive(stamp.nbytes, target).wait()
             sent = time.perf_counter()
             sending = peers.send(sent_bytes, target)
             while time.perf_counter() - sent < computing_s:

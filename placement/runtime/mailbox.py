@@ -1,12 +1,13 @@
 """`Mailbox`: tensors between the processes of one host, through memory that sender and receiver both have.
 
-Sending is a copy and a few bytes into a pipe. No thread carries anything, so that nothing takes turns with the ops on a
-core that is a device of its own: what sockets cost there, several tenths of a millisecond a tensor, is more than many
-ops take. Linux only: elsewhere, and between hosts, tensors go by gloo.
+Sending is a copy and a few bytes into a pipe; what is received is used where it lies. No thread carries anything, so
+that nothing takes turns with the ops on a core that is a device of its own: what sockets cost there, several tenths of
+a millisecond a tensor, is more than many ops take. Linux only: elsewhere, and between hosts, tensors go by gloo.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -14,6 +15,7 @@ import secrets
 import select
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,8 +36,8 @@ _PIPE_BYTES = 1 << 20
 # machine takes 50 us of its time; then the core is left to others.
 _SPIN_S = 2e-3
 _NAP_MS = 50  # between two looks at whether the run has failed
-_MOST_OWED = 256  # blocks that a receiver keeps before it gives them back
-_MOST_OWED_BYTES = 8 << 20
+# What a receiver takes before it gives back what it is done with.
+_MOST_RECEIVED, _MOST_RECEIVED_BYTES = 64, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Mailbox:
         self._inbox, self._entrance = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         _widen(self._entrance)
         self._peers: dict[int, _Peer] = {}
-        self._segments: dict[tuple[int, int], torch.Tensor] = {}  # (rank, start) -> memory
+        self._segments: dict[tuple[int, int], mmap.mmap] = {}  # (rank, start) -> memory
         self._open: tuple[int, int, int] = (0, 0, 0)  # own segment that blocks are cut from: start, bytes, used
         self._free: dict[int, list[Block]] = {}  # by size
         self._lent: dict[tuple[int, int], Block] = {}
@@ -117,7 +119,7 @@ class Mailbox:
         self._arrived: dict[tuple[int, int], deque[_Arrival]] = {}  # what nobody has expected
         self._dropped: deque[Coming] = deque()
         self._owed: deque[_Arrival] = deque()
-        self._owed_bytes = 0
+        self._n_received = self._received_bytes = 0  # since it was last given back
 
     @staticmethod
     def is_possible() -> bool:
@@ -192,16 +194,17 @@ class Mailbox:
             start, length, used = self._size, max(_SEGMENT_BYTES, -(-size // _PAGE) * _PAGE), 0
             self._size += length
             os.ftruncate(self._memory, self._size)
-        memory = self._segment(self._rank, self._memory, start, length)
+        segment = self._segment(self._rank, self._memory, start, length)
         if not is_new or size < length:  # else what is left of the segment before still serves
             self._open = start, length, used + size
-        return Block(start, length, used, memory[used : used + size])
+        # Made where the caller infers, it could not be written to where the caller trains.
+        with torch.inference_mode(False):
+            memory = torch.frombuffer(segment, dtype=torch.uint8, count=size, offset=used)
+        return Block(start, length, used, memory)
 
-    def _segment(self, rank: int, file: int, start: int, length: int) -> torch.Tensor:
+    def _segment(self, rank: int, file: int, start: int, length: int) -> mmap.mmap:
         if (rank, start) not in self._segments:
-            # Made where the caller infers, it could not be written to where the caller trains.
-            with torch.inference_mode(False):
-                self._segments[rank, start] = torch.frombuffer(mmap.mmap(file, length, offset=start), dtype=torch.uint8)
+            self._segments[rank, start] = mmap.mmap(file, length, offset=start)
         return self._segments[rank, start]
 
     def _tell(self, target: int, *message: int) -> None:
@@ -233,52 +236,52 @@ class Mailbox:
             self._expected.setdefault(key, deque()).append(coming)
         return coming
 
-    def receive(self, coming: Coming, into: torch.Tensor) -> None:
-        """Wait for a tensor and copy it.
+    def receive(self, coming: Coming, n_bytes: int) -> torch.Tensor:
+        """Wait for a tensor of that many bytes.
 
-        Args:
-            into: uint8, one-dimensional, as long as what is sent.
+        Returns:
+            uint8 [n_bytes], where it lies: its sender gets the memory back once nothing refers to it here.
 
         Raises:
             PeerEndedError: its sender has ended and has not sent it.
             RankError: what came is of another length, or the run has failed.
         """
+        self._n_received, self._received_bytes = self._n_received + 1, self._received_bytes + n_bytes
+        if self._n_received > _MOST_RECEIVED or self._received_bytes > _MOST_RECEIVED_BYTES:
+            self.settle()
         if coming.arrival is None:
             self._collect()
         arrival = coming.arrival or self._awaited(coming)
-        if arrival.n_bytes != into.numel():
-            raise RankError(f"rank {arrival.source} sent {arrival.n_bytes} bytes where {into.numel()} were expected.")
+        if arrival.n_bytes != n_bytes:
+            raise RankError(f"rank {arrival.source} sent {arrival.n_bytes} bytes where {n_bytes} were expected.")
+        if not n_bytes:  # torch takes no memory of no length
+            self._owed.append(arrival)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         file = self._peers[arrival.source].memory
-        memory = self._segment(arrival.source, file, arrival.segment, arrival.segment_bytes)
-        into.copy_(memory[arrival.offset : arrival.offset + arrival.n_bytes])
-        self._owe(arrival)
-        if len(self._owed) >= _MOST_OWED or self._owed_bytes >= _MOST_OWED_BYTES:
-            self.settle()
+        segment = self._segment(arrival.source, file, arrival.segment, arrival.segment_bytes)
+        buffer = (ctypes.c_ubyte * n_bytes).from_buffer(segment, arrival.offset)
+        weakref.finalize(buffer, self._owed.append, arrival).atexit = False  # by any thread, in the middle of anything
+        return torch.frombuffer(buffer, dtype=torch.uint8)
 
     def drop(self, coming: Coming) -> None:
         """Do without a tensor, which comes all the same; may be called by any thread in the middle of anything."""
         self._dropped.append(coming)
 
     def settle(self) -> None:
-        """Give back what has been received, as far as the others' mailboxes have room."""
+        """Give back what has been received and is not used any more, as far as the others' mailboxes have room."""
+        self._n_received = self._received_bytes = 0
         for _ in range(len(self._dropped)):
             coming = self._dropped.popleft()
             if coming.arrival is None:
                 self._dropped.append(coming)
             else:
-                self._owe(coming.arrival)
+                self._owed.append(coming.arrival)
         for _ in range(len(self._owed)):
             arrival = self._owed.popleft()
             with suppress(PeerEndedError):
                 place = arrival.segment, arrival.segment_bytes, arrival.offset
                 if not self._told(self._peers[arrival.source], _FREE, *place, 0):
                     self._owed.append(arrival)
-                    continue
-            self._owed_bytes -= arrival.n_bytes
-
-    def _owe(self, arrival: _Arrival) -> None:
-        self._owed.append(arrival)
-        self._owed_bytes += arrival.n_bytes
 
     def _awaited(self, coming: Coming) -> _Arrival:
         self.settle()

@@ -54,8 +54,7 @@ class RankLink:
         self.expect(tag)
         coming = self._coming[tag]
         if isinstance(coming, Coming):
-            memory = way.carrier.empty()
-            self._crew.fetch(coming, memory.view(torch.uint8), way.op)
+            memory = self._crew.fetch(coming, way.n_bytes, way.op).view(way.carrier.layout.dtype)
         else:
             work, memory = coming
             self._crew.wait(work, way.source, way.op)
