@@ -173,6 +173,11 @@ class Crew:
         """Keep the memory of a transfer until `drain`."""
         self._underway.append((work, memory, rank, op))
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether memory of this process's own is still being sent or received."""
+        return bool(self._underway)
+
     def drain(self, memory: set[int] | None = None) -> None:
         """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""
         for _ in range(len(self._underway)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from placement.runtime.mailbox import Mailbox
 
 _PATTERN_BYTES = (1, 255, 4096, 1 << 20)
 _LEAST_COMPUTING_S = 2e-3
+_IN_TURN, _IN_TURN_BYTES = 32, 64 << 20  # tensors that are sent by turns
 
 
 @dataclass(frozen=True)
@@ -199,27 +201,30 @@ def busy_times_s(
     """
     found, work = [], torch.rand(64, 64)
     for size in sizes:
-        sent_bytes, samples = torch.zeros(size, dtype=torch.uint8), []
+        # As many as a step sends, so that neither they nor where they go are in the caches nearest to the core.
+        tensors = [torch.zeros(size, dtype=torch.uint8) for _ in range(max(2, min(_IN_TURN, _IN_TURN_BYTES // size)))]
+        held: deque[torch.Tensor] = deque(maxlen=len(tensors))
+        samples = []
         stamp = torch.zeros(1, dtype=torch.float64)
         computing_s = _LEAST_COMPUTING_S + size / 1e9
-        for _ in range(repeats + 1):
+        for number in range(len(tensors) + repeats):
             if rank == target:
                 coming = peers.receive(size, source)  # as a routine does: before it is sent
                 peers.send(stamp, source).wait()
-                coming.wait()
+                held.append(coming.wait())
                 arrived = time.perf_counter()
                 sent = float(peers.receive(stamp.nbytes, source).wait().view(torch.float64))
                 samples.append(arrived - sent)
                 continue
             peers.receive(stamp.nbytes, target).wait()
             sent = time.perf_counter()
-            sending = peers.send(sent_bytes, target)
+            sending = peers.send(tensors[number % len(tensors)], target)
             while time.perf_counter() - sent < computing_s:
                 work @ work
             sending.wait()
             peers.send(torch.tensor([sent], dtype=torch.float64), target).wait()
         if rank == target:
-            found.append(float(np.median(samples[1:])))
+            found.append(float(np.median(samples[-repeats:])))
     return found if rank == target else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ class CompiledPass:
         self.routines: Routines = compile_routines(layout, sections)
         self.op_names = tuple(layout.step.program.graph.op_names)
         self.ways = ways_of(self.routines.parcels, self.op_names)
+        taken = [[routine.takes for routine in routines] for routines in zip(*self.routines.sections, strict=True)]
+        # The random nodes whose numbers each rank needs.
+        self.drawn = [{key[1] for keys in rank for key in keys if key[0] == "drawn"} for rank in taken]
         self.results: list[tuple[Key, int, tuple[int, ...]]] = []  # key, owner, tags by rank
         for key, node in sections[0].gives:
             if key[0] in ("output", "loss"):
@@ -67,7 +70,7 @@ class Pass:
         self._drawn: dict[int, torch.Tensor] = {}
         self._given: dict[Key, Any] = {}
         self._kept: list[Key] = []
-        self._taken: set[int] = set()
+        self._taken: Collection[Any] = ()
 
     def forward(self) -> list[torch.Tensor]:
         """The outputs of the model."""
@@ -113,19 +116,14 @@ class Pass:
         for _, owner, tags in self.compiled.results:
             if owner != crew.rank:
                 self._link.expect(tags[crew.rank])
-        wanted = {
-            key[1]
-            for section in self.compiled.routines.sections
-            for key in section[crew.rank].takes
-            if key[0] == "drawn"
-        }
+        wanted = self.compiled.drawn[crew.rank]
         # Those of the other ranks are drawn too: so every rank's generator is where it is without a placement.
         self._drawn = {number: tensor for number, tensor in draw(self.compiled.layout).items() if number in wanted}
 
     def _run(self, section: int, taken: Mapping[Key, Any]) -> dict[Key, Any]:
         """What this rank's routine gives."""
         routine = self._routine(section)
-        self._taken = set(_memory_of(taken.values()))
+        self._taken = taken.values()
         with torch.no_grad(), self._crew.running(routine, self.compiled.op_names, self._place.type == "cpu"):
             given = routine.run(self._link, *(taken[key] for key in routine.takes))
         return dict(zip(routine.gives, given, strict=True))
@@ -145,7 +143,9 @@ class Pass:
 
     def _settle(self, given: Iterator[Any] | Any) -> None:
         """Wait until what the caller may change has been sent: what came in, parameters, and what is given."""
-        self._crew.drain(self._taken.union(_memory_of(given)))
+        if self._crew.is_sending:
+            self._crew.drain({*_memory_of(self._taken), *_memory_of(given)})
+        self._taken = ()
 
     def _lookup(self, key: Key) -> Any:
         kind, name = key
@@ -153,7 +153,7 @@ class Pass:
             found = self._states.get(name)
             if found is None:
                 found = self.compiled.layout.step.program.constants[name]
-            return found.to(self._place)
+            return found if found.device == self._place else found.to(self._place)
         if kind == "input":
             return self._inputs[name].to(self._place)
         if kind == "drawn":

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -60,15 +61,25 @@ class Activity:
 
 def op_at(routine: Routine, op_names: tuple[str, ...], line: int) -> str:
     """Name of the op that a line of a routine's code belongs to; empty for the lines after the last one."""
+    # One op a line; views and the like belong to the op after them.
+    if routine not in _ops_by_line:
+        _ops_by_line[routine] = _by_line(routine)
+    first = type(routine.module).forward.__code__.co_firstlineno
+    after = _ops_by_line[routine][line - first :] if line >= first else []
+    found = next((op for op in after if op >= 0), -1)
+    return op_names[found] if found >= 0 else ""
+
+
+# Every process asks twice a second, while it computes.
+_ops_by_line: weakref.WeakKeyDictionary[Routine, list[int]] = weakref.WeakKeyDictionary()
+
+
+def _by_line(routine: Routine) -> list[int]:
+    """The op of each line of a routine's code from ``def forward`` on, -1 for lines without."""
     lines = str(routine.module.code).splitlines()
-    op_of = {node.name: node.meta["op"] for node in routine.module.graph.nodes if "op" in node.meta}
+    op_of = {node.name: int(node.meta["op"]) for node in routine.module.graph.nodes if "op" in node.meta}
     first = next(i for i, text in enumerate(lines) if text.startswith("def forward"))
-    # One line a node, `name = torch.ops.aten...`; views and the like belong to the op after them.
-    for text in lines[first + line - type(routine.module).forward.__code__.co_firstlineno :]:
-        name = text.split("=")[0].split(":")[0].strip()
-        if name in op_of:
-            return op_names[int(op_of[name])]
-    return ""
+    return [op_of.get(text.split("=")[0].split(":")[0].strip(), -1) for text in lines[first:]]
 
 
 @dataclass(frozen=True)
