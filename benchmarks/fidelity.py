@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
-MODELS = {"two_tower": 128, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 8, "alexnet": 16}
+MODELS = {"two_tower": 128, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 16, "alexnet": 16}
 HEURISTICS = ("single_device", "hash", "mite", "heft", "m_etf", "min_cut", "round_robin")
 SEARCHES = ("pretrained", "auto")
 RANDOM_SHARES = (0.1, 0.3, 0.5)  # of the units on the second device
