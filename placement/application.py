@@ -18,7 +18,7 @@ from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
 from placement.result import Result
-from placement.runtime.arguments import check_call, check_data
+from placement.runtime.arguments import check_call, check_states
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
 from placement.runtime.module import PlacedModule
@@ -78,7 +78,7 @@ def apply(
 
         return rank_module(model, layout, loss=loss)
     if len(layout.places) == 1:
-        check_data(dict(model.named_parameters()) | dict(model.named_buffers()))
+        check_states(model)
         return model.to(layout.places[0])
     return PlacedModule(model, layout, loss)
 
@@ -214,7 +214,7 @@ def _check_arguments(program: Program, placed: OpGraph) -> None:
                 f"argument {path!r} is {dtype} where the placement has {placed_dtype}; convert it, or place the model "
                 "for this type."
             )
-        mine, theirs = (sum(size for size, _ in _outputs(graph)[op]) for graph in (program.graph, placed))
+        mine, theirs = (int(graph.tensor_bytes[graph.tensor_producer == op].sum()) for graph in (program.graph, placed))
         if mine != theirs:
             shape = value_of(node).layout.shape
             fitting = [

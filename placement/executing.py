@@ -130,15 +130,11 @@ class Executor:
             raise MismatchError(f"ops {one!r} and {other!r} must stay together, and the placement has them apart.")
         return self.run_schedule(schedule)
 
-    def run_schedule(self, schedule: Schedule, anew: bool = False) -> Execution:
-        """As `run`, a placement whose ops start in the order of a schedule of a problem with these ops.
-
-        Args:
-            anew: run it even if it has been run before.
-        """
+    def run_schedule(self, schedule: Schedule) -> Execution:
+        """As `run`, a placement whose ops start in the order of a schedule of a problem with these ops."""
         arrangement = _arrangement(schedule)
         key = _key(arrangement)
-        if anew or key not in self._known:
+        if key not in self._known:
             self._bench.start()
             self.n_runs += 1
             try:

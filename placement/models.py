@@ -14,7 +14,7 @@ from graphs.capture import example_inputs
 from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
-from placement.runtime.arguments import check_call, check_data, tensors_of
+from placement.runtime.arguments import check_call, check_data, check_states, tensors_of
 from placement.sources import batch_of, call_function, described, is_function, refuse_script
 
 
@@ -72,6 +72,6 @@ def read_example(
 def _checked(example: Example) -> Example:
     """Refuse what could not be run."""
     check_call(example.model, example.args, example.kwargs)
-    check_data(dict(example.model.named_parameters()) | dict(example.model.named_buffers()))
+    check_states(example.model)
     check_data(tensors_of(argument_leaves(example.model, example.args, example.kwargs)))
     return example

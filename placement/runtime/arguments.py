@@ -55,6 +55,11 @@ def check_data(tensors: Mapping[str, torch.Tensor]) -> None:
             raise MismatchError(f"{name!r} is on meta, without data; to run the model give it a tensor that has data.")
 
 
+def check_states(model: nn.Module) -> None:
+    """Raises: MismatchError: a parameter or buffer has a shape and no data."""
+    check_data(dict(model.named_parameters()) | dict(model.named_buffers()))
+
+
 def tensors_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among the leaves of the arguments."""
     return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.result import Result
-from placement.runtime.arguments import check_data
+from placement.runtime.arguments import check_states
 from placement.runtime.stand_in import DropIn
 
 
@@ -35,7 +35,7 @@ def place_modules(model: nn.Module, result: Result, places: Mapping[str, torch.d
         MismatchError: the placement is infeasible or for another model, or the model has no data.
     """
     _check_modules(model, result.graph)
-    check_data(dict(model.named_parameters()) | dict(model.named_buffers()))
+    check_states(model)
     return ModulePlaced(model, result, places)
 
 

@@ -105,12 +105,18 @@ class Crew:
         Raises:
             RankError: the run has failed.
         """
+        with self._waiting(rank, op):
+            work.wait(_ALWAYS)
+
+    @contextmanager
+    def _waiting(self, rank: int, op: str) -> Iterator[None]:
+        """While a transfer from or to a rank is waited for."""
         activity = self.activity
         activity.wanted, activity.waits_for = op, rank
         began = time.perf_counter()
         try:
-            work.wait(_ALWAYS)
-        except RuntimeError as error:
+            yield
+        except (RuntimeError, PeerEndedError) as error:
             self._lost(rank, op, error)
         finally:
             activity.waits_for = -1
@@ -152,17 +158,8 @@ class Crew:
             RankError: the run has failed.
         """
         assert self._mailbox is not None
-        activity = self.activity
-        activity.wanted, activity.waits_for = op, coming.source
-        began = time.perf_counter()
-        try:
+        with self._waiting(coming.source, op):
             return self._mailbox.receive(coming, n_bytes)
-        except PeerEndedError as error:
-            self._lost(coming.source, op, error)
-        finally:
-            activity.waits_for = -1
-            activity.progress += 1
-            self.waited_s += time.perf_counter() - began
 
     def drop(self, coming: Coming) -> None:
         """Do without a tensor of a rank of this host; like `keep`, by any thread in the middle of anything."""

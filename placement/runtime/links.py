@@ -85,18 +85,18 @@ class Mail:
         block = self._mailbox.block(sent.numel())
         block.memory[: sent.numel()].copy_(sent)
         self._mailbox.post(to, 0, block, sent.numel())
-        return _Done(lambda: None)
+        return _Done()
 
     def receive(self, n_bytes: int, source: int) -> Incoming:
         coming = self._mailbox.expect(source, 0)
         return Incoming(lambda: self._mailbox.receive(coming, n_bytes))
 
 
-@dataclass(frozen=True)
 class _Done:
-    """A transfer that is over once this has been called."""
+    """A tensor that was copied when it was sent."""
 
-    wait: Callable[[], None]
+    def wait(self) -> None:
+        """It may be changed already."""
 
 
 # -- self-test -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """`Mailbox`: tensors between the processes of one host, through memory that sender and receiver both have.
 
 Sending is a copy and a few bytes into a pipe; what is received is used where it lies. No thread carries anything, so
-that nothing takes turns with the ops on a core that is a device of its own: what sockets cost there, several tenths of
-a millisecond a tensor, is more than many ops take. Linux only: elsewhere, and between hosts, tensors go by gloo.
+that nothing takes turns with the ops on a core that is a device of its own: what sockets cost there is more than many
+ops take. Linux only: elsewhere, and between hosts, tensors go by gloo.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TOKEN_BYTES = 16
 _PAGE = mmap.PAGESIZE
 _SEGMENT_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
-# Asking again and again is the fastest way to hear, and spares the sender waking this process, for which a virtual
-# machine takes 50 us of its time; then the core is left to others.
+# Asking again and again is the fastest way to hear, and spares the sender the time to wake this process.
+# Then the core is left to others.
 _SPIN_S = 2e-3
 _NAP_MS = 50  # between two looks at whether the run has failed
 # What a receiver takes before it gives back what it is done with.

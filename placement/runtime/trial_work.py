@@ -94,21 +94,9 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
         gradients_equal = True
     del reference
 
-    def run() -> None:
-        if optimizer is None:
-            with torch.no_grad():
-                module(*example.args, **example.kwargs)
-            return
-        optimizer.zero_grad()
-        module.step(*example.args, **example.kwargs)
-
-    def step() -> None:
-        run()
-        if optimizer is not None:
-            optimizer.step()
-
+    run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
     kept_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    found = _timed(step, description, crew)
+    found = _timed(_with_update(run, optimizer), description, crew)
     found |= {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": kept_bytes}
     if description["recorded"]:
         update = None if optimizer is None else optimizer.step
@@ -120,14 +108,33 @@ def _step_of(model: nn.Module, example: Example, train: bool) -> Callable[[], No
     """A step of a model that one process runs."""
     optimizer = _optimizer(model) if train else None
 
-    def step() -> None:
+    def backward() -> None:
+        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
+
+    return _with_update(_run_of(model, example, optimizer, backward), optimizer)
+
+
+def _run_of(
+    model: nn.Module, example: Example, optimizer: torch.optim.Optimizer | None, backward: Callable[[], object]
+) -> Callable[[], None]:
+    """Inference where there is no optimizer, else `backward`, which runs both passes, on gradients set to zero."""
+
+    def run() -> None:
         if optimizer is None:
             with torch.no_grad():
                 model(*example.args, **example.kwargs)
             return
         optimizer.zero_grad()
-        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        backward()
+
+    return run
+
+
+def _with_update(run: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    def step() -> None:
+        run()
+        if optimizer is not None:
+            optimizer.step()
 
     return step
 
