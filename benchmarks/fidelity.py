@@ -53,9 +53,8 @@ def main() -> None:
             rows = [row for row in rows if (row["model"], row["train"]) != (name, options.train)]
             rows += list(_measured(name, options))
             write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows))
-    command = shlex.join(["python", "benchmarks/fidelity.py", *(word for word in sys.argv[1:] if word != "--render")])
     _plot(rows, options.out / "fidelity.svg")
-    write_atomically(options.out / "fidelity.md", _page(rows, command))
+    write_atomically(options.out / "fidelity.md", _page(rows))
 
 
 def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
@@ -118,6 +117,7 @@ def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
                 "graph_hash": before.graph.hash,
                 "cluster_hash": cluster.hash,
                 "seed": options.seed,
+                "command": shlex.join(["python", "benchmarks/fidelity.py", *sys.argv[1:]]),
             }
 
 
@@ -200,8 +200,9 @@ def _with_backward(problem: Problem, of_unit: IntArray) -> IntArray:
 # -- the page -------------------------------------------------------------------------------------------------
 
 
-def _page(rows: Sequence[Row], command: str) -> str:
-    lines = ["# Predicted and measured", "", f"Written by `{command}`  ", machine(), ""]
+def _page(rows: Sequence[Row]) -> str:
+    lines = ["# Predicted and measured", ""]
+    lines += ["Written by `benchmarks/fidelity.py`; each section names its command.  ", machine(), ""]
     run = [row for row in rows if row["measured_s"]]
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     lines += [
@@ -242,6 +243,8 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
     lines = [
         f"## {model}, {'training step' if train else 'inference'}, batch {rows[0]['batch']}",
         "",
+        f"`{rows[0]['command']}`",
+        "",
         f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {tau:.2f}. "
         f"Best possible speed-up {possible:.2f}x. {_gain(single, by_size, best)}",
         "",
@@ -263,7 +266,8 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
 def _gain(single: Row, by_size: Row, best: Row) -> str:
     # What practitioners run keeps one device busy at a time: as long as on one device, and the transfers beside.
     by_turns_s = single["measured_s"] + by_size["transfers_s"]
-    best = single if "auto" in single["methods"] else best
+    is_chain = "auto" in single["methods"]
+    best = single if is_chain else best
     over_single, over_turns, over_map = (
         seconds / best["measured_s"] for seconds in (single["measured_s"], by_turns_s, by_size["measured_s"])
     )
@@ -271,7 +275,7 @@ def _gain(single: Row, by_size: Row, best: Row) -> str:
         f"{over_turns:.2f}x as fast as the size-based device map with one device busy at a time, {over_map:.2f}x as "
         "fast as the same map run by this runtime, where what is independent runs at once"
     )
-    if "auto" in single["methods"]:
+    if is_chain:
         return f"One device is best, says auto: {over}."
     return f"The best by prediction ({best['method']}) runs {over_single:.2f}x as fast as one device, {over}."
 
