@@ -2,9 +2,9 @@
 
     python benchmarks/fidelity.py --seed 0 [--models two_tower,rnnlm] [--train] [--out docs/results]
 
-Every model is profiled on `Cluster.local(devices=2)`, measured in the same run; thirteen placements of it (heuristics,
+Every model is profiled on `Cluster.local(devices=2)`, measured in the same run; fifteen placements of it (heuristics,
 random ones, searches, a learned one, and the size-based device map that keeps one device busy at a time) are predicted
-and really run by one process for each device, one thread each. Every placement is one row of
+and really run by one process for each device, one thread each, in several rounds. Every placement is one row of
 OUT/fidelity.jsonl, which is written after each model; OUT/fidelity.md and its plot are written from all rows.
 Let the machine do nothing else.
 """
@@ -12,15 +12,17 @@ Let the machine do nothing else.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from table import machine, parser
 
 from graphs.disk import write_atomically
@@ -29,19 +31,23 @@ from graphs.units import format_seconds
 
 if TYPE_CHECKING:
     from baselines.plan import Plan
+    from env.cluster import Cluster
     from env.problem import Problem
     from env.simulator import Schedule
     from graphs.opgraph import IntArray
+    from placement.models import Example
+    from placement.runtime.profiling import Profile
 
 Row = dict[str, Any]
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
-MODELS = {"two_tower": 128, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 8, "alexnet": 16}
+MODELS = {"two_tower": 128, "transformer_moe": 1, "nasnet_large": 1, "rnnlm": 16, "alexnet": 16}
 HEURISTICS = ("single_device", "hash", "mite", "heft", "m_etf", "min_cut", "round_robin")
 SEARCHES = ("pretrained", "auto")
-RANDOM_SHARES = (0.1, 0.3, 0.5)  # of the units on the second device
+RANDOM_SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of the units on the second device
 DEVICE_MAP = "device map by size"
+CLEARLY = 0.05  # two predictions differ
 
 
 def main() -> None:
@@ -51,89 +57,126 @@ def main() -> None:
     if not options.render:
         for name in options.models.split(","):
             rows = [row for row in rows if (row["model"], row["train"]) != (name, options.train)]
-            rows += list(_measured(name, options))
+            rows += _measured(name, options)
             write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows))
     _plot(rows, options.out / "fidelity.svg")
     write_atomically(options.out / "fidelity.md", _page(rows))
 
 
-def _measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
+@dataclass
+class _Trial:
+    """A placement to run, and what came of it in each round.
+
+    Attributes:
+        methods: that found it, the first of which names it.
+        schedule: as planned with the op times measured before the first round.
+        samples_s: steps of a round.
+        reason: why it could not be run.
+    """
+
+    methods: list[str]
+    schedule: Schedule
+    samples_s: list[list[float]] = field(default_factory=list)
+    reason: str | None = None
+
+
+def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     """One row for each placement of a model.
 
-    A machine's speed changes from minute to minute, by more than the error that is looked for. So the ops are measured
-    right before and right after each placement is run, and it is predicted from the means of both.
+    What else runs on a machine makes all of it slower, now and then, by more than the error that is looked for. So all
+    placements are run in each of several rounds, in another sequence each time, and the ops are measured between them;
+    of the ops, and of each placement, the round counts that was least disturbed.
     """
-    import numpy as np
-
-    from env.bounds import lower_bound
     from env.problem import Problem
-    from env.simulator import Simulator
-    from placement.executing import Executor
     from placement.models import read_example
     from placement.runtime.measure import local_cluster
     from placement.runtime.op_times import Repeats
-    from placement.runtime.profiling import Profile, measured_profile
+    from placement.runtime.profiling import measured_profile
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
-    model, args, kwargs = example.model, example.args, example.kwargs
+    random = np.random.default_rng(options.seed)
 
     def profiled() -> Profile:
         repeats = Repeats(dropped=0, least=2, most=8, budget_s=3.0)
-        return measured_profile(model, args, kwargs, cluster, options.train, name=name, repeats=repeats)
+        return measured_profile(
+            example.model, example.args, example.kwargs, cluster, options.train, name=name, repeats=repeats
+        )
 
-    before = profiled()
-    (step_s,) = before.step_s.values()
-    steps = int(np.clip(options.run_s / step_s, 5, 20))
-    schedules, methods = _schedules(Problem(before.graph, cluster), options)
+    profiles = [profiled()]
+    trials = _trials(Problem(profiles[0].graph, cluster), options)
+    for number in range(options.rounds):
+        print(f"{name}: round {number + 1} of {options.rounds}, {len(trials)} placements", flush=True)
+        _run([trials[index] for index in random.permutation(len(trials))], example, cluster, options, profiles[-1])
+        profiles.append(profiled())
+    quietest = min(profiles, key=lambda profile: float(np.nansum(profile.graph.time_s)))
+    return [_row(name, trial, Problem(quietest.graph, cluster), options) for trial in trials]
+
+
+def _run(
+    trials: Sequence[_Trial], example: Example, cluster: Cluster, options: argparse.Namespace, profile: Profile
+) -> None:
+    """One round."""
+    from placement.executing import Executor
+
     with Executor(
-        model, args, kwargs, cluster=cluster, train=options.train, steps=steps, dropped=2, limit_s=1800.0
+        example.model,
+        example.args,
+        example.kwargs,
+        cluster=cluster,
+        train=options.train,
+        steps=int(np.clip(options.run_s / max(profile.step_s.values()), 5, 20)),
+        dropped=2,
+        limit_s=1800.0,
     ) as executor:
-        for method, schedule in schedules.items():
-            found = executor.run_schedule(schedule)
-            after = profiled()
-            time_s = (before.graph.time_s + after.graph.time_s) / 2
-            problem, before = Problem(dataclasses.replace(before.graph, time_s=time_s), cluster), after
-            # The sequence that was run, whatever the op times it was planned with.
-            score, _ = Simulator(problem).schedule(
-                schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
-            )
-            ran = found.reason is None
-            print(f"{name} {method}: {score.step_time_s:.3f} s predicted, {found.step_time_s:.3f} s run", flush=True)
-            yield {
-                "model": name,
-                "train": options.train,
-                "batch": MODELS[name],
-                "method": method,
-                "methods": methods[method],
-                "predicted_s": score.step_time_s,
-                "measured_s": found.step_time_s if ran else None,
-                "samples_s": list(found.samples_s),
-                "reason": found.reason,
-                "ops_s": float(np.nansum(time_s)),
-                "bound_s": lower_bound(problem).value_s,
-                "moved_bytes": score.bytes_moved,
-                "transfers_s": float((schedule.transfer_end_s - schedule.transfer_start_s).sum()),
-                "graph_hash": before.graph.hash,
-                "cluster_hash": cluster.hash,
-                "seed": options.seed,
-                "command": shlex.join(["python", "benchmarks/fidelity.py", *sys.argv[1:]]),
-            }
+        for trial in trials:
+            found = executor.run_schedule(trial.schedule)
+            trial.samples_s.append(list(found.samples_s))
+            trial.reason = trial.reason or found.reason
 
 
-def _schedules(problem: Problem, options: argparse.Namespace) -> tuple[dict[str, Schedule], dict[str, list[str]]]:
-    """Schedules to run, and the methods that found each; by the first of them."""
+def _row(name: str, trial: _Trial, problem: Problem, options: argparse.Namespace) -> Row:
+    from env.bounds import lower_bound
     from env.simulator import Simulator
 
-    schedules: dict[str, Schedule] = {}
-    methods: dict[str, list[str]] = {}
+    schedule = trial.schedule
+    # The sequence that was run, whatever the op times it was planned with.
+    score, _ = Simulator(problem).schedule(
+        schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
+    )
+    return {
+        "model": name,
+        "train": options.train,
+        "batch": MODELS[name],
+        "method": trial.methods[0],
+        "methods": trial.methods,
+        "predicted_s": score.step_time_s,
+        "measured_s": None if trial.reason else min(map(statistics.median, trial.samples_s)),
+        "samples_s": trial.samples_s,
+        "reason": trial.reason,
+        "bound_s": lower_bound(problem).value_s,
+        "moved_bytes": score.bytes_moved,
+        "transfers_s": float((schedule.transfer_end_s - schedule.transfer_start_s).sum()),
+        "graph_hash": problem.graph.hash,
+        "cluster_hash": problem.cluster.hash,
+        "seed": options.seed,
+        "command": shlex.join(["python", "benchmarks/fidelity.py", *sys.argv[1:]]),
+    }
+
+
+def _trials(problem: Problem, options: argparse.Namespace) -> list[_Trial]:
+    """Placements to run. Of methods that find the same, which they do where little is to be found, one is enough."""
+    from env.simulator import Simulator
+
+    trials: list[_Trial] = []
     for method, plan in _plans(problem, options.seed, options.budget_s):
         _, schedule = Simulator(problem).schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
-        # Of methods that find the same, which they do where little is to be found, one row is enough.
-        name = next((name for name, other in schedules.items() if _is_same(schedule, other)), method)
-        methods.setdefault(name, []).append(method)
-        schedules.setdefault(name, schedule)
-    return schedules, methods
+        known = next((trial for trial in trials if _is_same(schedule, trial.schedule)), None)
+        if known is not None:
+            known.methods.append(method)
+        else:
+            trials.append(_Trial([method], schedule))
+    return trials
 
 
 def _is_same(one: Schedule, other: Schedule) -> bool:
@@ -165,8 +208,6 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
 
 
 def _random(problem: Problem, share: float, seed: int) -> Plan:
-    import numpy as np
-
     from baselines.plan import Plan
     from baselines.units import Units
 
@@ -176,8 +217,6 @@ def _random(problem: Problem, share: float, seed: int) -> Plan:
 
 def _device_map(problem: Problem) -> Plan:
     """The first half of the parameters on the first device, the rest on the second, as device maps by size have it."""
-    import numpy as np
-
     from baselines.plan import Plan
     from baselines.units import Units
 
@@ -209,9 +248,11 @@ def _page(rows: Sequence[Row]) -> str:
         f"{len(run)} placements on two CPU devices, one process and one thread each: the prediction is off by "
         f"{statistics.median(errors):.1%} in the median and {max(errors):.1%} at most.",
         "",
-        "The speed of the machine changes meanwhile. So ops are measured right before and after each placement is run, "
-        "and that is predicted from the means; below, the times of a model are scaled such that its ops always take as "
-        "long as in the median, which changes no error.",
+        "What else runs on a machine makes all of it slower, now and then, by more than such an error. So the "
+        "placements of a model are run in several rounds, in another sequence each time, and the ops are measured "
+        "between them: of the ops, and of each placement, the round counts that was least disturbed. Kendall's tau is "
+        "of all pairs of "
+        f"placements; pairs clearly differ where the simulator takes the slower one to need {CLEARLY:.0%} more.",
         "",
         "![Measured over predicted step time](fidelity.svg)",
         "",
@@ -222,17 +263,20 @@ def _page(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _levelled(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a model as if the machine had been as fast all the time as in their median."""
-    middle_s = statistics.median(row["ops_s"] for row in rows)
-    times = ("predicted_s", "measured_s", "bound_s")
-    return [row | {key: row[key] and row[key] * middle_s / row["ops_s"] for key in times} for row in rows]
+def _rightly_ordered(rows: Sequence[Row]) -> str:
+    """How many of the pairs that clearly differ as predicted really run in that order."""
+    pairs = [
+        (one, other)
+        for one, other in permutations(rows, 2)
+        if one["predicted_s"] * (1 + CLEARLY) <= other["predicted_s"]
+    ]
+    right = sum(one["measured_s"] < other["measured_s"] for one, other in pairs)
+    return f"{right} of {len(pairs)} pairs that clearly differ are in order."
 
 
 def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
     from scipy.stats import kendalltau
 
-    rows = _levelled(rows)
     run = [row for row in rows if row["measured_s"]]
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     tau = kendalltau([row["predicted_s"] for row in run], [row["measured_s"] for row in run]).statistic
@@ -245,7 +289,8 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
         "",
         f"`{rows[0]['command']}`",
         "",
-        f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {tau:.2f}. "
+        f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {tau:.2f}; "
+        f"{_rightly_ordered(run)} "
         f"Best possible speed-up {possible:.2f}x. {_gain(single, by_size, best)}",
         "",
         "| placement | predicted | measured | error | against one device |",
@@ -307,7 +352,10 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     options.add_argument("--train", action="store_true", help="training steps instead of inference")
-    options.add_argument("--run-s", type=float, default=5.0, help="of each placement, 5 to 20 steps; two warm up")
+    options.add_argument(
+        "--run-s", type=float, default=5.0, help="of each placement in a round, 5 to 20 steps; two warm up"
+    )
+    options.add_argument("--rounds", type=int, default=4, help="default: %(default)s")
     options.add_argument("--budget-s", type=float, default=10.0, help="of each search (default: %(default)s)")
     options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options.add_argument("--render", action="store_true", help="only write the page from the rows there are")

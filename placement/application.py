@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,8 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
 def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch.device]:
     """The torch device of every device that a result uses, by name.
 
+    Under ``torchrun`` on several hosts the GPUs of each are counted from ``cuda:0``; those of others are not looked at.
+
     Raises:
         MismatchError: it is not there.
     """
@@ -118,11 +120,15 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     for name in devices or {}:
         if name not in result.cluster.device_index:
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
-    gpus = [device.name for device in result.cluster.devices if device.kind == "gpu"]
     used = set((result.placement or {}).values())
+    here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
+    gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}
     for device in result.cluster.devices:
         if device.name not in used:
+            continue
+        if here is not None and device.name not in here:
+            found[device.name] = torch.device("cuda" if device.kind == "gpu" else "cpu")
             continue
         if devices is not None and device.name in devices:
             place = _torch_device(device.name, devices[device.name])
@@ -136,6 +142,18 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
             )
         found[device.name] = place
     return found
+
+
+def _of_this_host(names: Sequence[str]) -> list[str] | None:
+    """The devices, rank by rank, whose processes ``torchrun`` has started on this host; None where it has only one."""
+    try:
+        rank, size, local_rank, local_size = (
+            int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except (KeyError, ValueError):
+        return None
+    first = rank - local_rank
+    return None if local_size >= size else list(names[first : first + local_size])
 
 
 def _torch_device(name: str, wanted: str | torch.device) -> torch.device:

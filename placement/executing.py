@@ -23,10 +23,9 @@ from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError, RankError
 from graphs.opgraph import OpGraph
 from placement.application import check_same
-from placement.runtime.arguments import bound
+from placement.runtime.arguments import bound, check_states
 from placement.runtime.bench import Arrangement, Bench, Subject
 from placement.runtime.functional import functional
-from placement.runtime.profiling import refuse_meta
 from placement.runtime.workers import cores_for
 
 
@@ -70,8 +69,8 @@ class Executor:
 
     Raises:
         CaptureError: the model cannot be captured.
-        ClusterError: a device is not there, or the model has no data.
-        MismatchError: nothing is left of the steps, or no time.
+        ClusterError: a device is not there.
+        MismatchError: nothing is left of the steps, or no time; the model has no data.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Executor:
         if not 0 < limit_s < np.inf:
             raise MismatchError(f"got limit_s = {limit_s!r}; expected a finite number of seconds above 0.")
         cores = cores_of(cluster)
-        refuse_meta(model)
+        check_states(model)
         positional, keywords = example_inputs(args, kwargs)
         program = capture_program(model, positional, keywords, train, loss=loss, name=name)
         inputs = bound(model, program, positional, keywords)

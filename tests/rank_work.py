@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -25,6 +26,7 @@ from env.problem import Problem
 from env.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.zoo import build
+from placement.runtime import direct
 from placement.runtime.crew import Crew, join
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
@@ -112,6 +114,29 @@ def briefly(description: None, crew: Crew) -> dict[str, Any]:
         os._exit(0)
     os.waitpid(child, 0)
     return {"near": sorted(crew.near), "nested": _nested(crew)}
+
+
+def directly(description: None, crew: Crew) -> dict[str, Any]:
+    """What must be equal where tensors go from GPU to GPU; gloo without tags stands in for NCCL."""
+    torch.set_num_threads(1)
+    sent: list[int] = []
+
+    class Group:
+        def __init__(self, store: Any, number: int, place: torch.device) -> None:
+            gloo: Any = dist.ProcessGroupGloo
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname="127.0.0.1")]
+            self._group: Any = gloo(store, number, 2, options)
+            self.recv, self.shutdown = self._group.recv, lambda: None
+
+        def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
+            sent.append(tensors[0].nbytes)
+            return self._group.send(tensors, target, tag)
+
+    direct.identity = lambda place: f"GPU of rank {crew.rank}"
+    direct.new_group = Group
+    found = {"nested": _nested(crew), "zoo": _zoo(crew)}
+    return {**found, "sent": len(sent)}
 
 
 def _zoo(crew: Crew) -> dict[str, list[bool]]:

@@ -17,6 +17,7 @@ import placement
 from env.cluster import Cluster, Device, both_ways
 from graphs.errors import MismatchError
 from graphs.opgraph import Phase
+from placement.application import places_of
 from placement.cli import run
 from placement.result import Result
 from placement.runtime.recording import whole
@@ -130,6 +131,23 @@ def test_a_device_that_is_not_there_is_refused(towers: tuple[nn.Module, tuple[to
     expected = model(*args)
     elsewhere = placement.apply(model, result, args, devices={"gpu0": "cpu", "gpu1": "cpu"})
     torch.testing.assert_close(elsewhere(*args), expected)
+
+
+def test_gpus_of_several_hosts_are_counted_on_each(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, args = towers
+    result = placement.optimize(placement.capture(model, args), two("gpu"), "round_robin")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MismatchError, match=r"'gpu1' .* stands for cuda:1, and this machine has 1 GPUs"):
+        places_of(result)
+    started = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for key, value in started.items():
+        monkeypatch.setenv(key, value)
+    assert places_of(result)["gpu1"] == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(MismatchError, match=r"'gpu1' .* stands for cuda:1"):
+        places_of(result)
 
 
 def test_an_infeasible_result_is_refused(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:

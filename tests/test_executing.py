@@ -425,7 +425,7 @@ def test_what_cannot_be_run_is_refused(executor: Executor) -> None:
         Executor(model, args, cluster=TWO, steps=5)
     with pytest.raises(MismatchError, match="limit_s = 0; expected a finite number"):
         Executor(model, args, cluster=TWO, limit_s=0)
-    with pytest.raises(ClusterError, match="is on the meta device and has no data"):
+    with pytest.raises(MismatchError, match="is on meta, without data"):
         Executor(towers()[0].to("meta"), args, cluster=TWO)
     with pytest.raises(MismatchError, match=r"runs on cluster 'cpus', .* another one; make an Executor for that"):
         executor.scorer(Problem(executor.graph, cpus(memory_bytes=2**33)))

@@ -306,8 +306,8 @@ def test_where_it_is_not_possible_nobody_tries(monkeypatch: pytest.MonkeyPatch, 
 class Crew:
     """What a `RankLink` needs of a crew of this host."""
 
-    def __init__(self, box: Mailbox, size: int) -> None:
-        self.near = frozenset(range(size))
+    def __init__(self, box: Mailbox, rank: int, size: int) -> None:
+        self.rank, self.near = rank, frozenset(range(size))
         self.block, self.expect, self.drop = box.block, box.expect, box.drop
         self._box = box
 
@@ -320,8 +320,8 @@ class Crew:
 
 def linked(boxes: list[Mailbox], ways: dict[int, Way]) -> list[RankLink]:
     """Each end's link for one pass."""
-    crews: list[Any] = [Crew(box, len(boxes)) for box in boxes]
-    return [RankLink(crew, ways, torch.device("cpu")) for crew in crews]
+    crews: list[Any] = [Crew(box, rank, len(boxes)) for rank, box in enumerate(boxes)]
+    return [RankLink(crew, ways, torch.device("cpu"), {}) for crew in crews]
 
 
 def test_a_pass_that_is_given_up_takes_nothing_from_the_next_one() -> None:

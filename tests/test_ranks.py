@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import rank_work
 import torch
+from torch.distributed import HashStore
 
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
+from placement.runtime import direct
 from placement.runtime.carrier import Carrier
 from placement.runtime.crew import join
 from placement.runtime.launch import launch
@@ -48,10 +51,44 @@ def test_tensors_go_through_memory_that_processes_of_one_host_share(runs: list[d
 def test_without_shared_memory_it_is_gloo_and_all_the_same(runs_by_gloo: list[dict[str, Any]]) -> None:
     assert [run["near"] for run in runs_by_gloo] == [[], []]
     for run in runs_by_gloo:
-        for kind in ("backward", "step", "twice"):
-            assert all(run["nested"][kind]), kind
-        assert run["nested"]["evaluation"]
-        assert run["nested"]["half_a_batch_trains"]
+        check_nested(run["nested"])
+
+
+def check_nested(found: dict[str, Any]) -> None:
+    for kind in ("backward", "step", "twice"):
+        assert all(found[kind]), kind
+    assert found["evaluation"]
+    assert found["half_a_batch_trains"]
+
+
+def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() -> None:
+    # Seed 2 of three has the weights of one LSTM on two ranks; training runs it in parts, evaluation as one op.
+    for run in launch("rank_work:briefly", None, ["cpu"] * 3, limit_s=LIMIT_S):
+        check_nested(run["nested"])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_from_gpu_to_gpu_parcels_come_in_the_order_they_are_sent(size: int) -> None:
+    for run in launch("rank_work:directly", None, ["cpu"] * size, limit_s=LIMIT_S):
+        check_nested(run["nested"])
+        assert all(all(equal) for equal in run["zoo"].values()), run["zoo"]
+        assert run["sent"] > 100
+
+
+def test_which_ranks_have_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def __init__(self, store: Any, number: int, place: torch.device) -> None:
+            self.send = self.recv = lambda *message: SimpleNamespace(wait=lambda: None)
+
+    def pairs(rank: int, *identities: str) -> list[int]:
+        return sorted(direct.connect(HashStore(), rank, identities, torch.device("cpu")))
+
+    monkeypatch.setattr(direct, "new_group", Group)
+    assert direct.identity(torch.device("cpu")) == ""
+    assert pairs(0, "a", "b", "c") == [1, 2]
+    assert pairs(1, "a", "b", "") == [0]
+    assert pairs(2, "a", "b", "") == []
+    assert pairs(0, "a", "a", "b") == [2], "two processes on one GPU have no NCCL between them"
 
 
 def test_models_of_the_zoo_give_their_own_outputs_on_every_rank(runs: list[dict[str, Any]]) -> None:

@@ -10,7 +10,9 @@ from functools import cached_property
 import torch
 
 from graphs.capture.trace import Layout, TensorInfo
-from placement.runtime.routines import Parcel
+from placement.runtime.parcels import Parcel
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,11 @@ class Carrier:
     def n_bytes(self) -> int:
         return self.n_elements * self.layout.dtype.itemsize
 
-    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The memory to send, one-dimensional: the tensor's own where it lies as it travels."""
+    def packed(self, tensor: torch.Tensor, place: torch.device = _CPU) -> torch.Tensor:
+        """The memory to send, one-dimensional, on that device: the tensor's own where it lies there as it travels."""
         part = self._once(tensor).resolve_conj().resolve_neg()
-        if part.device.type != "cpu" or not _same_stride(self.shape, self.stride, part.stride()):
-            whole, part = part, self.empty()
+        if part.device != place or not _same_stride(self.shape, self.stride, part.stride()):
+            whole, part = part, self.empty(place)
             self.shaped(part).copy_(whole)
             return part
         return part.as_strided((self.n_elements,), (1,))
@@ -54,22 +56,22 @@ class Carrier:
         """Copy a tensor to memory of at least `n_bytes`, as it travels."""
         self.shaped(memory[: self.n_bytes].view(self.layout.dtype)).copy_(self._once(tensor))
 
-    def empty(self) -> torch.Tensor:
+    def empty(self, place: torch.device = _CPU) -> torch.Tensor:
         """Memory to receive into, one-dimensional."""
-        return torch.empty(self.n_elements, dtype=self.layout.dtype, device="cpu")
+        return torch.empty(self.n_elements, dtype=self.layout.dtype, device=place)
 
     def shaped(self, memory: torch.Tensor) -> torch.Tensor:
         """The memory with the shape that travels."""
         return memory.as_strided(self.shape, self.stride)
 
     def unpacked(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor that was sent, strides and all."""
+        """The tensor that was sent, strides and all, where the memory is."""
         layout = self.layout
         if self.stride == layout.stride:
             return memory.as_strided(layout.shape, layout.stride)
         if _overlaps(self.shape, layout.stride):
             return self.shaped(memory).expand(layout.shape)
-        made = torch.empty_strided(self.shape, layout.stride, dtype=layout.dtype, device="cpu")
+        made = torch.empty_strided(self.shape, layout.stride, dtype=layout.dtype, device=memory.device)
         made.copy_(self.shaped(memory))
         return made.as_strided(layout.shape, layout.stride)
 

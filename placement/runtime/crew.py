@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
+from placement.runtime import direct
 from placement.runtime.mailbox import Block, Coming, Mailbox, PeerEndedError
 from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
@@ -48,6 +49,7 @@ class Crew:
     def __init__(self, store: Any, rank: int, size: int, is_quiet: bool = False) -> None:
         self.rank, self.size, self.activity = rank, size, Activity()
         self.waited_s = 0.0
+        self._store = store
         self.group = _connect(PrefixStore("placement", store), rank, size)
         self._watch = Watch(store.clone(), rank, size, self.activity, is_quiet)
         self.group.barrier().wait()  # every watch has given its first sign of life
@@ -60,6 +62,7 @@ class Crew:
         self.near: frozenset[int] = frozenset()
         self._mailbox: Mailbox | None = None
         self._mailbox = self._opened()
+        self._pairs: dict[tuple[str, ...], dict[int, direct.Pair]] = {}
 
     @classmethod
     def start(cls, store: Any, rank: int, size: int, is_quiet: bool = False) -> Crew:
@@ -221,6 +224,14 @@ class Crew:
             return None
         return mailbox
 
+    def pairs(self, place: torch.device) -> dict[int, direct.Pair]:
+        """The ranks that tensors go to and come from GPU to GPU, where this rank's are in that place; all call it."""
+        identities = tuple(self.exchange(direct.identity(place)))
+        if identities not in self._pairs:
+            store = PrefixStore(f"placement/direct/{len(self._pairs)}", self._store)
+            self._pairs[identities] = direct.connect(store, self.rank, identities, place)
+        return self._pairs[identities]
+
     # -- failures ---------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -251,6 +262,8 @@ class Crew:
         """End as planned: what was sent arrives, and nobody takes the end of this process for a failure."""
         with suppress(RankError):
             self.drain()
+        for pairs in self._pairs.values():
+            direct.close(pairs)
         self._watch.leave()
 
     def fail(self, sentence: str) -> str:

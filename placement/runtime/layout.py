@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,6 +42,8 @@ class Layout:
         order: op numbers of each device in the order they start, D of them.
         start_s: when each op is planned to start, n of them.
         places: the torch device that each device number stands for, D of them.
+        kept: the devices that have each parameter and buffer, by name, its home first; by default those whose ops need
+            it. Of a layout that stands in for another one it is what that one has.
     """
 
     step: Functional
@@ -49,9 +51,12 @@ class Layout:
     order: Sequence[Sequence[int]]
     start_s: Sequence[float]
     places: Sequence[torch.device]
+    kept: Mapping[str, tuple[int, ...]] | None = None
 
     def home(self, state: int) -> int:
         """The device that keeps a state: that of the first op that uses it, else the first."""
+        if (kept := self._kept(state)) is not None:
+            return kept[0]
         users = self.step.program.states[state].users
         return self.device[users[0]] if users else 0
 
@@ -60,8 +65,17 @@ class Layout:
 
         Only states that are not learned, and those that are written by no op (counters), are read on several.
         """
+        if (kept := self._kept(state)) is not None:
+            return kept
         home = self.home(state)
         return home, *sorted(self._readers.get(state, set()) - {home})
+
+    def _kept(self, state: int) -> tuple[int, ...] | None:
+        names, constants = self.step.program.states[state].names, self.step.program.constants
+        if self.kept is None or any(name in constants for name in names):
+            return None
+        # What no op of the other layout uses is on the first device.
+        return next((self.kept[name] for name in names if name in self.kept), (0,))
 
     @cached_property
     def _readers(self) -> dict[int, set[int]]:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.record import Loss, argument_leaves
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import bound, check_data, tensors_of
+from placement.runtime.arguments import check_data, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
 from placement.runtime.routines import Routines, compile_routines
@@ -21,8 +21,6 @@ from placement.runtime.stand_in import StandIn
 from placement.runtime.states import States, move_states
 from placement.runtime.threads import Exchange, Team
 from placement.runtime.variants import Variants
-
-__all__ = ["PlacedModule", "bound", "draw", "tensor_named"]
 
 
 class PlacedModule(StandIn):

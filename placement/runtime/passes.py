@@ -12,10 +12,11 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.trace import value_of
 from placement.runtime.carrier import Carrier, Way, ways_of
 from placement.runtime.crew import Crew
+from placement.runtime.direct import Pair
 from placement.runtime.layout import Key, Layout
 from placement.runtime.module import draw
 from placement.runtime.rank_link import RankLink
-from placement.runtime.routines import Routine, Routines, compile_routines
+from placement.runtime.routines import Routine, Routines, compile_routines, sent_tags
 from placement.runtime.states import States
 
 
@@ -42,6 +43,9 @@ class CompiledPass:
         for key, node in sections[0].gives:
             if key[0] in ("output", "loss"):
                 self.results.append((key, layout.owner(node), self._ways_to_all(key, node)))
+        # What is sent in each section, the parcels of a rank in its order; results when all has run.
+        self.sent = [[tag for routine in section for tag in sent_tags(routine)] for section in self.routines.sections]
+        self.sent[0] += [tag for _, _, tags in self.results for tag in tags]
 
     def _ways_to_all(self, key: Key, node: fx.Node) -> tuple[int, ...]:
         owner, carrier = self.layout.owner(node), Carrier.of(value_of(node))
@@ -60,13 +64,21 @@ class Pass:
     Args:
         inputs: tensors among the arguments, by path.
         states: the parameters and buffers of this rank.
+        pairs: as of `RankLink`.
     """
 
-    def __init__(self, crew: Crew, compiled: CompiledPass, states: States, inputs: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        compiled: CompiledPass,
+        states: States,
+        inputs: Mapping[str, torch.Tensor],
+        pairs: Mapping[int, Pair] | None = None,
+    ) -> None:
         self.compiled, self._crew = compiled, crew
         self._states, self._inputs = states, inputs
         self._place = compiled.layout.places[crew.rank]
-        self._link = RankLink(crew, compiled.ways, self._place)
+        self._link = RankLink(crew, compiled.ways, self._place, pairs or {})
         self._drawn: dict[int, torch.Tensor] = {}
         self._given: dict[Key, Any] = {}
         self._kept: list[Key] = []
@@ -89,6 +101,7 @@ class Pass:
 
     def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients of this rank's parameters by name."""
+        self._link.begin(self.compiled.sent[1])
         taken: dict[Key, Any] = dict(zip(self._kept, kept, strict=True))
         for key in self._routine(1).takes:
             if key[0] == "tangent":
@@ -113,6 +126,7 @@ class Pass:
     def _begin(self) -> None:
         crew = self._crew
         crew.drain()
+        self._link.begin(self.compiled.sent[0])
         for _, owner, tags in self.compiled.results:
             if owner != crew.rank:
                 self._link.expect(tags[crew.rank])

@@ -18,8 +18,8 @@ from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
+from placement.runtime.arguments import bound, check_states
 from placement.runtime.measure import spread
-from placement.runtime.module import bound
 from placement.runtime.op_times import MeasuredStep, Repeats, StepToMeasure, op_times
 from placement.runtime.updates import Times
 from placement.runtime.workers import Worker, cores_for, run_workers
@@ -73,7 +73,8 @@ def profile(
 
     Raises:
         CaptureError: the model cannot be captured.
-        ClusterError: a device of the cluster is not there, the model is on ``meta``, or a worker failed.
+        ClusterError: a device of the cluster is not there, or a worker failed.
+        MismatchError: the model is on ``meta``.
     """
     return measured_profile(model, args, kwargs, cluster, train, loss=loss, optimizer=optimizer, name=name).graph
 
@@ -92,7 +93,7 @@ def measured_profile(
 ) -> Profile:
     """As `profile`, with the spread of the times; ``repeats``: how often the step is run."""
     positional, keywords = example_inputs(args, kwargs)
-    refuse_meta(model)
+    check_states(model)
     program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
     step = StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
     machine = Cluster.local() if cluster is None else cluster
@@ -137,16 +138,6 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
 def _pooled(parts: Sequence[Times]) -> Times:
     """The samples of all devices, op by op."""
     return {op: [seconds for part in parts for seconds in part[op]] for op in parts[0]}
-
-
-def refuse_meta(model: nn.Module) -> None:
-    """Raises: ClusterError: a parameter or buffer of the model has no data."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ClusterError(
-                f"{name} is on the meta device and has no data; times are measured by running the model, so make it "
-                "on a real device."
-            )
 
 
 def _by_key(cluster: Cluster) -> dict[str, list[Device]]:

@@ -45,7 +45,7 @@ class RankModule(StandIn):
         super().__init__(model, layout)
         check_size(crew.size, len(layout.places))
         _check_same(crew, layout)
-        self._crew = crew
+        self._crew, self._pairs = crew, crew.pairs(layout.places[crew.rank])
         self._compiled: dict[tuple[int, str], CompiledPass] = {}
         self._ties = {name: state.names for state in layout.step.program.states for name in state.names}
         outlines = outlines_of(model)
@@ -145,7 +145,7 @@ class RankModule(StandIn):
         key = id(layout), kind  # the variants keep their layouts
         if key not in self._compiled:
             self._compiled[key] = CompiledPass(layout, kind)
-        return Pass(self._crew, self._compiled[key], self._states, inputs)
+        return Pass(self._crew, self._compiled[key], self._states, inputs, self._pairs)
 
 
 def rank_module(

@@ -21,31 +21,38 @@ def same_ops(program: Program, layout: Layout) -> Layout:
         raise MismatchError(
             f"for these inputs the model runs other ops than placed (op {name!r}); place the model for these shapes."
         )
-    return Layout(functional(program), layout.device, layout.order, layout.start_s, layout.places)
+    return Layout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
 
 
 def nearest(program: Program, layout: Layout) -> Layout:
     """The layout for a program of other ops, in program order.
 
-    An op runs where its parameters are, else where the op of its name is, else where an op of the nearest module is.
+    An op runs where its first parameter is, else where the op of its name is, else where an op of the nearest module
+    is. Parameters that are elsewhere are sent to it.
     """
     graph, known = program.graph, layout.step.program
     by_name = {name: layout.device[i] for i, name in enumerate(known.graph.op_names)}
     by_module = _devices_by_module(known.graph, layout)
-    by_state = {name: layout.home(i) for i, state in enumerate(known.states) for name in state.names}
+    kept = _kept(layout)
     device = [
         by_name.get(name, _nearest(module, by_module))
         for name, module in zip(graph.op_names, graph.modules, strict=True)
     ]
     for state in reversed(program.states):
         for op in state.users if state.binds else ():
-            device[op] = next((by_state[name] for name in state.names if name in by_state), device[op])
+            device[op] = next((kept[name][0] for name in state.names if name in kept), device[op])
     together: dict[int, int] = {}
     for op, group in enumerate(graph.colocation.tolist()):
         if group >= 0:
             device[op] = together.setdefault(group, device[op])
     order = [[op for op in range(graph.n_ops) if device[op] == number] for number in range(len(layout.places))]
-    return Layout(functional(program), device, order, [float(op) for op in range(graph.n_ops)], layout.places)
+    return Layout(functional(program), device, order, [float(op) for op in range(graph.n_ops)], layout.places, kept)
+
+
+def _kept(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The devices that have each parameter and buffer, by name."""
+    states = layout.step.program.states
+    return {name: layout.keepers(index) for index, state in enumerate(states) for name in state.names}
 
 
 def _devices_by_module(graph: OpGraph, layout: Layout) -> dict[str, int]:

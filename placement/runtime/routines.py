@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,37 +19,7 @@ from placement.runtime.code import quickened
 from placement.runtime.functional import after
 from placement.runtime.layout import Key, Layout, Section, reached
 from placement.runtime.order import consistent_order
-
-
-class Link(Protocol):
-    """The way from one device to the others, as a routine sees it; `Parcel` says what each tag stands for."""
-
-    def expect(self, tag: int) -> None:
-        """A parcel will be wanted soon."""
-
-    def receive(self, tag: int) -> torch.Tensor:
-        """Wait for a parcel."""
-
-    def send(self, tag: int, tensor: torch.Tensor) -> None:
-        """Send a parcel, without waiting for it to arrive; the tensor will not be changed."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A tensor that goes from one device to another once a step.
-
-    Attributes:
-        tag: its number, unique in a step.
-        source, target: device numbers.
-        op: number of the op that makes it.
-        info: its layout.
-    """
-
-    tag: int
-    source: int
-    target: int
-    op: int
-    info: TensorInfo
+from placement.runtime.parcels import Parcel, expect, receive, send
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +57,14 @@ class Routines:
     parcels: dict[int, Parcel]
 
 
+def sent_tags(routine: Routine) -> list[int]:
+    """The parcels that a routine sends, in its order."""
+    return [int(node.args[1]) for node in routine.module.graph.nodes if node.target is send]
+
+
 def compile_routines(layout: Layout, sections: Sequence[Section]) -> Routines:
     """Write the code of every device for sections that run one after the other."""
     return _Compiler(layout, sections).compile()
-
-
-# -- what generated code calls ---------------------------------------------------------------------------------------
-
-
-def send(link: Link, tag: int, tensor: Any) -> None:
-    link.send(tag, tensor)
-
-
-def receive(link: Link, tag: int) -> Any:
-    return link.receive(tag)
-
-
-def expect(link: Link, tag: int) -> None:
-    link.expect(tag)
 
 
 def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -161,10 +121,15 @@ class _Compiler:
         return [op for op in self.order[device] if self.section_of.get(op) == section]
 
     def device_of(self, node: fx.Node) -> int | None:
-        """Where the value of a node is made; None for one that whoever reads it makes on the spot."""
-        if node in self.given or node in self.layout.step.made_by:
+        """Where the value of a node is made or kept; None for one that whoever reads it makes on the spot."""
+        if node in self.given or node in self.layout.step.made_by or node in self.layout.step.state_of:
             return self.layout.owner(node)
         return None
+
+    def has(self, device: int, node: fx.Node) -> bool:
+        """Whether a node is a parameter, buffer or constant that a device has."""
+        state = self.layout.step.state_of.get(node)
+        return state is not None and device in self.layout.keepers(state)
 
     def results(self, device: int, section: int) -> list[tuple[Key, fx.Node]]:
         """What a section gives on a device."""
@@ -191,7 +156,7 @@ class _Compiler:
         needed: set[fx.Node] = set()
         while stack:
             node = stack.pop()
-            if node in seen or node in self.layout.step.state_of:
+            if node in seen or self.has(device, node):
                 continue
             seen.add(node)
             made_at = self.device_of(node)
@@ -236,6 +201,8 @@ class _Writer:
         for node in self._shared.sections[self._section].given:
             if self._shared.layout.owner(node) == self._device:
                 self._value(node)
+        if not self._before:
+            self._send_states()
         for op in ops:
             while coming and coming[-1][0] <= self._shared.layout.start_s[op]:
                 self._expect(coming.pop()[1])
@@ -243,7 +210,7 @@ class _Writer:
                 if node in self._shared.wanted:
                     self.values[node] = self._own(node)
                     self.values[node].meta.setdefault("op", op)
-                    self._send(node)
+                    self._send(node, self.values[node])
         for _, tag in reversed(coming):
             self._expect(tag)
         self._receive_for_later()
@@ -283,11 +250,11 @@ class _Writer:
 
     def _found(self, node: fx.Node) -> fx.Node:
         made_at = self._shared.device_of(node)
-        if node in self._step.state_of:
+        if self._shared.has(self._device, node):
             return self._take(("state", self._step.names[node]))
         if node in self._shared.given and made_at == self._device:
             taken = self.values[node] = self._take(self._shared.given[node])
-            self._send(node)
+            self._send(node, taken)
             return taken
         if node in self._shared.counted and self._before:
             return self._take(self._before[0].keep(node))
@@ -360,11 +327,23 @@ class _Writer:
 
     # -- parcels ----------------------------------------------------------------------------------------------
 
-    def _send(self, node: fx.Node) -> None:
+    def _send(self, node: fx.Node, value: fx.Node) -> None:
         for device in range(len(self._shared.layout.places)):
             tag = self._shared.tag.get((node, device))
             if tag is not None:
-                self._graph.call_function(send, (self._link, tag, self.values[node]))
+                self._graph.call_function(send, (self._link, tag, value))
+
+    def _send_states(self) -> None:
+        """Send parameters and buffers to ops on devices that do not have them, before anything is written to them."""
+        written = set(self._step.state_writes.values())
+        for node in dict.fromkeys(node for node, _ in self._shared.tag):
+            state = self._step.state_of.get(node)
+            if state is None or self._shared.layout.home(state) != self._device:
+                continue
+            value = self._value(node)
+            if state in written:  # on its way it must stay as it is
+                value = self._graph.call_function(torch.ops.aten.clone.default, (value,))
+            self._send(node, value)
 
     def _coming(self) -> list[tuple[float, int]]:
         """(planned time from which it may come, tag) of what is sent to this device in this section, last first."""

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from placement.runtime.code import quickened
-from placement.runtime.routines import Routine, expect, receive, send
+from placement.runtime.parcels import expect, receive, send
+from placement.runtime.routines import Routine
 
 
 @dataclass(frozen=True)

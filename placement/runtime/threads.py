@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from placement.runtime.layout import Key
-from placement.runtime.routines import Parcel, Routine, Routines
+from placement.runtime.parcels import Parcel
+from placement.runtime.routines import Routine, Routines
 
 
 class _Stopped(Exception):

@@ -1,0 +1,95 @@
+"""Tensors straight from GPU to GPU, by NCCL, between processes that have one each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+_ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """This process and another one.
+
+    Attributes:
+        outgoing, incoming: process groups of these two, a direction each: in one for both, what one sends would wait
+            for what the other one sends.
+    """
+
+    outgoing: Any
+    incoming: Any
+
+    def send(self, memory: torch.Tensor) -> OnStream:
+        """Begin to send."""
+        return OnStream(self.outgoing.send([memory], 1, 0))
+
+    def receive(self, memory: torch.Tensor) -> OnStream:
+        """Let memory be filled by what the other one sends next."""
+        return OnStream(self.incoming.recv([memory], 0, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class OnStream:
+    """A transfer; the stream waits for it, not the host, which goes on to launch what comes after."""
+
+    work: Any
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """What is launched from here on finds it done. A time would have the host wait, so none is given."""
+        self.work.wait()
+
+
+def identity(place: torch.device) -> str:
+    """What tells a GPU from all others; empty where tensors cannot go by NCCL."""
+    if place.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(place).uuid)
+
+
+def connect(store: Any, rank: int, identities: Sequence[str], place: torch.device) -> dict[int, Pair]:
+    """The ways between this process and all others that have another GPU; all ranks call this.
+
+    Args:
+        store: through which they meet, for this call only.
+        identities: of the GPU of each rank, empty for none.
+    """
+    groups = {}
+    # One sequence for all, and one transfer at once, since the first one of a group waits for the other process.
+    for source, target in permutations(range(len(identities)), 2):
+        ends = {identities[source], identities[target]}
+        if rank in (source, target) and len(ends) == 2 and "" not in ends:
+            group = new_group(PrefixStore(f"{source}-{target}", store), int(rank == target), place)
+            first = torch.zeros(1, device=place)
+            (group.recv([first], 0, 0) if rank == target else group.send([first], 1, 0)).wait()
+            groups[source, target] = group
+    return {
+        other: Pair(groups[rank, other], groups[other, rank])
+        for other in range(len(identities))
+        if (rank, other) in groups
+    }
+
+
+def close(pairs: Mapping[int, Pair]) -> None:
+    """End the groups, once what was sent has arrived."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    for pair in pairs.values():
+        for group in (pair.outgoing, pair.incoming):
+            group.shutdown()
+
+
+def new_group(store: Any, number: int, place: torch.device) -> Any:
+    """A process group of two, in which number 0 sends and number 1 receives."""
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = _ALWAYS
+    with torch.cuda.device(place):
+        return nccl(store, number, 2, options)
