@@ -21,7 +21,7 @@ from placement.application import places_of
 from placement.cli import run
 from placement.result import Result
 from placement.runtime.recording import whole
-from placement.runtime.stamps import Span
+from placement.runtime.stamps import Stretch
 from placement.trial import try_out
 
 TOWERS = """
@@ -221,14 +221,19 @@ def check_trace(trace: dict[str, Any], found: dict[str, Any], result: Result, tr
 
 
 def test_an_op_of_several_calls_is_one_span_and_one_without_code_has_no_length() -> None:
-    calls = [Span("receive", 7, 1.0, 2.0), Span("op", 4, 2.0, 3.0), Span("send", 8, 3.0, 3.5), Span("op", 4, 3.5, 4.0)]
-    assert whole([*calls, Span("op", 5, 4.0, 6.0)], [3, 4, 9, 5]) == [
-        Span("receive", 7, 1.0, 2.0),
-        Span("op", 3, 1.0, 1.0),
-        Span("op", 4, 2.0, 4.0),
-        Span("send", 8, 3.0, 3.5),
-        Span("op", 9, 4.0, 4.0),
-        Span("op", 5, 4.0, 6.0),
+    calls = [
+        Stretch("receive", 7, 1.0, 2.0),
+        Stretch("op", 4, 2.0, 3.0),
+        Stretch("send", 8, 3.0, 3.5),
+        Stretch("op", 4, 3.5, 4.0),
+    ]
+    assert whole([*calls, Stretch("op", 5, 4.0, 6.0)], [3, 4, 9, 5]) == [
+        Stretch("receive", 7, 1.0, 2.0),
+        Stretch("op", 3, 1.0, 1.0),
+        Stretch("op", 4, 2.0, 4.0),
+        Stretch("send", 8, 3.0, 3.5),
+        Stretch("op", 9, 4.0, 4.0),
+        Stretch("op", 5, 4.0, 6.0),
     ]
 
 

@@ -231,8 +231,8 @@ def test_another_model_placed_by_module() -> None:
 @pytest.mark.parametrize(
     ("options", "method", "processes", "sentence"),
     [
-        ({}, "round_robin", 1, "the placement uses 2 devices and there are 1 processes; start it with torchrun"),
-        ({}, "single_device", 2, "the placement uses 1 devices and there are 2 processes; start it with torchrun"),
+        ({}, "round_robin", 1, "there are devices: 2, processes: 1; start it with torchrun"),
+        ({}, "single_device", 2, "there are devices: 1, processes: 2; start it with torchrun"),
         ({"granularity": "module"}, "round_robin", 2, "is by module, which one process runs, and there are several"),
     ],
 )

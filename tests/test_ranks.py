@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import rank_failures
 import rank_work
 import torch
 from torch.distributed import HashStore
@@ -147,7 +148,7 @@ def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
     assert "expects one of a training step" in training
     assert "there is no folder /nowhere" in folder
     assert "there is no checkpoint /nowhere/model.safetensors" in missing
-    assert "uses 3 devices and there are 2 processes" in processes
+    assert "there are devices: 3, processes: 2" in processes
     assert "the ranks have different placements" in plans
 
 
@@ -161,7 +162,7 @@ def test_a_model_that_no_process_may_hold_trains(runs: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("WORLD_SIZE", "1", "uses 2 devices and there are 1 processes"),
+        ("WORLD_SIZE", "1", "there are devices: 2, processes: 1"),
         ("MASTER_PORT", "0", "MASTER_PORT is 0"),
         ("RANK", "", "RANK is not set"),
     ],
@@ -195,7 +196,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, End]:
 
 def _end(how: str, folder: Path) -> End:
     with pytest.raises(RankError) as caught:
-        launch("rank_work:failure", {"how": how, "folder": str(folder)}, ["cpu", "cpu"], limit_s=LIMIT_S)
+        launch("rank_failures:failure", {"how": how, "folder": str(folder)}, ["cpu", "cpu"], limit_s=LIMIT_S)
     after_s = time.monotonic() - float((folder / "acted").read_text())
     pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(2)]
     return End(str(caught.value), after_s, [pid for pid in pids if _runs(pid)])
@@ -220,7 +221,7 @@ def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: 
 def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, rank_work.__file__, "SIGSTOP", str(tmp_path)],
+        [*command, rank_failures.__file__, "SIGSTOP", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -232,7 +233,7 @@ def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    call = f"launch('rank_work:failure', {{'how': 'busy', 'folder': {str(tmp_path)!r}}}, ['cpu', 'cpu'])"
+    call = f"launch('rank_failures:failure', {{'how': 'busy', 'folder': {str(tmp_path)!r}}}, ['cpu', 'cpu'])"
     code = f"import sys; sys.path[:] = {sys.path!r}\nfrom placement.runtime.launch import launch; {call}"
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         while not (tmp_path / "acted").exists():
@@ -257,7 +258,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(RankError, match=f"cannot listen on port {port}"):
-            launch("rank_work:failure", {}, ["cpu"], port=port)
+            launch("rank_failures:failure", {}, ["cpu"], port=port)
 
 
 # -- layouts ---------------------------------------------------------------------------------------------------------

@@ -330,8 +330,8 @@ def check_size(found: int, needed: int) -> None:
     """Raises: MismatchError: another number of processes than devices."""
     if found != needed:
         raise MismatchError(
-            f"the placement uses {needed} devices and there are {found} processes; start it with "
-            f"torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that there are {needed} in all."
+            f"every device of a placement is a process, and there are devices: {needed}, processes: {found}; start it "
+            f"with torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that it is {needed} in all."
         )
 
 

@@ -15,7 +15,7 @@ from placement.runtime.crew import Crew
 from placement.runtime.layout import Layout
 from placement.runtime.passes import CompiledPass, Pass
 from placement.runtime.ranks import RankModule
-from placement.runtime.stamps import Span, recorded
+from placement.runtime.stamps import Stretch, recorded
 
 # What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]
@@ -53,7 +53,7 @@ class RecordingModule(RankModule):
             found.routines = dataclasses.replace(compiled.routines, sections=tuple(map(tuple, sections)))
         return stamped[compiled]
 
-    def _write(self, compiled: CompiledPass, ops: Sequence[int], spans: Sequence[Span]) -> None:
+    def _write(self, compiled: CompiledPass, ops: Sequence[int], spans: Sequence[Stretch]) -> None:
         assert self._rows is not None
         for span in whole(spans, ops):
             op, peer = span.number, -1
@@ -63,14 +63,14 @@ class RecordingModule(RankModule):
             self._rows.append((span.what, op, span.start_s, span.end_s, peer))
 
 
-def whole(spans: Sequence[Span], ops: Sequence[int]) -> list[Span]:
+def whole(spans: Sequence[Stretch], ops: Sequence[int]) -> list[Stretch]:
     """One span for each op, in the order that the ops began.
 
     An op of several calls, between which something may be sent, lasts from the first to the last; one without code (an
     input, a copy that nobody would notice) has no length and comes when the op before it has ended.
     """
-    first: dict[int, Span] = {}
-    last: dict[int, Span] = {}
+    first: dict[int, Stretch] = {}
+    last: dict[int, Stretch] = {}
     for span in spans:
         if span.what == "op":
             first.setdefault(span.number, span)
@@ -80,7 +80,7 @@ def whole(spans: Sequence[Span], ops: Sequence[int]) -> list[Span]:
     for op in ops:
         begun = first[op].start_s if op in first else now
         now = last[op].end_s if op in last else now
-        found.append(Span("op", op, begun, now))
+        found.append(Stretch("op", op, begun, now))
     return sorted(found, key=lambda span: span.start_s)
 
 

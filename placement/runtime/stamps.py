@@ -17,7 +17,7 @@ from placement.runtime.routines import Routine
 
 
 @dataclass(frozen=True)
-class Span:
+class Stretch:
     """A stretch of a run.
 
     Attributes:
@@ -54,10 +54,10 @@ class StampedRoutine:
                 found[op] = found.get(op, 0.0) + max(0.0, between(before, after) - cost)
         return found
 
-    def spans(self, stamps: Sequence[float]) -> list[Span]:
+    def spans(self, stamps: Sequence[float]) -> list[Stretch]:
         """What a run did when, from its stamps of the host's clock."""
         return [
-            Span(*label, before, after)
+            Stretch(*label, before, after)
             for label, before, after in zip(self.labels, stamps[1:], stamps[2:], strict=False)
         ]
 
@@ -72,7 +72,7 @@ def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
     return StampedRoutine(quickened(module), labels)
 
 
-def recorded(routine: Routine, write: Callable[[list[Span]], object]) -> Routine:
+def recorded(routine: Routine, write: Callable[[list[Stretch]], object]) -> Routine:
     """A copy of a routine that, whenever it has run, hands over what it did when."""
     stamp, _ = host_clock()
     module, labels = _with_stamps(routine, stamp)
