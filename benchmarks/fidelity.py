@@ -352,7 +352,7 @@ def _options() -> argparse.Namespace:
     options.add_argument(
         "--run-s", type=float, default=5.0, help="of each placement in a round, 5 to 20 steps; two warm up"
     )
-    options.add_argument("--rounds", type=int, default=4, help="default: %(default)s")
+    options.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     options.add_argument("--budget-s", type=float, default=10.0, help="of each search (default: %(default)s)")
     options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options.add_argument("--render", action="store_true", help="only write the page from the rows there are")
