@@ -61,6 +61,10 @@ def read_example(
             )
         return _checked(Example(returned[0], *example_inputs(*(*returned[1:], None)[:2]), argument.rpartition(":")[2]))
     refuse_script(argument)
+    if Path(argument).suffix and not Path(argument).exists():
+        raise GraphFileError(
+            f"there is no file {argument}; give a built-in model (`placement models`) or file.py:function."
+        )
     if Path(argument).suffix:
         raise GraphFileError(
             f"{argument} has no weights to run; give a built-in model (`placement models`) or file.py:function."

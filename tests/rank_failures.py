@@ -78,5 +78,16 @@ def failure(description: dict[str, str], crew: Crew) -> float:
     return time.monotonic() - start
 
 
+def mixed(description: None, crew: Crew) -> None:
+    """One rank trains a step and the other one calls the model."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
+    program = capture_program(model, (x,), train=True)
+    placed = RankModule(model, chosen(program, [int(path == "1") for path in program.graph.modules]), crew)
+    if crew.rank == 0:
+        placed.step(x)
+    else:
+        placed(x)
+
+
 if __name__ == "__main__":  # under torchrun
     failure({"how": sys.argv[1], "folder": sys.argv[2]}, join(2))

@@ -255,7 +255,8 @@ def test_another_number_of_processes(
 def folder(inference: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text(SOURCE, encoding="utf-8")
-    (tmp_path / "two.toml").write_text(cpus(2).to_toml(), encoding="utf-8")
+    for name, count in (("two", 2), ("three", 3)):
+        (tmp_path / f"{name}.toml").write_text(cpus(count).to_toml(), encoding="utf-8")
     inference.save(tmp_path / "p.json")
     return tmp_path
 
@@ -275,6 +276,12 @@ COMMANDS = {
     "apply m.py:missing p.json": "Net takes (x, y, scale), and got others: missing a required argument: 'y'",
     "apply m.py:make nowhere.json": "cannot read nowhere.json",
     "apply m.py:make m.py": "m.py is not a saved result",
+    "apply m.py:make p.json --cluster nowhere": "nowhere",
+    "apply m.py:make p.json --cluster three.toml": "for cluster 'cpus', and --cluster three.toml is another one; leave",
+    "apply m.py:make --cluster two.toml --budget-s -1": "a finite number of seconds, 0 or more, got -1.0",
+    "apply nowhere.json": "there is no file nowhere.json; give a built-in model",
+    "profile p.json -o g.json --cluster two.toml": "p.json has no weights to run; give a built-in model",
+    "profile m.py:gate -o g.json --cluster two.toml": "`placement apply` places it by leaf module",
     "export p.json --to device_map --model m.py:renamed": "a module 'left', which Net does not have",
     "export p.json --to device_map --model m.py": "m.py is a Python file; say which function",
     "export m.py --to pipeline": "m.py is not a saved result",

@@ -472,7 +472,7 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_commands_refuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, sentence in (
         (["optimize", "nmt4", "--cluster", "8xV100-nvlink", "--scorer", "execute"], "tried out on CPU cores"),
-        (["optimize", "g.json", "--cluster", "two.toml", "--scorer", "execute"], "has no weights to run"),
+        (["optimize", "g.json", "--cluster", "two.toml", "--scorer", "execute"], "there is no file g.json"),
         (["optimize", "nmt4", "--cluster", "two.toml", "--scorer", "exec"], "did you mean 'execute'?"),
         (["optimize", "nmt4", "--scorer", "execute", "--objective", "throughput"], "leave out --objective"),
         (["train", "nmt4", "--scorer", "execute", "--granularity", "module", "-o", "p.zip"], "leave out --granularity"),

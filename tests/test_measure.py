@@ -455,7 +455,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         ("clusters lokal", "did you mean 'local'?"),
         ("profile alexnet", "profile saves a graph; say where with --output FILE"),
         ("profile nothing -o g.json", "unknown model 'nothing'"),
-        ("profile graph.onnx -o g.json", "graph.onnx has no weights to run"),
+        ("profile graph.onnx -o g.json", "there is no file graph.onnx; give a built-in model"),
         ("profile alexnet --cluster 1xV100 -o g.json", "is a gpu, and this machine has"),
     ],
 )

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +37,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def runs_by_gloo() -> Iterator[list[dict[str, Any]]]:
+def runs_by_gloo() -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PLACEMENT_SHARED_MEMORY", "0")
-        yield launch("rank_work:briefly", None, ["cpu", "cpu"], limit_s=LIMIT_S)
+        return launch("rank_work:briefly", None, ["cpu", "cpu"], limit_s=LIMIT_S)
 
 
 @pytest.mark.skipif(not Mailbox.is_possible(), reason="needs memory that processes can share")
@@ -216,6 +215,12 @@ def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: 
     assert re.fullmatch(reason, ends[how].sentence), ends[how].sentence
     assert ends[how].after_s < 10
     assert not ends[how].alive
+
+
+def test_ranks_that_wait_for_each_other_end_the_run() -> None:
+    waits = r"rank (\d) is waiting for op '.*' of rank (\d)"
+    with pytest.raises(RankError, match=rf"^{waits}, {waits}: all processes must make the same calls of the model"):
+        launch("rank_failures:mixed", None, ["cpu", "cpu"], limit_s=LIMIT_S)
 
 
 def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, usage_errors
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -30,8 +30,14 @@ def apply(
         ),
     ] = None,
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME|FILE", help="Devices to place on, which this machine must have.")
-    ] = "local",
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
+        ),
+    ] = None,
     train: options.Train = False,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to run; the first half warms up.")] = 10,
     method: Annotated[str, typer.Option("--method", metavar="NAME", help="That places, where none is given.")] = "auto",
@@ -54,11 +60,12 @@ def apply(
     check_outputs(trace, output, inputs=[model, placement, cluster])
     sizes = options.parse_dims(dims)
     if placement is None:
-        result = _placed(model, cluster, train, sizes, method, seed, budget_s)
+        result = _placed(model, cluster or "local", train, sizes, method, seed, budget_s)
     else:
         from placement.result import Result
 
         result = Result.load(placement)
+        _check_cluster(result, cluster)
     if output is not None:
         result.save(output)
     with progress(f"running {model}"):
@@ -73,15 +80,33 @@ def apply(
             emit(f"trace      {trace}")
 
 
+def _check_cluster(result: Result, cluster: str | None) -> None:
+    """Raises: MismatchError: the placement is for another cluster than the command names."""
+    from graphs.errors import MismatchError
+    from placement.sources import LOCAL, read_cluster
+
+    if cluster in (None, LOCAL):  # it runs on this machine, measured now or before
+        return
+    named = read_cluster(str(cluster))
+    if named.hash != result.cluster.hash:
+        raise MismatchError(
+            f"the placement is for cluster {result.cluster_name!r}, and --cluster {cluster} is another one; leave that "
+            "out to run the placement as it is, or leave out the placement to have one made for it."
+        )
+
+
 def _placed(
     model: str, cluster: str, train: bool, dims: dict[str, int], method: str, seed: int, budget_s: float | None
 ) -> Result:
     with progress(f"measuring {model}"):
         from graphs.errors import InfeasibleError
+        from placement.methods import check_options
         from placement.models import read_example
         from placement.optimization import optimize
         from placement.sources import read_cluster
 
+        with usage_errors():
+            check_options([method], seed, options.DEFAULT_OBJECTIVE, options.DEFAULT_PRIORITY, budget_s)
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=dims, seed=seed)
         graph = _graph_of(example, machine, train)

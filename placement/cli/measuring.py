@@ -42,13 +42,19 @@ def profile(
     check_outputs(output, inputs=[model, cluster])
     sizes = options.parse_dims(dims)
     with progress(f"measuring {model}"):
+        from graphs.capture.failure import TO_MODULES
+        from graphs.errors import CaptureError
         from placement.models import read_example
         from placement.runtime.profiling import measured_profile
         from placement.sources import read_cluster
 
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=sizes)
-        found = measured_profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+        try:
+            found = measured_profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+        except CaptureError as error:
+            by_module = "so its ops cannot be measured; `placement apply` places it by leaf module"
+            raise CaptureError(str(error).replace(TO_MODULES, by_module)) from error
     if output is not None:
         from graphs.files import save_graph
 

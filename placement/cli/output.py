@@ -46,6 +46,19 @@ def discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """A number out of range is a usage error, while the block runs."""
+    from graphs.errors import PlacementError
+
+    try:
+        yield
+    except PlacementError:
+        raise
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def emit_json(value: Any) -> None:
     """Print a JSON value to stdout."""
     emit(json.dumps(value, indent=1, allow_nan=False))

@@ -12,7 +12,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, profiled
-from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress
+from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress, usage_errors
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -77,12 +77,13 @@ def compare(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
-        from placement.methods import METHODS, default_methods
+        from placement.methods import METHODS, check_options, default_methods
         from placement.sources import cluster_for
     names = None if methods is None else _names(methods)
     if names is not None and not names:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
-    _check(names or METHODS, seed, objective, priority, budget_s, evaluations)
+    with usage_errors():
+        check_options(names or METHODS, seed, objective, priority, budget_s, evaluations)
     source = _read(graph, train, granularity, dims)
     settings = {
         "--cluster": cluster,
@@ -155,8 +156,10 @@ def optimize(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
+        from placement.methods import check_options
         from placement.sources import cluster_for
-    _check([method], seed, objective, priority, budget_s, evaluations)
+    with usage_errors():
+        check_options([method], seed, objective, priority, budget_s, evaluations)
     check_scorer(scorer, granularity, objective)
     running: Running = contextlib.nullcontext(scorer)
     if scorer == options.DEFAULT_SCORER:
@@ -239,19 +242,6 @@ def verify(
         raise typer.Exit(1)
 
 
-def _check(*settings: Any) -> None:
-    """`check_options`, a number out of range as a usage error."""
-    from graphs.errors import PlacementError
-    from placement.methods import check_options
-
-    try:
-        check_options(*settings)
-    except PlacementError:
-        raise
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def _unusual(
     objective: str,
     budget_s: float | None,
@@ -293,10 +283,8 @@ def _targets(
         return [cluster_for(source, name, communication) for name in names]
     if clusters is not None:
         raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
-    try:
+    with usage_errors():
         counts = parse_sweep(sweep)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     return [first_devices(cluster_for(source, cluster, communication), count) for count in counts]
 
 

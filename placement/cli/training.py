@@ -13,7 +13,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, emit, emit_json, is_terminal, progress
+from placement.cli.output import check_outputs, emit, emit_json, is_terminal, progress, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,14 +108,10 @@ def train(
     if log_dir is not None and log_dir.exists() and not log_dir.is_dir():
         raise typer.BadParameter(f"--log-dir {log_dir} is a file; give a folder.")
     with progress("importing"):
-        from graphs.errors import InfeasibleError, PlacementError
+        from graphs.errors import InfeasibleError
         from placement.learning import training
-    try:
+    with usage_errors():
         training.check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
-    except PlacementError:
-        raise
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     check_scorer(scorer, granularity)
     read, targets = _read(graphs, names, train, granularity, dims)
     settings: dict[str, Any] = {

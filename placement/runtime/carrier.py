@@ -105,12 +105,13 @@ class Way:
         return self.carrier.n_bytes
 
 
-def ways_of(parcels: Mapping[int, Parcel], op_names: tuple[str, ...]) -> dict[int, Way]:
-    """How the parcels of a step go."""
-    return {
-        tag: Way(Carrier.of(p.info), p.source, p.target, tag, op_names[p.op] if p.op >= 0 else "what goes in")
-        for tag, p in parcels.items()
-    }
+def ways_of(parcels: Mapping[int, Parcel], op_names: tuple[str, ...], first_tag: int) -> dict[int, Way]:
+    """How the parcels of a step go, under numbers from ``first_tag`` on."""
+    found = {}
+    for tag, parcel in parcels.items():
+        name = op_names[parcel.op] if parcel.op >= 0 else "what goes in"
+        found[tag] = Way(Carrier.of(parcel.info), parcel.source, parcel.target, first_tag + tag, name)
+    return found
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

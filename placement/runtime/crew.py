@@ -112,10 +112,10 @@ class Crew:
             work.wait(_ALWAYS)
 
     @contextmanager
-    def _waiting(self, rank: int, op: str) -> Iterator[None]:
+    def _waiting(self, rank: int, op: str, is_near: bool = False) -> Iterator[None]:
         """While a transfer from or to a rank is waited for."""
         activity = self.activity
-        activity.wanted, activity.waits_for = op, rank
+        activity.wanted, activity.is_near, activity.waits_for = op, is_near, rank
         began = time.perf_counter()
         try:
             yield
@@ -141,7 +141,7 @@ class Crew:
         activity = self.activity
         activity.progress += 1
         self._raise_failure()
-        activity.wanted, activity.waits_for = op, target  # should its mailbox be full
+        activity.wanted, activity.is_near, activity.waits_for = op, False, target  # should its mailbox be full
         try:
             self._mailbox.post(target, tag, block, n_bytes)
         except PeerEndedError as error:
@@ -161,7 +161,7 @@ class Crew:
             RankError: the run has failed.
         """
         assert self._mailbox is not None
-        with self._waiting(coming.source, op):
+        with self._waiting(coming.source, op, is_near=True):
             return self._mailbox.receive(coming, n_bytes)
 
     def drop(self, coming: Coming) -> None:

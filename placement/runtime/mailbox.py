@@ -253,7 +253,10 @@ class Mailbox:
             self._collect()
         arrival = coming.arrival or self._awaited(coming)
         if arrival.n_bytes != n_bytes:
-            raise RankError(f"rank {arrival.source} sent {arrival.n_bytes} bytes where {n_bytes} were expected.")
+            raise RankError(
+                f"rank {arrival.source} sent {arrival.n_bytes} bytes where {n_bytes} were expected; all processes must "
+                "make the same calls, with arguments of the same shapes."
+            )
         if not n_bytes:  # torch takes no memory of no length
             self._owed.append(arrival)
             return torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -19,6 +19,9 @@ from placement.runtime.rank_link import RankLink
 from placement.runtime.routines import Routine, Routines, compile_routines, sent_tags
 from placement.runtime.states import States
 
+_KINDS = ("forward", "both", "step")
+_TAG_BITS = 24
+
 
 class CompiledPass:
     """The code of a pass: routines, the ways of their parcels, and those of the results that every rank gets.
@@ -35,7 +38,9 @@ class CompiledPass:
         self.layout = layout
         self.routines: Routines = compile_routines(layout, sections)
         self.op_names = tuple(layout.step.program.graph.op_names)
-        self.ways = ways_of(self.routines.parcels, self.op_names)
+        # Calls of different kinds must not take each other's parcels: the ranks would compute nonsense.
+        self._first_tag = _KINDS.index(kind) << _TAG_BITS
+        self.ways = ways_of(self.routines.parcels, self.op_names, self._first_tag)
         taken = [[routine.takes for routine in routines] for routines in zip(*self.routines.sections, strict=True)]
         # The random nodes whose numbers each rank needs.
         self.drawn = [{key[1] for keys in rank for key in keys if key[0] == "drawn"} for rank in taken]
@@ -54,7 +59,7 @@ class CompiledPass:
         tags = []
         for rank in range(len(self.layout.places)):
             tags.append(len(self.ways))
-            self.ways[tags[-1]] = Way(carrier, owner, rank, tags[-1], name)
+            self.ways[tags[-1]] = Way(carrier, owner, rank, self._first_tag + tags[-1], name)
         return tuple(tags)
 
 

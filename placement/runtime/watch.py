@@ -33,6 +33,7 @@ class Activity:
     Attributes:
         progress: grows with everything that is done.
         waits_for: the rank whose parcel is waited for, -1 for none.
+        is_near: whether that would be here as soon as it is sent.
         wanted: name of the op that makes it.
         routine: what is being run, None outside of a step.
         thread: the thread that runs it.
@@ -42,6 +43,7 @@ class Activity:
 
     progress: int = 0
     waits_for: int = -1
+    is_near: bool = False
     wanted: str = ""
     routine: Routine | None = None
     thread: int = 0
@@ -92,6 +94,7 @@ class Beat:
         state: ``"op"``, ``"wait"``, ``"outside"`` of a step, or ``"left"``: it has ended as planned.
         op: name of the op it is in, or waits for.
         still_s: for how long it has done nothing.
+        waits_for: the rank that it waits for, where nothing of that can be on its way; else -1.
     """
 
     number: int
@@ -99,6 +102,7 @@ class Beat:
     state: str
     op: str
     still_s: float
+    waits_for: int = -1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -214,7 +218,8 @@ class Watch(threading.Thread):
         self._n_beats += 1
         still_s = now - own.still_since_s if own.still_since_s else 0.0
         if activity.waits_for >= 0:
-            return Beat(self._n_beats, self._process, "wait", activity.wanted, still_s)
+            near = activity.waits_for if activity.is_near else -1
+            return Beat(self._n_beats, self._process, "wait", activity.wanted, still_s, near)
         state = "outside" if activity.routine is None else "op"
         return Beat(self._n_beats, self._process, state, activity.op(), still_s)
 
@@ -262,7 +267,22 @@ class Watch(threading.Thread):
                 peer.beat, peer.heard_s, peer.computed_s = beat, now, computing_s(beat.process)
             if rank != self._rank and (reason := self._trouble_of(rank, peer, now)):
                 return reason
-        return ""
+        return self._deadlock()
+
+    def _deadlock(self) -> str:
+        """Whether this process waits for others that wait for it, and nothing is on its way."""
+        own = self._beat()
+        waiting = {self._rank: own}
+        rank = own.waits_for
+        while rank >= 0 and rank != self._rank:
+            beat = self._mail.beats.get(rank)
+            if beat is None or rank in waiting or beat.state != "wait":
+                return ""
+            waiting[rank], rank = beat, beat.waits_for
+        if rank < 0 or min(beat.still_s for beat in waiting.values()) < SILENCE_S:
+            return ""
+        chain = ", ".join(f"rank {rank} is {beat.doing()} of rank {beat.waits_for}" for rank, beat in waiting.items())
+        return f"{chain}: all processes must make the same calls of the model, in the same order."
 
     def _trouble_of(self, rank: int, peer: _Peer, now: float) -> str:
         activity, beat = self._activity, peer.beat
