@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from baselines.plan import Plan
     from env.cluster import Cluster
     from env.problem import Problem
-    from env.simulator import Schedule
+    from env.simulator import Schedule, Simulator
     from graphs.opgraph import IntArray
     from placement.models import Example
     from placement.runtime.profiling import Profile
@@ -52,6 +52,7 @@ CLEARLY = 0.05  # two predictions differ
 
 def main() -> None:
     options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)  # before anything is measured
     rows_file = options.out / "fidelity.jsonl"
     rows = [json.loads(line) for line in rows_file.read_text().splitlines()] if rows_file.exists() else []
     if not options.render:
@@ -87,7 +88,9 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     placements are run in each of several rounds, in another sequence each time, and the ops are measured between them;
     of the ops, and of each placement, the round counts that was least disturbed.
     """
+    from env.bounds import lower_bound
     from env.problem import Problem
+    from env.simulator import Simulator
     from placement.models import read_example
     from placement.runtime.measure import local_cluster
     from placement.runtime.op_times import Repeats
@@ -110,7 +113,9 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
         _run([trials[index] for index in random.permutation(len(trials))], example, cluster, options, profiles[-1])
         profiles.append(profiled())
     quietest = min(profiles, key=lambda profile: float(np.nansum(profile.graph.time_s)))
-    return [_row(name, trial, Problem(quietest.graph, cluster), options) for trial in trials]
+    problem = Problem(quietest.graph, cluster)
+    simulator, bound_s = Simulator(problem), lower_bound(problem).value_s
+    return [_row(name, trial, simulator, bound_s, options) for trial in trials]
 
 
 def _run(
@@ -135,13 +140,10 @@ def _run(
             trial.reason = trial.reason or found.reason
 
 
-def _row(name: str, trial: _Trial, problem: Problem, options: argparse.Namespace) -> Row:
-    from env.bounds import lower_bound
-    from env.simulator import Simulator
-
-    schedule = trial.schedule
+def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options: argparse.Namespace) -> Row:
+    schedule, problem = trial.schedule, simulator.problem
     # The sequence that was run, whatever the op times it was planned with.
-    score, _ = Simulator(problem).schedule(
+    score, _ = simulator.schedule(
         schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
     )
     return {
@@ -154,7 +156,7 @@ def _row(name: str, trial: _Trial, problem: Problem, options: argparse.Namespace
         "measured_s": None if trial.reason else min(map(statistics.median, trial.samples_s)),
         "samples_s": trial.samples_s,
         "reason": trial.reason,
-        "bound_s": lower_bound(problem).value_s,
+        "bound_s": bound_s,
         "moved_bytes": score.bytes_moved,
         "transfers_s": float((schedule.transfer_end_s - schedule.transfer_start_s).sum()),
         "graph_hash": problem.graph.hash,

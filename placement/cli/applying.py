@@ -85,10 +85,9 @@ def _check_cluster(result: Result, cluster: str | None) -> None:
     from graphs.errors import MismatchError
     from placement.sources import LOCAL, read_cluster
 
-    if cluster in (None, LOCAL):  # it runs on this machine, measured now or before
+    if cluster is None or cluster == LOCAL:  # it runs on this machine, measured now or before
         return
-    named = read_cluster(str(cluster))
-    if named.hash != result.cluster.hash:
+    if read_cluster(cluster).hash != result.cluster.hash:
         raise MismatchError(
             f"the placement is for cluster {result.cluster_name!r}, and --cluster {cluster} is another one; leave that "
             "out to run the placement as it is, or leave out the placement to have one made for it."

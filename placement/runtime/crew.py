@@ -28,7 +28,6 @@ from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
 
 _START = timedelta(seconds=300)  # until all processes are there
-_ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of parcels
 _GLOO_ADVICE = " This is typically caused"
 _crew: Crew | None = None
@@ -109,7 +108,7 @@ class Crew:
             RankError: the run has failed.
         """
         with self._waiting(rank, op):
-            work.wait(_ALWAYS)
+            work.wait(direct.ALWAYS)
 
     @contextmanager
     def _waiting(self, rank: int, op: str, is_near: bool = False) -> Iterator[None]:

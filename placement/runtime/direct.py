@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-_ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
+ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,6 @@ def new_group(store: Any, number: int, place: torch.device) -> Any:
     """A process group of two, in which number 0 sends and number 1 receives."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
-    options._timeout = _ALWAYS
+    options._timeout = ALWAYS
     with torch.cuda.device(place):
         return nccl(store, number, 2, options)

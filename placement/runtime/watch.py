@@ -271,9 +271,10 @@ class Watch(threading.Thread):
 
     def _deadlock(self) -> str:
         """Whether this process waits for others that wait for it, and nothing is on its way."""
+        if self._activity.waits_for < 0:
+            return ""
         own = self._beat()
-        waiting = {self._rank: own}
-        rank = own.waits_for
+        waiting, rank = {self._rank: own}, own.waits_for
         while rank >= 0 and rank != self._rank:
             beat = self._mail.beats.get(rank)
             if beat is None or rank in waiting or beat.state != "wait":
