@@ -34,7 +34,16 @@ class GraphFileError(GraphError):
 
 
 class CaptureError(PlacementError):
-    """A model that could not be traced; the message names the module and the line."""
+    """A model that could not be traced; the message names the module and the line.
+
+    Attributes:
+        reason: the message without the advice.
+        way_out: the advice, which the command line words in its own way; empty where the reason says it all.
+    """
+
+    def __init__(self, reason: str, way_out: str = "") -> None:
+        self.reason, self.way_out = reason, way_out
+        super().__init__(f"{reason}; {way_out}." if way_out else reason)
 
 
 class PolicyFileError(PlacementError, ValueError):

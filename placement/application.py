@@ -61,7 +61,7 @@ def apply(
     if is_by_module(placed.graph):
         from placement.runtime.by_module import place_modules
 
-        if _is_distributed(1):
+        if _n_processes() > 1:
             raise MismatchError(
                 f"the placement of {placed.graph_name!r} is by module, which one process runs, and there are several; "
                 'start it without torchrun, or place the model with granularity="op".'
@@ -265,10 +265,16 @@ def optimizer_of(graph: OpGraph) -> str:
 
 def _is_distributed(n_devices: int) -> bool:
     """Whether the devices of a placement are processes, of which this is one."""
-    is_started = dist.is_available() and dist.is_initialized()
-    n_processes = dist.get_world_size() if is_started else int(os.environ.get("WORLD_SIZE", "1"))
-    # One process for several devices is too few where it was started as one of them.
-    return n_processes > 1 or (n_devices > 1 and (is_started or "TORCHELASTIC_RUN_ID" in os.environ))
+    # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
+    return _n_processes() > 1 or "TORCHELASTIC_RUN_ID" in os.environ or (n_devices > 1 and _is_initialized())
+
+
+def _n_processes() -> int:
+    return dist.get_world_size() if _is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def _read(result: Any) -> Result:

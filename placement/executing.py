@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,6 +25,7 @@ from placement.application import check_same
 from placement.runtime.arguments import bound, check_states
 from placement.runtime.bench import Arrangement, Bench, Subject
 from placement.runtime.functional import functional
+from placement.runtime.processes import usable_cores
 from placement.runtime.workers import cores_for
 
 
@@ -227,7 +227,7 @@ def cores_of(cluster: Cluster) -> list[int]:
                 f"device {device.name!r} of cluster {cluster.name!r} is a {device.kind}; placements are tried out on "
                 "CPU cores, for example those of Cluster.local(devices=2)."
             )
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cluster.n_devices
+    n_cores = len(usable_cores())
     if cluster.n_devices > n_cores:
         raise ClusterError(
             f"cluster {cluster.name!r} has {cluster.n_devices} devices and this process may use {n_cores} cores; take "

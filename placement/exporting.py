@@ -92,4 +92,5 @@ def _document(result: Result) -> dict[str, Any]:
             module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
         },
         "order": {device: list(ops) for device, ops in result.order.items()},
+        "transfer_order": [list(transfer) for transfer in result.transfer_order] if result.transfer_order else None,
     }

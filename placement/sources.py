@@ -144,7 +144,9 @@ def _from_function(label: str, train: bool, granularity: str) -> OpGraph:
         try:
             return capture(model, args, kwargs, train, granularity=granularity, name=label.rpartition(":")[2])
         except CaptureError as error:
-            raise CaptureError(str(error).replace('granularity="module"', "--granularity module")) from error
+            raise CaptureError(
+                error.reason, error.way_out.replace('granularity="module"', "--granularity module")
+            ) from error
 
 
 def is_function(argument: str) -> bool:

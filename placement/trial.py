@@ -14,7 +14,9 @@ from placement.application import is_by_module, is_training, places_of
 from placement.report.trace import Measured, Span, Track, write_trace
 from placement.result import Result
 from placement.runtime.launch import launch
+from placement.runtime.processes import orderly_end, usable_cores
 
+_STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
 _WORK = "placement.runtime.trial_work:"
 
@@ -110,7 +112,7 @@ def try_out(
         _check_training(result, train)
     else:
         _check_places(list(places.values()))
-    with tempfile.TemporaryDirectory(prefix="placement-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="placement-") as folder:
         path = Path(folder, "placement.json")
         result.save(path)
         description = {
@@ -126,13 +128,15 @@ def try_out(
             "devices": places,
             "place": places[names[0]],
         }
-        (single,) = launch(f"{_WORK}plain", description, [places[names[0]]])
+        # The host's CPU beside GPUs is one device: it was measured with all its cores.
+        pinned = all(place == "cpu" for place in places.values())
+        (single,) = launch(f"{_WORK}plain", description, [places[names[0]]], pinned=pinned, stdout=_STDERR)
         if by_module:
             # One process drives all devices; with a GPU among them it is not kept to one core.
             ran_on, kind = [next((place for place in places.values() if place != "cpu"), "cpu")], "by_module"
         else:
             ran_on, kind = [places[name] for name in names], "plain" if len(names) == 1 else "placed"
-        ranks = launch(_WORK + kind, description, ran_on)
+        ranks = launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR)
     trial = _trial(result, names, single, ranks, description)
     if trace is not None:
         write_trace(result, trace, _measured(trial, ranks))
@@ -223,9 +227,7 @@ def _check_training(result: Result, train: bool) -> None:
 
 
 def _check_places(places: list[str]) -> None:
-    import os
-
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cores = len(usable_cores())
     n_cpus = sum(place == "cpu" for place in places)
     if n_cpus > n_cores:
         raise MismatchError(

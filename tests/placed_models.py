@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from env.cluster import Cluster, Device, both_ways
 from env.problem import Problem
 from env.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.capture.record import default_loss, output_tensors
-from placement.runtime.functional import functional
+from placement.runtime.functional import functional as functional_of
 from placement.runtime.layout import Layout
 from placement.runtime.module import PlacedModule
 
@@ -47,7 +48,7 @@ def random_layout(program: Program, n_devices: int, seed: int) -> Layout:
     _, schedule = Simulator(problem).schedule(device)
     order = [[int(op) for op in schedule.order if device[op] == d] for d in range(n_devices)]
     places = [torch.device("cpu")] * n_devices
-    return Layout(functional(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
+    return Layout(functional_of(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
 
 
 def placed_at_random(
@@ -61,6 +62,31 @@ def placed_at_random(
     """The model, captured and placed; its parameters are the model's own."""
     program = capture_program(model, args, kwargs, train=train)
     return PlacedModule(model.train(train), random_layout(program, n_devices, seed))
+
+
+class Strided(nn.Module):
+    """Views that need the strides they were captured with, and a sum of two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(36, 6)
+        self.side, self.top = nn.Linear(7, 6), nn.Linear(6, 5)
+
+    def forward(self, image: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return self.top(self.head(self.conv(image).flatten(1))[:, None] + self.side(table))
+
+
+def strided() -> tuple[Strided, list[tuple[torch.Tensor, ...]], Callable[[torch.Tensor], torch.Tensor]]:
+    """The model, the arguments it is captured with and others of other strides, and a loss of other strides too.
+
+    It is captured with the sum of its outputs as its loss, which sends one number to all of them.
+    """
+    torch.manual_seed(8)
+    images, tables = torch.randn(2, 2, 5, 5, 3), torch.randn(2, 4, 7)
+    labels = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]])
+    captured = images[0].permute(0, 3, 1, 2).contiguous(), tables[:1].expand(2, 4, 7)
+    calls = [captured, (images[1].permute(0, 3, 1, 2), tables)]
+    return Strided(), calls, lambda output: functional.cross_entropy(output.transpose(1, 2), labels)
 
 
 def check_equal(

@@ -32,6 +32,12 @@ def _act(how: str) -> None:
         os.kill(os.getpid(), getattr(signal, how))
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and not only waits to be counted out by whoever inherited it."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
 _todo, _folder = "", Path()
 
 

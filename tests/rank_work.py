@@ -9,24 +9,23 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
-import torch.distributed as dist
+from placed_models import random_layout as layout_of
+from placed_models import strided
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from env.cluster import Cluster, Device, both_ways
-from env.problem import Problem
-from env.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.zoo import build
 from placement.runtime import direct
 from placement.runtime.crew import Crew
 from placement.runtime.functional import functional
+from placement.runtime.gloo import LOOPBACK, gloo_group
 from placement.runtime.layout import Layout
 from placement.runtime.ranks import RankModule
 
@@ -64,18 +63,6 @@ def tiny() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return Tiny(), (torch.randint(11, (4, 5)),), {"scale": torch.rand(8)}
 
 
-def layout_of(program: Program, size: int, seed: int) -> Layout:
-    """A random placement of a program and the order the simulator gives it."""
-    devices = tuple(Device(f"cpu{i}", "cpu", 1 << 40, {"float32": 1e10}, 1e10, 5e-6) for i in range(size))
-    links = tuple(link for i in range(size) for j in range(i) for link in both_ways(f"cpu{j}", f"cpu{i}", 1e9, 1e-4))
-    problem = Problem(program.graph, Cluster("test", devices, links))
-    device = np.random.default_rng(seed).integers(size, size=len(problem.groups))[problem.group_of]
-    _, schedule = Simulator(problem).schedule(device)
-    order = [[int(op) for op in schedule.order if device[op] == d] for d in range(size)]
-    places = [torch.device("cpu")] * size
-    return Layout(functional(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
-
-
 def chosen(program: Program, device: Sequence[int]) -> Layout:
     """Two devices, each op on the one that is given, in program order."""
     ops = range(program.graph.n_ops)
@@ -108,7 +95,7 @@ def briefly(description: None, crew: Crew) -> dict[str, Any]:
         atexit._run_exitfuncs()  # what a clean end does
         os._exit(0)
     os.waitpid(child, 0)
-    return {"near": sorted(crew.near), "nested": _nested(crew)}
+    return {"near": sorted(crew.near), "nested": _nested(crew), "strided": _strided(crew)}
 
 
 def directly(description: None, crew: Crew) -> dict[str, Any]:
@@ -118,10 +105,7 @@ def directly(description: None, crew: Crew) -> dict[str, Any]:
 
     class Group:
         def __init__(self, store: Any, number: int, place: torch.device) -> None:
-            gloo: Any = dist.ProcessGroupGloo
-            options = gloo._Options()
-            options._devices = [gloo.create_device(hostname="127.0.0.1")]
-            self._group: Any = gloo(store, number, 2, options)
+            self._group = gloo_group(store, number, 2, timedelta(minutes=1), LOOPBACK)
             self.recv, self.shutdown = self._group.recv, lambda: None
 
         def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
@@ -194,6 +178,26 @@ def _nested(crew: Crew) -> dict[str, Any]:
         sorted(whole),
         [bool(torch.equal(whole[k], v)) for k, v in single.state_dict().items() if whole],
     ]
+    return found
+
+
+def _strided(crew: Crew) -> list[bool]:
+    """Arguments and gradients of outputs with other strides than captured."""
+    found = []
+    for train in (False, True):
+        model, calls, loss = strided()
+        program = capture_program(model, calls[0], train=train, loss=torch.sum)
+        for seed in range(4):
+            single, own = copy.deepcopy(model).train(train), copy.deepcopy(model).train(train)
+            placed = RankModule(own, layout_of(program, crew.size, seed), crew, torch.sum)
+            for args in calls:
+                with torch.set_grad_enabled(train):
+                    expected, mine = single(*args), placed(*args)
+                found.append(_close(expected, mine))
+                if train:
+                    loss(expected).backward()
+                    loss(mine).backward()
+            found += _same_gradients(single, placed)
     return found
 
 
@@ -335,6 +339,7 @@ def _wrong(crew: Crew) -> list[str]:
         lambda: placed.load("/nowhere/model.safetensors"),
         lambda: RankModule(model, layout_of(program, crew.size + 1, 7), crew),
         lambda: RankModule(model, layout_of(program, crew.size, crew.rank), crew),
+        lambda: _twins(crew),
     ):
         try:
             act()
@@ -342,6 +347,14 @@ def _wrong(crew: Crew) -> list[str]:
         except (ValueError, OSError) as error:
             found.append(str(error))
     return found
+
+
+def _twins(crew: Crew) -> None:
+    """Two parameters over one memory."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    program = capture_program(model, (torch.ones(2, 4),), train=True)
+    RankModule(model, layout_of(program, crew.size, 0), crew)
 
 
 def _close(one: Any, other: Any) -> bool:

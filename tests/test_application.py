@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from placement.cli import run
 from placement.result import Result
 from placement.runtime.recording import whole
 from placement.runtime.stamps import Stretch
+from placement.runtime.trial_work import equal, equal_gradients
 from placement.trial import try_out
 
 TOWERS = """
@@ -35,6 +37,7 @@ class Towers(nn.Module):
         self.left, self.right = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(2))
 
     def forward(self, x, y):
+        print("forward")
         return (self.left(x) * self.right(y)).t()
 
 
@@ -160,20 +163,37 @@ def test_an_infeasible_result_is_refused(towers: tuple[nn.Module, tuple[torch.Te
         placement.apply(model, nothing, args)
 
 
+def test_when_results_are_equal() -> None:
+    masked = torch.tensor([1.0, -math.inf, 2.0])
+    assert equal(masked, masked.clone())
+    assert not equal(masked + 1, masked)
+    assert not equal(masked.nan_to_num(), masked)
+    wave = torch.tensor([1 + 2j, 3j])
+    assert equal(wave * (1 + 1e-7), wave)
+    assert not equal(wave * 1.1, wave)
+    assert not equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert equal_gradients(None, None)
+    assert not equal_gradients(masked, None)
+    assert not equal_gradients(None, masked)
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_the_command_runs_two_processes(
     towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
     train: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
     placed(*towers, train).save(tmp_path / "p.json")
     words = ["apply", "model.py:make", "p.json", "--steps", "4", "--json", "--trace", "t.json"]
+    capfd.readouterr()
     assert run([*words, *(["--train"] if train else [])]) == 0
-    found = json.loads(capsys.readouterr().out)
+    captured = capfd.readouterr()
+    assert "forward" in captured.err  # what the model prints is no part of the answer
+    found = json.loads(captured.out)
     assert found["outputs_equal"] is found["gradients_equal"] is True
     assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
     assert found["predicted_step_s"] > 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_failures import is_alive
 from torch import nn
 
 import env.measurer
@@ -80,7 +83,6 @@ def test_the_first_steps_are_dropped() -> None:
     assert len(calls) == 10
     assert len(times.samples_s) == 5
     assert 0 < times.median_s < 0.02
-    assert times.spread_s >= 0
 
 
 def test_a_step_is_kept() -> None:
@@ -214,6 +216,34 @@ def test_a_failing_worker_ends_all(work: Any, limit_s: float, sentence: str) -> 
     with pytest.raises(ClusterError, match=sentence):
         run_workers(work, cores_for(min(2, N_CORES)), limit_s)
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_process_that_started_them(how: signal.Signals, tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from placement.runtime.workers import run_workers
+
+def work(worker):
+    Path({str(tmp_path)!r}, f"{{os.getpid()}}.pid").touch()
+    time.sleep(600)
+
+run_workers(work, {cores_for(min(2, N_CORES))!r})
+"""
+    (tmp_path / "tmp").mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    while len(pids := [int(path.stem) for path in tmp_path.glob("*.pid")]) < min(2, N_CORES):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.send_signal(how)
+    parent.wait()
+    end = time.monotonic() + 30
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(is_alive(pid) for pid in pids)
+    assert how == signal.SIGKILL or not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("devices", [0, -1, N_CORES + 1, 1.5, True, "2"])
@@ -423,6 +453,18 @@ def test_a_step_that_fails_is_named() -> None:
         placement.profile(Failing(), (torch.rand(2), torch.tensor([5])), cluster=cpu_cluster())
 
 
+LOUD = """
+import torch
+
+class Loud(torch.nn.Linear):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+
+def make():
+    return Loud(2, 2), (torch.rand(1, 2),)
+"""
+
 # -- commands ----------------------------------------------------------------------------------------------------
 
 
@@ -433,11 +475,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert Cluster.from_toml("mine.toml").n_devices == 1
     assert run(["clusters", "--measure", "--devices", "1"]) == 0
     assert measure.cpu_model() in capsys.readouterr().out
-    Path("tiny.py").write_text(
-        "import torch\n\ndef make():\n    return torch.nn.Linear(2, 2), (torch.rand(1, 2),)\n", encoding="utf-8"
-    )
+    Path("tiny.py").write_text(LOUD, encoding="utf-8")
     assert run(["profile", "tiny.py:make", "--cluster", "mine.toml", "--train", "-o", "graph.json"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "forward" in err  # what the model prints is no part of the answer
+    assert "forward" not in out
     assert f"make on {measure.cpu_model()} core: " in out
     assert "saved to graph.json" in out
     assert placement.load_graph("graph.json").time_keys == (f"{measure.cpu_model()} core",)

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +19,20 @@ import pytest
 import rank_failures
 import rank_work
 import torch
+from rank_failures import is_alive
+from torch import nn
 from torch.distributed import HashStore
 
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
 from placement.runtime import direct
 from placement.runtime.carrier import Carrier
+from placement.runtime.checkpoints import Entry
 from placement.runtime.crew import join
 from placement.runtime.launch import launch
 from placement.runtime.mailbox import Mailbox
+from placement.runtime.shares import check_filled, entries, keep_own
+from placement.runtime.watch import Activity, Watch
 
 LIMIT_S = 240
 
@@ -52,6 +58,7 @@ def test_without_shared_memory_it_is_gloo_and_all_the_same(runs_by_gloo: list[di
     assert [run["near"] for run in runs_by_gloo] == [[], []]
     for run in runs_by_gloo:
         check_nested(run["nested"])
+        assert all(run["strided"])
 
 
 def check_nested(found: dict[str, Any]) -> None:
@@ -65,6 +72,7 @@ def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() 
     # Seed 2 of three has the weights of one LSTM on two ranks; training runs it in parts, evaluation as one op.
     for run in launch("rank_work:briefly", None, ["cpu"] * 3, limit_s=LIMIT_S):
         check_nested(run["nested"])
+        assert all(run["strided"])
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -141,14 +149,36 @@ def test_a_model_on_meta_gets_its_share_from_a_checkpoint(runs: list[dict[str, A
         assert run["meta"]["equal"]
 
 
+def test_what_was_on_meta_must_be_written() -> None:
+    with torch.device("meta"):
+        model = nn.BatchNorm1d(3)
+        model.register_buffer("ids", torch.arange(3), persistent=False)
+    new = keep_own(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+    model.reset_running_stats()
+    with pytest.raises(MismatchError, match="'ids' was on meta and has no values yet"):
+        check_filled(model, new)
+    model.ids.copy_(torch.arange(3))  # type: ignore[operator, union-attr]
+    check_filled(model, new)
+
+
+def test_checkpoints_arrive_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        entry = Entry("weight", 0, "BF16", (2, 3))
+        assert entry.size_bytes == 12
+        assert entry.empty().device.type == "cpu"
+
+
 def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
-    shape, training, folder, missing, processes, plans = runs[1]["wrong"]
+    shape, training, folder, missing, processes, plans, twins = runs[1]["wrong"]
     assert "expected" in shape
     assert "expects one of a training step" in training
     assert "there is no folder /nowhere" in folder
     assert "there is no checkpoint /nowhere/model.safetensors" in missing
     assert "there are devices: 3, processes: 2" in processes
     assert "the ranks have different placements" in plans
+    assert "shares its memory with another parameter" in twins
 
 
 def test_a_model_that_no_process_may_hold_trains(runs: list[dict[str, Any]]) -> None:
@@ -198,7 +228,7 @@ def _end(how: str, folder: Path) -> End:
         launch("rank_failures:failure", {"how": how, "folder": str(folder)}, ["cpu", "cpu"], limit_s=LIMIT_S)
     after_s = time.monotonic() - float((folder / "acted").read_text())
     pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(2)]
-    return End(str(caught.value), after_s, [pid for pid in pids if _runs(pid)])
+    return End(str(caught.value), after_s, [pid for pid in pids if is_alive(pid)])
 
 
 @pytest.mark.parametrize(
@@ -246,15 +276,25 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
         parent.kill()
     pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)]
     end = time.monotonic() + 5
-    while any(_runs(pid) for pid in pids) and time.monotonic() < end:
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process is there and not only waits to be counted out by whoever inherited it."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+def test_a_run_fails_without_its_store_too() -> None:
+    class Silent:
+        """A store whose host has gone: after the start it never answers."""
+
+        def set(self, key: str, value: str) -> None: ...
+
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            if expected:
+                Event().wait()
+            return b""
+
+    watch = Watch(Silent(), 0, 2, Activity(), is_quiet=True)
+    assert watch.claim("the first reason") == "the first reason"
+    assert watch.claim("another") == "the first reason"
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -7,18 +7,20 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from placed_models import check_equal, one_thread, placed_at_random, random_layout
+from placed_models import check_equal, one_thread, placed_at_random, random_layout, strided
 from torch import nn
 from torch.nn import functional
 
 from graphs.capture import capture_program
-from graphs.errors import MismatchError
+from graphs.errors import CaptureError, MismatchError
 from graphs.opgraph import Phase
 from graphs.zoo import MODELS, build
+from placement.runtime.module import PlacedModule
 from placement.runtime.routines import compile_routines
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -358,6 +360,51 @@ def test_another_batch_size_is_captured_when_it_comes() -> None:
 def test_other_arguments_than_captured(args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(MismatchError, match=message):
         placed_at_random(Model(), (X,))(*args, **kwargs)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_other_strides_than_captured(train: bool) -> None:
+    model, calls, loss = strided()
+    program = capture_program(model, calls[0], train=train, loss=torch.sum)
+    for seed in range(4):
+        single = copy.deepcopy(model).train(train)
+        placed = PlacedModule(copy.deepcopy(model).train(train), random_layout(program, 3, seed))
+        for args in calls:
+            with torch.set_grad_enabled(train):
+                expected, found = single(*args), placed(*args)
+            torch.testing.assert_close(found, expected)
+            if train:
+                loss(expected).backward()
+                loss(found).backward()
+        for mine, theirs in zip(placed.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_calls_from_several_threads() -> None:
+    # Every call needs a thread for each device.
+    placed = placed_at_random(nn.Sequential(*(nn.Linear(6, 6) for _ in range(9))), (X,), train=False, n_devices=4)
+    expected = placed(X)
+    found: list[torch.Tensor] = []
+    callers = [Thread(target=lambda: found.extend(placed(X) for _ in range(16)), daemon=True) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=60)
+    assert len(found) == 64
+    assert all(torch.equal(output, expected) for output in found)
+
+
+def test_two_arguments_of_one_path() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+
+        def forward(self, x: dict[str, torch.Tensor], x_mask: torch.Tensor) -> torch.Tensor:
+            return self.a(x["mask"]) + x_mask
+
+    with pytest.raises(CaptureError, match="two arguments have the path 'x_mask'; rename one of them"):
+        capture_program(Masked(), ({"mask": X}, X), train=True)
 
 
 def test_batches_of_two_sizes() -> None:

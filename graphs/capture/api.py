@@ -70,10 +70,9 @@ def capture(
         try:
             return capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name).graph
         except CaptureError as error:
-            if granularity == "op" or not str(error).endswith(f"{TO_MODULES}."):
+            if granularity == "op" or error.way_out != TO_MODULES:
                 raise
-            reason = str(error).removesuffix(f"; {TO_MODULES}.")
-            warnings.warn(f"{reason}; each leaf module is one op instead.", stacklevel=2)
+            warnings.warn(f"{error.reason}; each leaf module is one op instead.", stacklevel=2)
     model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__

@@ -42,7 +42,7 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
     where = f"in module {module}" if module else f"in {type(model).__name__}"
     at = f" at {place}" if place else ""
     advice = _ON_INPUTS if does_not_fit(error) else way_out
-    return CaptureError(f"tracing failed {where}{at}: {reason_of(error)}; {advice}.")
+    return CaptureError(f"tracing failed {where}{at}: {reason_of(error)}", advice)
 
 
 def does_not_fit(error: BaseException) -> bool:
@@ -64,8 +64,8 @@ def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureEr
     where = f"in module {module!r}" if module else "in the model"
     at = f" at {lines[-1]}" if lines else ""
     return CaptureError(
-        f"tracing failed {where}{at}: a tensor there has a size that depends on data ({symbol}), expected fixed sizes; "
-        f"{TO_MODULES}."
+        f"tracing failed {where}{at}: a tensor there has a size that depends on data ({symbol}), expected fixed sizes",
+        TO_MODULES,
     )
 
 

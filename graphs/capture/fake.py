@@ -62,7 +62,8 @@ class Faker:
     def arguments(self, value: Any) -> Any:
         """Positional or keyword arguments with a twin for each tensor, which shares memory with no other.
 
-        Two views of one tensor now may be two tensors in the next call.
+        Two views of one tensor now may be two tensors in the next call, and what ``expand`` made now may differ from
+        row to row then.
         """
         return pytree.tree_map_only(torch.Tensor, self._argument, value)
 
@@ -70,6 +71,7 @@ class Faker:
         if id(tensor) in self._twins or type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
             return self(tensor)
         shadow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        shadow = torch.empty_like(shadow) if is_expanded(shadow) else shadow
         twin = FakeTensor(self.mode, shadow, self._device(tensor))
         self._twins[id(tensor)] = (tensor, twin)
         return twin
@@ -77,6 +79,11 @@ class Faker:
     @staticmethod
     def _device(tensor: torch.Tensor) -> torch.device:
         return torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether ``expand`` made some of it: elements along a dimension share memory."""
+    return any(step == 0 and extent > 1 for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def run_fake(func: Any, args: Any, kwargs: Any) -> Any:

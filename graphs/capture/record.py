@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.capture.costs import general_kernels
 from graphs.capture.failure import does_not_fit, reason_of
-from graphs.capture.fake import run_fake
+from graphs.capture.fake import is_expanded, run_fake
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,
@@ -110,7 +110,8 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         recorder, number, tangents = ctx.noted
-        crossing = gradients[0].view_as(gradients[0])
+        # Another loss may send another number to each element, where the sum of them sends one to all.
+        crossing = gradients[0].contiguous() if is_expanded(gradients[0]) else gradients[0].view_as(gradients[0])
         tangents[number] = recorder.node_of(crossing)
         return crossing, None, None, None
 
@@ -165,6 +166,9 @@ def argument_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     """Every leaf of the arguments by its path, which begins with the parameter of ``forward``, whatever way it came.
 
     What is not given has its default.
+
+    Raises:
+        CaptureError: two of them have one path.
     """
     try:
         call = inspect.signature(model.forward).bind(*args, **kwargs)
@@ -175,7 +179,10 @@ def argument_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     found = {}
     for path, value in pytree.tree_flatten_with_path(dict(bound))[0]:
         keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-        found["_".join(keys)] = value
+        name = "_".join(keys)
+        if name in found:
+            raise CaptureError(f"two arguments have the path {name!r}; rename one of them.")
+        found[name] = value
     return found
 
 

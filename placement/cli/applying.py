@@ -40,7 +40,12 @@ def apply(
     ] = None,
     train: options.Train = False,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to run; the first half warms up.")] = 10,
-    method: Annotated[str, typer.Option("--method", metavar="NAME", help="That places, where none is given.")] = "auto",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method", metavar="NAME", show_default=False, help="That places without PLACEMENT; auto by default."
+        ),
+    ] = None,
     seed: options.Seed = 0,
     budget_s: options.BudgetSeconds = None,
     dims: options.Dims = None,
@@ -53,15 +58,22 @@ def apply(
             help="Write what was predicted and what was measured as one trace for Perfetto.",
         ),
     ] = None,
-    output: options.Output = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the placement to this file."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
     check_outputs(trace, output, inputs=[model, placement, cluster])
     sizes = options.parse_dims(dims)
     if placement is None:
-        result = _placed(model, cluster or "local", train, sizes, method, seed, budget_s)
+        from placement.sources import LOCAL
+
+        result = _placed(model, cluster or LOCAL, train, sizes, method or "auto", seed, budget_s)
     else:
+        if method is not None or budget_s is not None:
+            raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
         from placement.result import Result
 
         result = Result.load(placement)
@@ -78,6 +90,8 @@ def apply(
         _show(result, trial)
         if trace is not None:
             emit(f"trace      {trace}")
+    if not (trial.outputs_equal and trial.gradients_equal):
+        raise typer.Exit(1)
 
 
 def _check_cluster(result: Result, cluster: str | None) -> None:
@@ -128,9 +142,9 @@ def _graph_of(example: Example, machine: Cluster, train: bool) -> OpGraph:
     try:
         return profile(*own, machine, train, name=example.name)
     except CaptureError as error:
-        reason, advice, _ = str(error).partition(f"; {TO_MODULES}.")
-        if not advice:
+        if error.way_out != TO_MODULES:
             raise
+        reason = error.reason
     warnings.warn(
         f"{reason}; so it is placed by leaf module, with times of the cost model, and all modules run in one process, "
         "one at a time.",

@@ -11,7 +11,8 @@ from placement.cli.output import emit
 
 app = typer.Typer(
     name="placement",
-    help="Decides where every operation of a neural network runs, and proves how far that is from optimal.",
+    help="Decides where every operation of a neural network runs, proves how far that is from optimal, and runs it "
+    "there.",
     add_completion=False,
 )
 for command in (

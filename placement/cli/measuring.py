@@ -53,8 +53,10 @@ def profile(
         try:
             found = measured_profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
         except CaptureError as error:
-            by_module = "so its ops cannot be measured; `placement apply` places it by leaf module"
-            raise CaptureError(str(error).replace(TO_MODULES, by_module)) from error
+            if error.way_out != TO_MODULES:
+                raise
+            by_module = "its ops cannot be measured, and `placement apply` places it by leaf module"
+            raise CaptureError(error.reason, by_module) from error
     if output is not None:
         from graphs.files import save_graph
 

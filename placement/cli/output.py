@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -85,16 +85,19 @@ def is_terminal(stream: TextIO | None) -> bool:
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int], None]]:
     """A progress bar on stderr, a spinner where the total is not known, nothing where stderr is not a terminal.
 
-    Starts by saying `what`; yields a function that takes what is being done now and how much is done.
+    Starts by saying `what`; yields a function that takes what is being done now and how much is done. What a user's
+    model prints meanwhile goes to stderr too: it is no part of the answer.
     """
     if not is_terminal(sys.stderr):
-        yield lambda now, done: None
+        with redirect_stdout(sys.stderr):
+            yield lambda now, done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = [SpinnerColumn(), TextColumn("{task.description}")]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
+    # The bar shows what is printed to either stream above itself, on its own.
     with Progress(*columns, *counted, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda now, done: bar.update(task, description=now, completed=done)
@@ -131,12 +134,15 @@ def _file_of(argument: str) -> str:
     return file if file.endswith(".py") else argument
 
 
-def command_line(command: str, argument: str, settings: Mapping[str, object], dims: Sequence[str] | None) -> str:
-    """A command line to be pasted into a shell; settings that are None or False are left out."""
-    words = ["placement", command, argument]
-    for option, value in settings.items():
-        if value is not None and value is not False:
-            words += [option] if value is True else [option, str(value)]
+def command_line(
+    command: str, arguments: Sequence[str], settings: Mapping[str, object], dims: Sequence[str] | None
+) -> str:
+    """A command line to be pasted into a shell; settings that are None or False are left out, lists are repeated."""
+    words = ["placement", command, *arguments]
+    for option, given in settings.items():
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value is not False:
+                words += [option] if value is True else [option, str(value)]
     for dim in dims or ():
         words += ["--dim", dim]
     return shlex.join(words)

@@ -93,7 +93,7 @@ def compare(
         "--seed": seed,
         **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
     }
-    command = command_line("compare", graph, settings, dims)
+    command = command_line("compare", [graph], settings, dims)
     asked: dict[str, Any] = {"seed": seed, "objective": objective, "priority": priority}
     asked |= {"budget_s": budget_s, "evaluations": evaluations}
     if clusters is not None or sweep is not None:
@@ -134,8 +134,8 @@ def optimize(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: all heuristics and "
-            "local search, keeping the best.",
+            help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
+            "search and exact solvers, keeping the best.",
         ),
     ] = "auto",
     seed: options.Seed = 0,
@@ -186,7 +186,7 @@ def optimize(
         "--seed": seed,
         **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
     }
-    result = dataclasses.replace(result, command=command_line("optimize", graph, settings, dims))
+    result = dataclasses.replace(result, command=command_line("optimize", [graph], settings, dims))
     if output is not None and result.feasible:
         result.save(output)
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, emit, emit_json, is_terminal, progress, usage_errors
+from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, progress, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -147,7 +146,7 @@ def train(
             log_dir=log_dir,
             checkpoint_every_s=checkpoint_every_s,
             restart=restart,
-            command=_command(graphs, names, settings, dims),
+            command=command_line("train", graphs, {"--cluster": names, **settings}, dims),
             begin=begin,
             progress=show,
         )
@@ -182,18 +181,6 @@ def _read(
             raise typer.BadParameter("these graphs bring different clusters of their own; say which with --cluster.")
         targets = list(own.values())
     return [source.graph for source in sources], targets
-
-
-def _command(graphs: list[str], clusters: list[str], settings: dict[str, Any], dims: list[str] | None) -> str:
-    words = ["placement", "train", *graphs]
-    for name in clusters:
-        words += ["--cluster", name]
-    for option, value in settings.items():
-        if value is not None and value is not False:
-            words += [option] if value is True else [option, str(value)]
-    for dim in dims or ():
-        words += ["--dim", dim]
-    return shlex.join(words)
 
 
 @contextlib.contextmanager

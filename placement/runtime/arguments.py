@@ -65,6 +65,20 @@ def tensors_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
 
 
+def as_captured(tensor: torch.Tensor, node: fx.Node, place: torch.device) -> torch.Tensor:
+    """The tensor on a device, with the strides that its node was captured with: the code views it as those allow."""
+    layout = value_of(node).layout
+    moved = tensor.to(place)
+    if same_stride(layout.shape, layout.stride, moved.stride()):
+        return moved
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=place).copy_(tensor.detach())
+
+
+def same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether strides mean the same; that of a dimension of one element means nothing."""
+    return all(a == b or extent == 1 for extent, a, b in zip(shape, one, other, strict=True))
+
+
 def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
     """Refuse other arguments than captured, whatever their shapes.
 

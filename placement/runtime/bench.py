@@ -11,6 +11,7 @@ import linecache
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,11 @@ from graphs.capture.record import Loss, default_loss
 from graphs.errors import MismatchError, PlacementError, RankError
 from placement.runtime.crew import Crew
 from placement.runtime.functional import Functional
-from placement.runtime.launch import end_with_parent, met_store, new_store, reason_of
+from placement.runtime.launch import met_store, new_store, reason_of
 from placement.runtime.layout import Layout
 from placement.runtime.measure import measure_step
 from placement.runtime.passes import CompiledPass, Pass
+from placement.runtime.processes import begin_worker
 from placement.runtime.ranks import add_gradients
 from placement.runtime.shares import keepers
 from placement.runtime.states import States
@@ -192,9 +194,8 @@ class Bench:
 
 def _live(subject: Subject, rank: int, size: int, core: int, pipe: Connection, parent: int) -> None:
     """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent(parent)
+    begin_worker(parent)
+    sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     gc.freeze()  # what came with the fork is nobody's garbage here

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from graphs.capture.trace import Layout, TensorInfo
+from placement.runtime.arguments import same_stride
 from placement.runtime.parcels import Parcel
 
 _CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ class Carrier:
     def packed(self, tensor: torch.Tensor, place: torch.device = _CPU) -> torch.Tensor:
         """The memory to send, one-dimensional, on that device: the tensor's own where it lies there as it travels."""
         part = self._once(tensor).resolve_conj().resolve_neg()
-        if part.device != place or not _same_stride(self.shape, self.stride, part.stride()):
+        if part.device != place or not same_stride(self.shape, self.stride, part.stride()):
             whole, part = part, self.empty(place)
             self.shaped(part).copy_(whole)
             return part
@@ -132,11 +133,6 @@ def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return True
         reach += step * (extent - 1)
     return False
-
-
-def _same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether strides mean the same; that of a dimension of one element means nothing."""
-    return all(a == b or extent == 1 for extent, a, b in zip(shape, one, other, strict=True))
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

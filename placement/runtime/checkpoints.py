@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -55,10 +56,10 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        return self.empty().nbytes
+        return math.prod(self.shape) * _DTYPE_OF[self.dtype].itemsize
 
     def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=_DTYPE_OF[self.dtype])
+        return torch.empty(self.shape, dtype=_DTYPE_OF[self.dtype], device="cpu")
 
 
 def gather(crew: Crew, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

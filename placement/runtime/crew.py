@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
 from placement.runtime import direct
+from placement.runtime.gloo import gloo_group
 from placement.runtime.mailbox import Block, Coming, Mailbox, PeerEndedError
 from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
@@ -234,14 +235,14 @@ class Crew:
     # -- failures ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def running(self, routine: Routine, op_names: tuple[str, ...], on_cpu: bool) -> Iterator[None]:
+    def running(self, routine: Routine, op_names: tuple[str, ...]) -> Iterator[None]:
         """While a routine runs; what it raises ends the run of all.
 
         Raises:
             RankError: the routine failed, or the run has.
         """
         activity = self.activity
-        activity.op_names, activity.on_cpu, activity.thread = op_names, on_cpu, threading.get_ident()
+        activity.op_names, activity.thread = op_names, threading.get_ident()
         activity.progress += 1
         activity.routine = routine
         try:
@@ -357,20 +358,13 @@ def _meeting_point(size: int) -> tuple[Any, int, int]:
 
 
 def _connect(store: Any, rank: int, size: int) -> Any:
-    """A gloo group of its own, whatever groups the caller makes and destroys."""
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = _START
+    """A group of all ranks."""
     name, address = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("MASTER_ADDR", "")
+    where = {"hostname": address} if address in ("127.0.0.1", "localhost", "::1") else {}
     if name:
-        device = gloo.create_device(interface=name.split(",")[0])
-    elif address in ("127.0.0.1", "localhost", "::1"):
-        device = gloo.create_device(hostname=address)
-    else:
-        device = gloo.create_default_device()
-    options._devices = [device]
+        where = {"interface": name.split(",")[0]}
     try:
-        group = gloo(store, rank, size, options)
+        group = gloo_group(store, rank, size, _START, where)
         group.barrier().wait()
     except RuntimeError as error:
         raise RankError(

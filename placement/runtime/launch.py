@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs.errors import PlacementError, RankError
+from placement.runtime.processes import begin_worker, orderly_end, usable_cores
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
@@ -42,10 +42,10 @@ def launch(
     *,
     port: int = 0,
     limit_s: float | None = None,
+    pinned: bool = True,
+    stdout: int | None = None,
 ) -> list[Any]:
     """Run a function in one process for each device, the processes being a `placement.runtime.crew.Crew`.
-
-    Those of devices that are CPU cores are pinned to one core each and compute with one thread.
 
     Args:
         work: ``module:function``; it is called with the description and the `Crew`, and returns what JSON can hold.
@@ -53,6 +53,8 @@ def launch(
         places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
         port: of the store by which they meet; 0 for any free one.
         limit_s: how long it may take.
+        pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
+        stdout: file descriptor for what the processes print; that of this one by default.
 
     Returns:
         What each process returned, by rank.
@@ -60,13 +62,13 @@ def launch(
     Raises:
         RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
     """
-    with tempfile.TemporaryDirectory(prefix="placement-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="placement-") as folder:
         Path(folder, "description.json").write_text(json.dumps(description), encoding="utf-8")
         store = new_store(port)
         workers: list[_Worker] = []
         try:
-            for rank, cores in enumerate(_cores(places)):
-                workers.append(_started(rank, len(places), work, folder, store.port, cores))
+            for rank, cores in enumerate(_cores(places, pinned)):
+                workers.append(_started(rank, len(places), work, folder, store.port, cores, stdout))
             _watch(workers, store, None if limit_s is None else time.monotonic() + limit_s)
             found = [Path(folder, f"{worker.rank}.json").read_text(encoding="utf-8") for worker in workers]
         finally:
@@ -104,11 +106,11 @@ def new_store(port: int = 0) -> Any:
         ) from None
 
 
-def _cores(places: Sequence[str]) -> list[list[int]]:
+def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
     """The core of each process; empty where it may run on all of them."""
-    if not hasattr(os, "sched_getaffinity"):
+    if not (pinned and hasattr(os, "sched_setaffinity")):
         return [[] for _ in places]
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = usable_cores()
     found, n_taken = [], 0
     for place in places:
         is_core = place == "cpu"
@@ -117,7 +119,7 @@ def _cores(places: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def _started(rank: int, size: int, work: str, folder: str, port: int, cores: list[int]) -> _Worker:
+def _started(rank: int, size: int, work: str, folder: str, port: int, cores: list[int], stdout: int | None) -> _Worker:
     task = {"work": work, "folder": folder, "rank": rank, "size": size, "port": port, "cores": cores}
     task["parent"] = os.getpid()
     environment = {
@@ -133,7 +135,7 @@ def _started(rank: int, size: int, work: str, folder: str, port: int, cores: lis
         environment["OMP_NUM_THREADS"] = str(len(cores))
     # -P: a file of the caller's folder must not hide a package.
     command = [sys.executable, "-P", "-c", _BOOT, json.dumps(task)]
-    return _Worker(rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+    return _Worker(rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout))
 
 
 def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> None:
@@ -176,8 +178,7 @@ def reason_of(store: Any, rank: int, code: int) -> str:
 
 def work(task: Mapping[str, Any]) -> None:
     """The life of a worker."""
-    end_with_parent(task["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
+    begin_worker(task["parent"])
     import torch
 
     from placement.runtime.crew import Crew
@@ -201,12 +202,3 @@ def met_store(port: int) -> Any:
 
     connect: Any = dist.TCPStore  # type: ignore[attr-defined]
     return connect(_HOST, port, is_master=False, timeout=timedelta(seconds=_START_S))
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the system end this process when the one that started it ends, however that ends."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        sys.exit(1)

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from graphs.errors import ClusterError
+from placement.runtime.gloo import LOOPBACK, gloo_group
 from placement.runtime.mailbox import Mailbox
 
 _PATTERN_BYTES = (1, 255, 4096, 1 << 20)
@@ -45,11 +45,7 @@ class Gloo:
     """`Peers` by torch.distributed's gloo, in a group of its own, over this host's loopback."""
 
     def __init__(self, rank: int, size: int, store: str, limit_s: float) -> None:
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=limit_s)
-        self._group: Any = gloo(FileStore(store, size), rank, size, options)
+        self._group = gloo_group(FileStore(store, size), rank, size, timedelta(seconds=limit_s), LOOPBACK)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
         return self._group.send([tensor], to, 0)

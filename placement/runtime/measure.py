@@ -31,6 +31,7 @@ from placement.runtime.links import (
     rounds,
 )
 from placement.runtime.mailbox import Mailbox
+from placement.runtime.processes import usable_cores
 from placement.runtime.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.runtime.workers import Worker, cores_for, run_workers
 
@@ -51,11 +52,6 @@ class StepTimes:
     @property
     def median_s(self) -> float:
         return statistics.median(self.samples_s)
-
-    @property
-    def spread_s(self) -> float:
-        """The middle half of the times lies within this much (interquartile range)."""
-        return spread(self.samples_s)
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -138,15 +134,11 @@ def _stamp(devices: int | None) -> str:
     """Changes with the machine, with torch and with this code."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     versions = torch.__version__, platform.machine()
-    about = (devices, Mailbox.is_possible(), cpu_model(), sorted(_usable_cores()), gpus, *versions)
+    about = (devices, Mailbox.is_possible(), cpu_model(), usable_cores(), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
     for name in ("links.py", "mailbox.py", "measure.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _usable_cores() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cpu_model() -> str:

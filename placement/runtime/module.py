@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.record import Loss, argument_leaves
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import check_data, tensors_of
+from placement.runtime.arguments import as_captured, check_data, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
 from placement.runtime.routines import Routines, compile_routines
@@ -37,7 +37,6 @@ class PlacedModule(StandIn):
         self._states = States(model)
         self._steps: dict[Layout, _Step] = {}
         self._variants = Variants(model, layout, loss)
-        self._check_parameters()
         self._take_mode()
         move_states(layout, self._states)
 
@@ -89,16 +88,6 @@ class PlacedModule(StandIn):
         if layout not in self._steps:
             self._steps[layout] = _Step(layout)
         return self._steps[layout]
-
-    def _check_parameters(self) -> None:
-        trace = self._layout.step.program.trace
-        known = {state.name for state in trace.states.values()}
-        for name, parameter in self._model.named_parameters():
-            if trace.gradients and parameter.requires_grad and name not in known:
-                raise MismatchError(
-                    f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
-                    "nn.Parameter, then capture and place the model."
-                )
 
 
 class _Step:
@@ -153,10 +142,12 @@ class _Run:
 
     def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         found = dict(zip(self._kept, kept, strict=True))
+        outputs = self.layout.step.program.trace.outputs
+        assert outputs is not None
 
         def lookup(device: int, key: Key) -> Any:
             if key[0] == "tangent":
-                return tangents[key[1]].to(self.layout.places[device])
+                return as_captured(tangents[key[1]], outputs.tangents[key[1]], self.layout.places[device])
             return found[device, key]
 
         given = self._placed._team.run(self._step.routines(True), 1, self._exchange, lookup)
@@ -168,7 +159,7 @@ class _Run:
         if kind == "state":
             return self._state(device, name)
         if kind == "input":
-            return self._inputs[name].to(place)
+            return as_captured(self._inputs[name], self.layout.step.program.trace.arguments[name], place)
         if kind == "drawn":
             return self._drawn[name].to(place)
         return self._given[device][key]

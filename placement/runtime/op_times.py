@@ -12,6 +12,7 @@ from torch import nn
 
 from graphs.capture import Program
 from graphs.capture.trace import TensorInfo, value_of
+from placement.runtime.arguments import as_captured
 from placement.runtime.functional import functional
 from placement.runtime.layout import Key, Layout
 from placement.runtime.measure import measure_step
@@ -160,7 +161,7 @@ def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, 
     found: dict[Key, Any] = {}
     for kind, name in routine.takes:
         if kind == "input":
-            found[kind, name] = step.inputs[name].to(place)
+            found[kind, name] = as_captured(step.inputs[name], program.trace.arguments[name], place)
         elif kind == "state":
             own = tensor_named(step.model, name)
             tensor = (program.constants[name] if own is None else own).detach()

@@ -10,6 +10,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
+from placement.runtime.arguments import as_captured
 from placement.runtime.carrier import Carrier, Way, ways_of
 from placement.runtime.crew import Crew
 from placement.runtime.direct import Pair
@@ -108,9 +109,11 @@ class Pass:
         """The gradients of this rank's parameters by name."""
         self._link.begin(self.compiled.sent[1])
         taken: dict[Key, Any] = dict(zip(self._kept, kept, strict=True))
+        outputs = self.compiled.layout.step.program.trace.outputs
+        assert outputs is not None
         for key in self._routine(1).takes:
             if key[0] == "tangent":
-                taken[key] = tangents[key[1]].to(self._place)
+                taken[key] = as_captured(tangents[key[1]], outputs.tangents[key[1]], self._place)
         given = self._run(1, taken)
         self._settle(given.values())
         return _gradients(given)
@@ -143,7 +146,7 @@ class Pass:
         """What this rank's routine gives."""
         routine = self._routine(section)
         self._taken = taken.values()
-        with torch.no_grad(), self._crew.running(routine, self.compiled.op_names, self._place.type == "cpu"):
+        with torch.no_grad(), self._crew.running(routine, self.compiled.op_names):
             given = routine.run(self._link, *(taken[key] for key in routine.takes))
         return dict(zip(routine.gives, given, strict=True))
 
@@ -174,7 +177,7 @@ class Pass:
                 found = self.compiled.layout.step.program.constants[name]
             return found if found.device == self._place else found.to(self._place)
         if kind == "input":
-            return self._inputs[name].to(self._place)
+            return as_captured(self._inputs[name], self.compiled.layout.step.program.trace.arguments[name], self._place)
         if kind == "drawn":
             return self._drawn[name].to(self._place)
         return self._given[key]

@@ -1,10 +1,14 @@
-"""Looking at other processes of this host, where the system shows them (Linux)."""
+"""Other processes of this host: looking at them, where the system shows them (Linux), and being one of several."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +28,11 @@ class ProcessId:
     system: str
     number: int
     started: int
+
+
+def usable_cores() -> list[int]:
+    """Numbers of the CPU cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def this_process() -> ProcessId:
@@ -63,6 +72,31 @@ def kill(process: ProcessId) -> None:
     if condition(process) in ("stopped", "running"):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.number, signal.SIGKILL)
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """While the block runs, SIGTERM unwinds the stack, so that the processes and files it has made go with it."""
+    is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def begin_worker(parent: int) -> None:
+    """Live and die with the process that started this one: it answers Ctrl-C, and its end is the end of this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 def _fields(number: int) -> list[str]:

@@ -148,25 +148,19 @@ class RankModule(StandIn):
         return Pass(self._crew, self._compiled[key], self._states, inputs, self._pairs)
 
 
-def rank_module(
-    model: nn.Module, layout: Layout, *, loss: Loss | None = None, checkpoint: Path | None = None
-) -> RankModule:
+def rank_module(model: nn.Module, layout: Layout, *, loss: Loss | None = None) -> RankModule:
     """This process's share of a model under ``torchrun``, `placement.runtime.launch` or an initialised process group.
 
     Args:
         model: the whole model, or one on ``meta``, of which only this rank's share gets memory.
         layout: where its ops run.
         loss: it was captured with.
-        checkpoint: safetensors file with the values of its parameters and buffers.
 
     Raises:
-        MismatchError: another number of processes than devices; a tensor that the checkpoint does not have.
+        MismatchError: another number of processes than devices.
         RankError: the processes cannot reach each other.
     """
-    placed = RankModule(model, layout, join(len(layout.places)), loss)
-    if checkpoint is not None:
-        placed.load(checkpoint)
-    return placed
+    return RankModule(model, layout, join(len(layout.places)), loss)
 
 
 def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:

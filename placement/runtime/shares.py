@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from graphs.errors import MismatchError
 from placement.runtime.layout import Layout
+
+
+class Unfilled(NamedTuple):
+    """A tensor that was on ``meta``: its name, its new memory, and how often that had been written then."""
+
+    name: str
+    made: torch.Tensor
+    version: int
 
 
 def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
@@ -27,16 +36,18 @@ def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
     return {name: of_name.get(name, of_memory.get(_memory(tensor), (0,))) for name, tensor in tensors.items()}
 
 
-def keep_own(model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int, place: torch.device) -> list[str]:
+def keep_own(
+    model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int, place: torch.device
+) -> list[Unfilled]:
     """Take from a model what other ranks keep, and free it; what it keeps goes to its place.
 
-    Own tensors on ``meta`` get memory there; floating-point ones are filled with NaN, which `unfilled` finds.
+    Own tensors on ``meta`` get memory there, floating-point ones filled with NaN.
 
     Returns:
-        The names of those that were on ``meta``.
+        Those that were on ``meta``, for `check_filled`.
     """
     made: dict[int, torch.Tensor] = {}  # tied ones stay tied
-    new = []
+    new: list[Unfilled] = []
     for name, tensor in list(entries(model)):
         owner, kind, last = _slot(model, name)
         if rank not in keepers[name]:
@@ -44,10 +55,10 @@ def keep_own(model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int
             if not tensor.is_meta:
                 tensor.data = tensor.data.new_empty(0)  # whoever else holds it (nn.LSTM's list) lets go too
         elif tensor.is_meta:
-            new.append(name)
             if id(tensor) not in made:
                 made[id(tensor)] = _with_memory(tensor, place)
             owner.__dict__[kind][last] = made[id(tensor)]
+            new.append(Unfilled(name, made[id(tensor)], made[id(tensor)]._version))
         elif tensor.device != place:
             tensor.data = tensor.data.to(place)
     return new
@@ -78,18 +89,18 @@ def lent(model: nn.Module, outlines: Mapping[str, torch.Tensor]) -> Iterator[Non
             owner.__dict__[kind][last] = tensor
 
 
-def check_filled(model: nn.Module, new: list[str]) -> None:
+def check_filled(model: nn.Module, new: Sequence[Unfilled]) -> None:
     """Refuse parameters and buffers that were on ``meta`` and got no values since.
 
     Raises:
         MismatchError: names one of them.
     """
     tensors = dict(entries(model))
-    for name in new:
-        tensor = tensors.get(name)
-        if tensor is None or not tensor.numel() or not tensor.is_floating_point():
+    for name, made, version in new:
+        if tensors.get(name) is not made or made._version != version or not made.numel():
             continue
-        if math.isnan(float(tensor.detach().flatten()[0])):
+        # What is written through `.data` counts no version, and only NaN tells.
+        if not made.is_floating_point() or math.isnan(float(made.detach().flatten()[0])):
             raise MismatchError(
                 f"{name!r} was on meta and has no values yet; load a checkpoint, or write them before the first step."
             )

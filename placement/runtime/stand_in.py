@@ -56,6 +56,7 @@ class StandIn(DropIn):
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__(model)
         self._layout = layout
+        self._check_parameters()
         self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
     def train(self, mode: bool = True) -> Self:
@@ -72,6 +73,16 @@ class StandIn(DropIn):
         """Be in the mode that the model is in, or in the only one that was placed."""
         if not self._layout.step.program.train:
             self.eval()
+
+    def _check_parameters(self) -> None:
+        trace = self._layout.step.program.trace
+        known = {state.name for state in trace.states.values()}
+        for name, parameter in self._model.named_parameters():
+            if trace.gradients and parameter.requires_grad and name not in known:
+                raise MismatchError(
+                    f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
+                    "nn.Parameter, then capture and place the model."
+                )
 
     def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
         for path, tensor in inputs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -82,6 +83,7 @@ class Team:
         self.places = tuple(places)
         n_cpus = sum(place.type == "cpu" for place in places)
         self._threads = max(1, torch.get_num_threads() // max(1, n_cpus))
+        self._starting = threading.Lock()
         self._pool = ThreadPoolExecutor(
             max(1, len(places) - 1), "device", initializer=torch.set_num_threads, initargs=(self._threads,)
         )
@@ -101,7 +103,8 @@ class Team:
         # All before anything runs: one device may write what it shares with another.
         taken = [[lookup(device, key) for key in routine.takes] for device, routine in work]
         is_inference = torch.is_inference_mode_enabled()
-        waiting = [self._pool.submit(self._one, *item, exchange, taken, is_inference) for item in work[1:]]
+        with self._starting:  # of two calls at once one gets its threads first, or each waits for the other's
+            waiting = [self._pool.submit(self._one, *item, exchange, taken, is_inference) for item in work[1:]]
         first: Future[dict[Key, Any]] = Future()
         n_threads = torch.get_num_threads()
         try:

@@ -61,9 +61,9 @@ def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     gradients = {name for name in (*found, *reference) if name.startswith("gradient/")}
     outputs = reference.keys() - gradients
     own = {
-        "outputs_equal": all(_same(found[name], reference[name]) for name in outputs),
+        "outputs_equal": all(equal(found[name], reference[name]) for name in outputs),
         "gradients_equal": all(
-            name in found and name in reference and _same(found[name], reference[name]) for name in gradients
+            name in found and name in reference and equal(found[name], reference[name]) for name in gradients
         ),
         "kept_bytes": _kept_bytes(model, result, list(description["devices"])),
     }
@@ -84,13 +84,14 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     optimizer = None
     if train:
         loss = module.step(*example.args, **example.kwargs)
-        outputs_equal = _same(loss, reference["loss"])
-        own = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        gradients_equal = all(_same(gradient, reference[f"gradient/{name}"]) for name, gradient in own.items())
+        outputs_equal = equal(loss, reference["loss"])
+        gradients_equal = all(
+            equal_gradients(p.grad, reference.get(f"gradient/{name}")) for name, p in module.named_parameters()
+        )
         optimizer = _optimizer(module)
     else:
         tensors = _tensors(module, example)
-        outputs_equal = all(_same(tensor, reference[f"output/{i}"]) for i, tensor in enumerate(tensors))
+        outputs_equal = all(equal(tensor, reference[f"output/{i}"]) for i, tensor in enumerate(tensors))
         gradients_equal = True
     del reference
 
@@ -200,13 +201,22 @@ class _Nothing(torch.optim.Optimizer):
         return
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
+def equal_gradients(found: Tensor | None, expected: Tensor | None) -> bool:
+    """As `equal`; no gradient equals no gradient."""
+    if found is None or expected is None:
+        return found is expected
+    return equal(found, expected)
+
+
+def equal(found: Tensor, expected: Tensor) -> bool:
     """Equal within rounding, relative to the largest number in it."""
     found = found.detach().cpu()
-    if not expected.is_floating_point():
+    if not (expected.is_floating_point() or expected.is_complex()):
         return torch.equal(found, expected)
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10))
+    sizes = expected.abs()
+    finite = sizes[sizes.isfinite()]
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10, equal_nan=True))
 
 
 def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:

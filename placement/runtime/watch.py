@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from placement.runtime.routines import Routine
 BEAT_S = 0.5
 SILENCE_S = 4.0  # in an op without using a processor, or without a sign of life
 PATIENCE_S = 60.0  # outside of a step without using a processor, while another one waits
+TELL_S = 1.0  # for the others to be told why a run has failed
 GRACE_S = 2.0  # from the end of a run until the process is ended, for its own clean end
 _LEAST_SHARE = 0.02  # of a processor, that a process which computes gets
 _FAILURE, _NONE = "placement/failure", "-"
@@ -38,7 +40,6 @@ class Activity:
         routine: what is being run, None outside of a step.
         thread: the thread that runs it.
         op_names: of the graph it is from.
-        on_cpu: whether its ops use this processor's time.
     """
 
     progress: int = 0
@@ -48,7 +49,6 @@ class Activity:
     routine: Routine | None = None
     thread: int = 0
     op_names: tuple[str, ...] = ()
-    on_cpu: bool = True
 
     def op(self) -> str:
         """Name of the op that is being run, as far as it can be told; empty for none."""
@@ -180,11 +180,16 @@ class Watch(threading.Thread):
     def claim(self, sentence: str) -> str:
         """Give the reason why the run has failed; returns the one that was given first."""
         if not self.failure:
-            try:
-                self.failure = self._store.compare_set(_FAILURE, _NONE, sentence).decode()
-            except Exception:  # whatever a store without its server raises
-                self.failure = sentence
+            # A store whose host is gone does not answer, and this process must end all the same.
+            telling = threading.Thread(target=self._tell, args=(sentence,), name="watch claim", daemon=True)
+            telling.start()
+            telling.join(TELL_S)
+            self.failure = self.failure or sentence
         return self.failure
+
+    def _tell(self, sentence: str) -> None:
+        with suppress(Exception):  # whatever a store without its server raises
+            self.failure = self._store.compare_set(_FAILURE, _NONE, sentence).decode()
 
     def leave(self) -> None:
         """This process ends as planned."""
@@ -246,10 +251,9 @@ class Watch(threading.Thread):
         if activity.progress != own.progress or is_computing or not own.still_since_s:
             own.still_since_s = now
         own.progress, own.computed_s, own.checked_s = activity.progress, computed_s, now
-        limit_s = SILENCE_S if activity.on_cpu else PATIENCE_S
         is_in_op = activity.routine is not None and activity.waits_for < 0
-        if is_in_op and now - own.still_since_s > limit_s:
-            return f"rank {self._rank} has stalled {self._beat().doing()}: it has computed nothing for {limit_s:g} s."
+        if is_in_op and now - own.still_since_s > SILENCE_S:
+            return f"rank {self._rank} has stalled {self._beat().doing()}: it has computed nothing for {SILENCE_S:g} s."
         return ""
 
     def _peers_trouble(self, now: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +25,7 @@ import torch
 from graphs.errors import ClusterError, PlacementError
 from placement.runtime.links import Gloo, Mail, Peers
 from placement.runtime.mailbox import Mailbox
+from placement.runtime.processes import begin_worker, orderly_end, usable_cores
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
@@ -85,7 +87,7 @@ def cores_for(devices: int | None) -> list[int]:
     """
     if not hasattr(os, "sched_getaffinity"):
         raise ClusterError("CPU cores can be taken as devices on Linux only; describe this machine in a TOML file.")
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable_cores()
     if devices is None:
         return cores
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= len(cores):
@@ -101,13 +103,13 @@ def run_workers(work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s
     """
     context = multiprocessing.get_context("fork")
     barrier, board = context.Barrier(len(cores)), context.Array("d", len(cores))
-    with tempfile.TemporaryDirectory(prefix="placement-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="placement-") as folder:
         started: list[tuple[Any, Connection]] = []
         try:
             for rank, core in enumerate(cores):
                 ours, theirs = context.Pipe(duplex=False)
                 worker = Worker(rank, len(cores), core, limit_s, barrier, board, folder)
-                process = context.Process(target=_main, args=(work, worker, theirs), daemon=True)
+                process = context.Process(target=_main, args=(work, worker, theirs, os.getpid()), daemon=True)
                 with warnings.catch_warnings():
                     # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
                     warnings.simplefilter("ignore", DeprecationWarning)
@@ -152,9 +154,10 @@ def _ended(core: int, code: int) -> str:
     return f"the worker on core {core} ended with {how}{hint}; try fewer devices or a smaller model."
 
 
-def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection) -> None:
+def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection, parent: int) -> None:
     """The life of a worker; its parent ends it where it must end early."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
+    begin_worker(parent)
+    sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
     os.sched_setaffinity(0, {worker.core})
     torch.set_num_threads(1)
     try:
