@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -276,7 +277,7 @@ def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
 
 
 def _limited(crew: Crew) -> dict[str, Any]:
-    """A model whose training state, 256 MB, is more than one process may have."""
+    """A model whose training state, 256 MB, is more than one process may have, beside one that may have it."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
     x = torch.randn(4, 512)
@@ -289,36 +290,52 @@ def _limited(crew: Crew) -> dict[str, Any]:
         losses, own_bytes = _placed_steps(model, layout, x, crew)
         gc.collect()
         try:
-            whole = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
-            _trained(whole.parameters(), lambda: _backward(_squares(whole(x))))
+            _whole_steps(x, 1)
             fits = True
         except (RuntimeError, MemoryError):
             fits = False
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    return {"losses": losses, "own_bytes": own_bytes, "whole_fits": fits}
+    unlimited = _whole_steps(x, N_STEPS) if crew.rank == 0 else []
+    return {"losses": losses, "unlimited": unlimited, "own_bytes": own_bytes, "whole_fits": fits}
 
 
 def _placed_steps(model: nn.Module, layout: Layout, x: torch.Tensor, crew: Crew) -> tuple[list[float], int]:
     placed = RankModule(model, layout, crew)
-    for parameter in placed.parameters():
-        nn.init.normal_(parameter, std=0.04)
-    losses = [_trained(placed.parameters(), lambda: placed.step(x)) for _ in range(2)]
+    _fill(placed)
+    losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
     own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
     model.to("meta")  # frees what it shares with the placed one
     return losses, own_bytes
 
 
-def _trained(parameters: Any, step: Callable[[], torch.Tensor]) -> float:
-    adam = torch.optim.Adam(parameters, foreach=False)
-    loss = step()
-    adam.step()
-    return loss.item()
+def _whole_steps(x: torch.Tensor, n_steps: int) -> list[float]:
+    whole = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
+    _fill(whole)
+
+    def step() -> torch.Tensor:
+        loss = _squares(whole(x))
+        loss.backward()
+        return loss.detach()
+
+    return _losses(whole.parameters(), step, n_steps)
 
 
-def _backward(loss: torch.Tensor) -> torch.Tensor:
-    loss.backward()
-    return loss.detach()
+def _fill(model: nn.Module) -> None:
+    """Each parameter with numbers of its own, whoever has it."""
+    for name, parameter in model.named_parameters():
+        torch.manual_seed(zlib.crc32(name.encode()))
+        nn.init.normal_(parameter, std=0.044)
+
+
+def _losses(parameters: Any, step: Callable[[], torch.Tensor], n_steps: int) -> list[float]:
+    adam = torch.optim.Adam(parameters, lr=1e-4, foreach=False)
+    losses = []
+    for _ in range(n_steps):
+        adam.zero_grad()
+        losses.append(step().item())
+        adam.step()
+    return losses
 
 
 def _data_bytes() -> int:
