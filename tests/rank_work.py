@@ -357,6 +357,8 @@ def _wrong(crew: Crew) -> list[str]:
         lambda: RankModule(model, layout_of(program, crew.size + 1, 7), crew),
         lambda: RankModule(model, layout_of(program, crew.size, crew.rank), crew),
         lambda: _twins(crew),
+        lambda: placed.save_optimizer("/nowhere/adam.safetensors", torch.optim.Adam([torch.ones(2)])),
+        lambda: copy.deepcopy(placed),
     ):
         try:
             act()

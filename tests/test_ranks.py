@@ -171,7 +171,7 @@ def test_checkpoints_arrive_on_the_cpu_whatever_the_default_device() -> None:
 
 
 def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
-    shape, training, folder, missing, processes, plans, twins = runs[1]["wrong"]
+    shape, training, folder, missing, processes, plans, twins, optimizer, copied = runs[1]["wrong"]
     assert "expected" in shape
     assert "expects one of a training step" in training
     assert "there is no folder /nowhere" in folder
@@ -179,6 +179,8 @@ def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
     assert "there are devices: 3, processes: 2" in processes
     assert "the ranks have different placements" in plans
     assert "shares its memory with another parameter" in twins
+    assert "has parameters that this process does not have" in optimizer
+    assert "a process's share of a model cannot be copied" in copied
 
 
 def test_a_model_that_no_process_may_hold_trains(runs: list[dict[str, Any]]) -> None:

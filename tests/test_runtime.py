@@ -380,6 +380,44 @@ def test_other_strides_than_captured(train: bool) -> None:
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+def test_a_loss_of_outputs_that_the_captured_one_leaves_alone() -> None:
+    class Losing(nn.Module):
+        """As transformers' models are with labels."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.b(self.a(x).relu())
+            return {"loss": logits.square().mean(), "logits": logits, "best": logits.argmax(-1)}
+
+    placed = placed_at_random(Losing(), (X,))
+    outputs = placed(X)
+    assert outputs["logits"].requires_grad
+    assert not outputs["best"].requires_grad
+    outputs["loss"].backward()
+    with pytest.raises(MismatchError, match=r"the loss depends on output 2 of 3, of shape \(4, 6\), and the loss"):
+        placed(X)["logits"].sum().backward()
+
+
+def test_threads_that_bring_new_batch_sizes() -> None:
+    model = Model().eval()
+    expected = {n: model(X[:1].repeat(n, 1)) for n in (2, 3, 5, 6)}
+    placed = placed_at_random(model, (X,), train=False)
+    found: dict[int, torch.Tensor] = {}
+    callers = [
+        Thread(target=lambda n=n: found.update({n: placed(X[:1].repeat(n, 1))}), daemon=True)  # type: ignore[misc]
+        for n in expected
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=60)
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
 def test_calls_from_several_threads() -> None:
     # Every call needs a thread for each device.
     placed = placed_at_random(nn.Sequential(*(nn.Linear(6, 6) for _ in range(9))), (X,), train=False, n_devices=4)

@@ -54,6 +54,10 @@ class Outputs:
     nodes: tuple[fx.Node, ...]
     tangents: Mapping[int, fx.Node] = field(default_factory=dict)
 
+    def is_differentiable(self, number: int) -> bool:
+        """Whether an output of the model has a gradient, one that the loss sends or not."""
+        return self.tensors[number].requires_grad
+
     def filled(self, tensors: Iterable[torch.Tensor]) -> Any:
         """An output like the traced one with these tensors in it."""
         return with_tensors(self.value, zip(self.tensors, tensors, strict=True))

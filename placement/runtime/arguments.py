@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from graphs.capture import Program
 from graphs.capture.record import argument_leaves
-from graphs.capture.trace import value_of
+from graphs.capture.trace import Outputs, value_of
 from graphs.errors import MismatchError
 
 
@@ -63,6 +63,26 @@ def check_states(model: nn.Module) -> None:
 def tensors_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among the leaves of the arguments."""
     return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+
+
+def tangent(outputs: Outputs, number: int, given: torch.Tensor | None, place: torch.device) -> torch.Tensor:
+    """The gradient that the user's loss sends into an output, None for none, as it was captured."""
+    node = outputs.tangents[number]
+    if given is None:
+        layout = value_of(node).layout
+        given = torch.zeros(layout.shape, dtype=layout.dtype, device=place)
+    return as_captured(given, node, place)
+
+
+def check_tangents(outputs: Outputs, given: Sequence[torch.Tensor | None]) -> None:
+    """Raises: MismatchError: the loss depends on an output that the loss of the capture does not depend on."""
+    for number, gradient in enumerate(given):
+        if gradient is not None and number not in outputs.tangents:
+            raise MismatchError(
+                f"the loss depends on output {number + 1} of {len(given)}, of shape {tuple(gradient.shape)}, and the "
+                "loss that the model was captured with does not, so that nothing is placed for its gradient; capture "
+                "the model with loss=, a function of the outputs that depends on it too."
+            )
 
 
 def as_captured(tensor: torch.Tensor, node: fx.Node, place: torch.device) -> torch.Tensor:

@@ -114,9 +114,10 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     """What an optimizer keeps for each parameter of a model, as ``name/slot``.
 
     Raises:
-        MismatchError: it keeps something else than tensors.
+        MismatchError: it keeps something else than tensors, or is of other parameters.
     """
     found = {}
+    _check_own(model, optimizer)
     for name, parameter in model.named_parameters():
         for slot, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
@@ -133,8 +134,9 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
     """Give an optimizer of some of a model's parameters the state that `optimizer_state` named.
 
     Raises:
-        MismatchError: the file is none.
+        MismatchError: the file is none, or the optimizer is of other parameters.
     """
+    _check_own(model, optimizer)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
@@ -146,6 +148,15 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
             for key in slots.get(name_of[id(parameter)], ()):
                 state.setdefault(number, {})[key.rpartition("/")[2]] = file.get_tensor(key)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _check_own(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise MismatchError(
+            f"the {type(optimizer).__name__} has parameters that this process does not have; make it of "
+            "placed.parameters()."
+        )
 
 
 def _opened(path: Path) -> Any:

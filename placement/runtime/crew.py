@@ -287,7 +287,8 @@ class Crew:
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """What ends this process ends the run, and the others say why."""
         if not self._watch.failure and isinstance(error, Exception) and self._is_here():
-            self._watch.claim(f"rank {self.rank} failed outside of a step: {kind.__name__}: {_first_line(error)}")
+            what = "" if isinstance(error, RankError) else f" failed outside of a step: {kind.__name__}"
+            self._watch.claim(f"rank {self.rank}{what}: {_first_line(error)}")
         self._before(kind, error, trace)
 
     def _is_here(self) -> bool:

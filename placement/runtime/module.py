@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.record import Loss, argument_leaves
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.runtime.arguments import as_captured, check_data, tensors_of
+from placement.runtime.arguments import as_captured, check_data, check_tangents, tangent, tensors_of
 from placement.runtime.functional import uninitialised
 from placement.runtime.layout import Key, Layout
 from placement.runtime.routines import Routines, compile_routines
@@ -37,6 +38,7 @@ class PlacedModule(StandIn):
         self._states = States(model)
         self._steps: dict[Layout, _Step] = {}
         self._variants = Variants(model, layout, loss)
+        self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
         self._take_mode()
         move_states(layout, self._states)
 
@@ -44,15 +46,15 @@ class PlacedModule(StandIn):
         leaves = argument_leaves(self._model, args, kwargs)
         inputs = tensors_of(leaves)
         check_data(inputs)
-        step = self._step_for(args, kwargs, leaves)
-        run = _Run(self, step, inputs)
-        trace = step.layout.step.program.trace
-        if step.layout.step.program.train and torch.is_grad_enabled():
-            self._check_gradients(inputs)
+        with self._capturing:
+            step = self._step_for(args, kwargs, leaves)
+            trace = step.layout.step.program.trace
             parameters = [self._states[trace.states[p].name] for p, _ in trace.gradients]
-            tensors = _Differentiable.apply(run, *parameters)  # type: ignore[no-untyped-call]
-        else:
-            tensors = run.forward(with_backward=False)
+            if is_differentiated := step.layout.step.program.train and torch.is_grad_enabled():
+                self._check_gradients(inputs)
+        run = _Run(self, step, inputs)
+        differentiable: Any = _Differentiable.apply
+        tensors = differentiable(run, *parameters) if is_differentiated else run.forward(with_backward=False)
         assert trace.outputs is not None
         return trace.outputs.filled(tensors)
 
@@ -140,14 +142,17 @@ class _Run:
         self._given, self._drawn, self._inputs = [], {}, {}
         return list(kept.values())
 
-    def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def backward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> dict[str, torch.Tensor]:
         found = dict(zip(self._kept, kept, strict=True))
         outputs = self.layout.step.program.trace.outputs
         assert outputs is not None
+        check_tangents(outputs, tangents)
 
         def lookup(device: int, key: Key) -> Any:
             if key[0] == "tangent":
-                return as_captured(tangents[key[1]], outputs.tangents[key[1]], self.layout.places[device])
+                return tangent(outputs, key[1], tangents[key[1]], self.layout.places[device])
             return found[device, key]
 
         given = self._placed._team.run(self._step.routines(True), 1, self._exchange, lookup)
@@ -166,7 +171,8 @@ class _Run:
 
     def _state(self, device: int, name: str) -> torch.Tensor:
         program = self.layout.step.program
-        found = self._placed._states.get(name)
+        with self._placed._capturing:
+            found = self._placed._states.get(name)
         if found is None:
             found = program.constants[name]
         place = self.layout.places[device]
@@ -190,12 +196,13 @@ class _Differentiable(torch.autograd.Function):
         # So that autograd frees them, and notices when they have been changed in place.
         ctx.save_for_backward(*kept)
         tensors = _own_objects(tensors, (*parameters, *kept))
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if i not in trace.outputs.tangents))
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if not trace.outputs.is_differentiable(i)))
+        ctx.set_materialize_grads(False)
         return tuple(tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         trace = ctx.run.layout.step.program.trace
         found = ctx.run.backward(ctx.saved_tensors, tangents)
         return (None, *(found[trace.states[p].name] for p, _ in trace.gradients))
@@ -206,7 +213,7 @@ def _own_objects(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
     taken = {id(tensor) for tensor in others}
     found = []
     for tensor in tensors:
-        own = tensor.detach() if id(tensor) in taken else tensor
+        own = tensor.detach() if id(tensor) in taken or isinstance(tensor, nn.Parameter) else tensor
         taken.add(id(own))
         found.append(own)
     return found

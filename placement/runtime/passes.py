@@ -10,7 +10,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
-from placement.runtime.arguments import as_captured
+from placement.runtime.arguments import as_captured, check_tangents, tangent
 from placement.runtime.carrier import Carrier, Way, ways_of
 from placement.runtime.crew import Crew
 from placement.runtime.direct import Pair
@@ -105,15 +105,18 @@ class Pass:
         self._given, self._drawn, self._inputs = {}, {}, {}
         return list(found.values())
 
-    def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def backward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> dict[str, torch.Tensor]:
         """The gradients of this rank's parameters by name."""
-        self._link.begin(self.compiled.sent[1])
-        taken: dict[Key, Any] = dict(zip(self._kept, kept, strict=True))
         outputs = self.compiled.layout.step.program.trace.outputs
         assert outputs is not None
+        check_tangents(outputs, tangents)
+        self._link.begin(self.compiled.sent[1])
+        taken: dict[Key, Any] = dict(zip(self._kept, kept, strict=True))
         for key in self._routine(1).takes:
             if key[0] == "tangent":
-                taken[key] = as_captured(tangents[key[1]], outputs.tangents[key[1]], self._place)
+                taken[key] = tangent(outputs, key[1], tangents[key[1]], self._place)
         given = self._run(1, taken)
         self._settle(given.values())
         return _gradients(given)
@@ -194,12 +197,13 @@ class Differentiable(torch.autograd.Function):
         ctx.run, ctx.names = run, names
         # So that autograd frees them, and notices when they have been changed in place.
         ctx.save_for_backward(*run.keep())
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if i not in outputs.tangents))
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if not outputs.is_differentiable(i)))
+        ctx.set_materialize_grads(False)
         return tuple(tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         found = ctx.run.backward(ctx.saved_tensors, tangents)
         states = ctx.run.compiled.layout.step.program.states
         ties = {name: state.names for state in states for name in state.names}

@@ -103,6 +103,12 @@ class RankModule(StandIn):
         add_gradients(self, gradients)
         return loss
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
+        raise MismatchError(
+            "a process's share of a model cannot be copied; save() writes the model, gathered_state_dict() gives its "
+            "tensors."
+        )
+
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def gathered_state_dict(self) -> dict[str, torch.Tensor]:

@@ -37,18 +37,20 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     example = _moved(_example(description), torch.device(description["place"]))
     torch.manual_seed(description["seed"])
     try:
-        found = _first_step(example.model, example, description["train"])
+        computed = _first_step(example.model, example, description["train"])
     except Exception as error:
         raise MismatchError(
             f"{description['model']} fails on its own inputs ({reason_of(error)}); first make it run as it is."
         ) from error
     copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in computed.items()
     }
     save_file(copies, description["reference"])
-    del copies
-    del found
-    return _timed(_step_of(example.model, example, description["train"]), description, crew)
+    del copies, computed
+    tensors = {id(tensor): tensor for tensor in (*example.model.parameters(), *example.model.buffers())}
+    kept_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    found = _timed(_step_of(example.model, example, description["train"]), description, crew)
+    return found | {"kept_bytes": kept_bytes}
 
 
 def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
