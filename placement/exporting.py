@@ -75,7 +75,7 @@ def export(
 def _document(result: Result) -> dict[str, Any]:
     assert result.placement is not None  # it is feasible
     assert result.order is not None
-    graph, cluster = result.graph, result.cluster
+    graph, cluster, transfers = result.graph, result.cluster, result.transfer_order
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -92,5 +92,5 @@ def _document(result: Result) -> dict[str, Any]:
             module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
         },
         "order": {device: list(ops) for device, ops in result.order.items()},
-        "transfer_order": [list(transfer) for transfer in result.transfer_order] if result.transfer_order else None,
+        "transfer_order": None if transfers is None else [list(transfer) for transfer in transfers],
     }

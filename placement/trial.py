@@ -131,9 +131,8 @@ def try_out(
         # The host's CPU beside GPUs is one device: it was measured with all its cores.
         pinned = all(place == "cpu" for place in places.values())
         (single,) = launch(f"{_WORK}plain", description, [places[names[0]]], pinned=pinned, stdout=_STDERR)
-        if by_module:
-            # One process drives all devices; with a GPU among them it is not kept to one core.
-            ran_on, kind = [next((place for place in places.values() if place != "cpu"), "cpu")], "by_module"
+        if by_module:  # one process drives all devices
+            ran_on, kind = [places[names[0]]], "by_module"
         else:
             ran_on, kind = [places[name] for name in names], "plain" if len(names) == 1 else "placed"
         ranks = launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR)

@@ -11,7 +11,6 @@ import linecache
 import multiprocessing
 import os
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,10 +30,10 @@ from placement.runtime.launch import met_store, new_store, reason_of
 from placement.runtime.layout import Layout
 from placement.runtime.measure import measure_step
 from placement.runtime.passes import CompiledPass, Pass
-from placement.runtime.processes import begin_worker
 from placement.runtime.ranks import add_gradients
 from placement.runtime.shares import keepers
 from placement.runtime.states import States
+from placement.runtime.workers import begin_on_core
 
 _START_S = 120.0  # until all processes have met
 _CPU = torch.device("cpu")
@@ -194,10 +193,7 @@ class Bench:
 
 def _live(subject: Subject, rank: int, size: int, core: int, pipe: Connection, parent: int) -> None:
     """The life of a worker."""
-    begin_worker(parent)
-    sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
+    begin_on_core(core, parent)
     gc.freeze()  # what came with the fork is nobody's garbage here
     try:
         port = pipe.recv()

@@ -116,8 +116,8 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     Raises:
         MismatchError: it keeps something else than tensors, or is of other parameters.
     """
-    found = {}
     _check_own(model, optimizer)
+    found = {}
     for name, parameter in model.named_parameters():
         for slot, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):

@@ -47,10 +47,8 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     }
     save_file(copies, description["reference"])
     del copies, computed
-    tensors = {id(tensor): tensor for tensor in (*example.model.parameters(), *example.model.buffers())}
-    kept_bytes = sum(tensor.nbytes for tensor in tensors.values())
     found = _timed(_step_of(example.model, example, description["train"]), description, crew)
-    return found | {"kept_bytes": kept_bytes}
+    return found | {"kept_bytes": _own_bytes(example.model)}
 
 
 def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
@@ -64,9 +62,7 @@ def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     outputs = reference.keys() - gradients
     own = {
         "outputs_equal": all(equal(found[name], reference[name]) for name in outputs),
-        "gradients_equal": all(
-            name in found and name in reference and equal(found[name], reference[name]) for name in gradients
-        ),
+        "gradients_equal": all(equal_gradients(found.get(name), reference.get(name)) for name in gradients),
         "kept_bytes": _kept_bytes(model, result, list(description["devices"])),
     }
     del found, reference
@@ -98,9 +94,8 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     del reference
 
     run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
-    kept_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     found = _timed(_with_update(run, optimizer), description, crew)
-    found |= {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": kept_bytes}
+    found |= {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": _own_bytes(module)}
     if description["recorded"]:
         update = None if optimizer is None else optimizer.step
         found["recorded"] = record_steps(module, run, update, crew, description["recorded"])
@@ -140,6 +135,11 @@ def _with_update(run: Callable[[], None], optimizer: torch.optim.Optimizer | Non
             optimizer.step()
 
     return step
+
+
+def _own_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers that a process has."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _kept_bytes(model: nn.Module, result: Result, devices: list[str]) -> dict[str, int]:

@@ -95,6 +95,14 @@ def cores_for(devices: int | None) -> list[int]:
     return cores[:devices]
 
 
+def begin_on_core(core: int, parent: int) -> None:
+    """As `begin_worker`, for a forked process that computes on one core."""
+    begin_worker(parent)
+    sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+
+
 def run_workers(work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s: float = 600.0) -> list[ResultT]:
     """What `work` returns in a process on each core, by rank.
 
@@ -156,10 +164,7 @@ def _ended(core: int, code: int) -> str:
 
 def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection, parent: int) -> None:
     """The life of a worker; its parent ends it where it must end early."""
-    begin_worker(parent)
-    sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
-    os.sched_setaffinity(0, {worker.core})
-    torch.set_num_threads(1)
+    begin_on_core(worker.core, parent)
     try:
         answer = True, work(worker)
     except PlacementError as error:
