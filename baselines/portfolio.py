@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from baselines.no_fit import none_fits
 from baselines.plan import Method, Plan
 from baselines.search import Budget, Search
 from env.problem import LATENCY, THROUGHPUT, Problem
@@ -52,7 +53,7 @@ def candidates(problem: Problem, seed: int, methods: Mapping[str, Method], budge
     there is always a good answer.
 
     Raises:
-        InfeasibleError: none of them fits; the reason of the first.
+        InfeasibleError: none of them fits; the reason of the one that came nearest.
     """
     scorer = Scorer(problem)
     quick_first = sorted(methods, key=lambda name: name not in STARTS[problem.objective])
@@ -82,7 +83,7 @@ def candidates(problem: Problem, seed: int, methods: Mapping[str, Method], budge
             found += [candidate for future in ended if (candidate := future.result()) is not None]
             budget.spend(len(ended))
     if not found:
-        raise next(reasons[name] for name in methods if name in reasons)
+        raise none_fits({name: reasons[name] for name in methods if name in reasons})
     rank = {name: k for k, name in enumerate(methods)}
     return sorted(found, key=lambda candidate: (candidate.value_s, rank[candidate.method]))
 

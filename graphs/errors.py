@@ -59,7 +59,15 @@ class MismatchError(PlacementError, ValueError):
 
 
 class InfeasibleError(PlacementError):
-    """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free."""
+    """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free.
+
+    Attributes:
+        missing_bytes: what the nearest attempt at a placement was short of on one device; None where there was none.
+    """
+
+    def __init__(self, message: str, missing_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
 
 
 class RankError(PlacementError):

@@ -17,6 +17,8 @@ from baselines.search import Budget
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.loads import held_reason, loads
+from env.memory_advice import after_a_search
+from env.memory_bounds import working_set_bytes
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
@@ -95,7 +97,7 @@ class Solver:
         try:
             chosen, plan, bound_s = self._plan(method, budget)
         except InfeasibleError as error:
-            chosen, plan, bound_s = method, str(error), 0.0
+            chosen, plan, bound_s = method, self._failed(method, error), 0.0
         return self.result(
             plan,
             method,
@@ -106,6 +108,12 @@ class Solver:
             interrupted=budget.interrupted,
             began_s=began,
         )
+
+    def _failed(self, method: str, error: InfeasibleError) -> str:
+        """Why a method found nothing, with advice where it is one that searches."""
+        if method in HEURISTICS:
+            return str(error)
+        return f"{error} {after_a_search(self.problem, working_set_bytes(self.problem))}"
 
     def result(
         self,

@@ -264,7 +264,8 @@ def test_an_op_too_large_for_every_device_is_named() -> None:
     ops = [op("small", 1.0), op("huge", 1.0, kept_bytes=900, workspace_bytes=200)]
     needed, free = "1.1 kB (1100 bytes)", "1 kB (1000 bytes)"
     assert bound(ops, [], equal(3)).memory_reason == (
-        f"op 'huge' needs {needed} on one device, where the largest that suits, d0, has {free} free."
+        f"op 'huge' needs {needed} on one device, where the largest that suits, d0, has {free} free: "
+        "100 bytes too little, however many such devices there are; it would fit with half precision (550 bytes)."
     )
 
 
@@ -279,8 +280,10 @@ def test_more_kept_than_all_devices_hold_is_said() -> None:
     ops = [op(f"op{i}", 1.0, kept_bytes=600) for i in range(4)]
     reason = bound(ops, [], equal(2)).memory_reason
     assert reason is not None
-    assert "keep 2.4 kB (2400 bytes)" in reason
-    assert "2 kB (2000 bytes) are free" in reason
+    assert "keeps 2.4 kB" in reason
+    assert "the 2 devices of 'test' have 2 kB (2000 bytes) free together: 400 bytes too little" in reason
+    assert "at least 3 such devices or 2 with half precision (1.2 kB kept)" in reason
+    assert "only on" not in reason  # no op is restricted
 
 
 def test_more_pinned_than_its_kind_holds_is_said() -> None:

@@ -77,7 +77,7 @@ def compare(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
-        from placement.methods import METHODS, check_options, default_methods
+        from placement.methods import AUTO, METHODS, check_options, default_methods
         from placement.sources import cluster_for
     names = None if methods is None else _names(methods)
     if names is not None and not names:
@@ -122,7 +122,7 @@ def compare(
 
         emit_rich(*comparison_table(found), headline(found), *written, f"again: {found.command}")
     if found.best is None:
-        first = found.results[0]
+        first = next((result for result in found.results if result.method == AUTO), found.results[0])
         raise InfeasibleError(f"no method found a placement that fits; {first.method}: {first.reason}")
 
 
@@ -156,7 +156,7 @@ def optimize(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
-        from placement.methods import check_options
+        from placement.methods import HEURISTICS, check_options
         from placement.sources import cluster_for
     with usage_errors():
         check_options([method], seed, objective, priority, budget_s, evaluations)
@@ -194,7 +194,8 @@ def optimize(
     elif result.feasible:
         emit(result.summary() + (f"\nsaved to {output}" if output is not None else ""))
     if not result.feasible:
-        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
+        others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
+        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")
 
 
 def verify(
