@@ -19,6 +19,14 @@ LATENCY, THROUGHPUT = "latency", "throughput"
 OBJECTIVES = (LATENCY, THROUGHPUT)
 
 
+def scope(objective: str) -> str:
+    """What "optimal", bound and gap refer to."""
+    return {
+        LATENCY: "among placements that split no op and overlap no steps",
+        THROUGHPUT: "among placements that split no op",
+    }[objective]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """The cost model of docs/score.md applied to a graph and a cluster (n ops, m tensors, D devices).

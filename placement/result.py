@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from env.cluster import Cluster
-from env.problem import THROUGHPUT
+from env.problem import THROUGHPUT, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
@@ -159,7 +159,7 @@ class Result:
         lines = [
             head,
             f"step time    {format_seconds(self.step_time_s)} on {len(used)} of {self.cluster.n_devices} devices",
-            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%}",
+            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%} {scope(self.objective)}",
             f"peak memory  {peaks}",
             f"moved        {format_bytes(self.bytes_moved)} between devices",
         ]

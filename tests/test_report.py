@@ -34,6 +34,7 @@ from placement.report.words import format_percent, headline
 from placement.result import Result
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
+SCOPE = "among placements that split no op and overlap no steps"
 METHODS = ("single_device", "heft", "expert", "round_robin", "sequential_fill")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -95,23 +96,25 @@ def test_headline_names_the_winner_and_the_distance(comparison: Comparison) -> N
     assert speedup is not None
     assert speedup > 1.5
     gap = format_percent(best.gap)
-    assert (
-        headline(comparison) == f"{best.method} is {speedup:.2f}× faster than one device, at most {gap} from optimal."
+    assert headline(comparison) == (
+        f"{best.method} is {speedup:.2f}× faster than one device, at most {gap} from optimal {SCOPE}."
     )
+    page = render_html(comparison, "placement compare")
+    assert page.count(SCOPE) >= 2  # in the headline and beside the gap
 
 
 def test_headline_says_when_one_device_is_best() -> None:
     chain = generators.layered(30, seed=0, ccr=50.0)
     joined = generators.fork_join(30, seed=1, ccr=50.0)  # no part of it stands alone
     everything = compare(joined, _cluster(bytes_per_s=1e3), evaluations=200)
-    assert headline(everything) == "One device is best: no method is faster, and it is proven optimal."
+    assert headline(everything) == f"One device is best: no method is faster, and it is proven optimal {SCOPE}."
     found = compare(chain, _cluster(bytes_per_s=1e3), METHODS)
     assert headline(found).startswith("None of sequential_fill, heft, expert and round_robin is faster than one device")
     without = compare(chain, _cluster(bytes_per_s=1e3), ["round_robin"])
     single_s = found.single_device_s
     assert single_s is not None
     gap = format_percent((single_s - found.lower_bound_s) / single_s)
-    assert headline(without).endswith(f"it is at most {gap} from optimal.")
+    assert headline(without).endswith(f"it is at most {gap} from optimal {SCOPE}.")
 
 
 def test_headline_without_one_device_or_without_anything(comparison: Comparison) -> None:

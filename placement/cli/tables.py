@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
+from env.problem import scope
 from graphs.units import format_bytes, format_seconds
 from placement.methods import measure
 from placement.report.words import format_percent
@@ -92,7 +93,8 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
             best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})",
             ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
         )
-    return [f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges", table, *reasons]
+    note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
+    return [f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges", table, *reasons, note]
 
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
@@ -113,7 +115,8 @@ def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[Renderable
         )
     note = (
         f"one device: op times on a {device} one after the other, whether they fit its memory or not; best speed-up: "
-        "that over the critical path, so no number of these devices can do better."
+        "that over the critical path, so no number of these devices can do better "
+        "without splitting ops or overlapping steps."
     )
     return [table, Text(note, style="dim")]
 

@@ -269,6 +269,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 
 
 def _summary(found: Training) -> Iterator[str]:
+    from env.problem import LATENCY, scope
     from graphs.units import format_seconds
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
@@ -279,7 +280,8 @@ def _summary(found: Training) -> Iterator[str]:
                 predicted = format_seconds(result.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
             yield f"{label}: {figures}: {path}"
-    how = "proven optimal after" if found.proven else "interrupted after" if found.interrupted else "trained on"
+    proven = f"proven optimal {scope(LATENCY)} after"
+    how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:

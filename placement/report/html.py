@@ -14,7 +14,7 @@ from os import PathLike
 from string import Template
 
 from env.cluster import UNLIMITED_BYTES
-from env.problem import Problem
+from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
@@ -79,9 +79,8 @@ def _tiles(comparison: Comparison) -> str:
             tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))
     tiles.append(("lower bound", format_seconds(comparison.lower_bound_s), "no placement can be faster"))
     if best is not None and best.gap is not None:
-        tiles.append(
-            ("gap", format_percent(best.gap), "at most so far from optimal" if best.gap > NO_GAP else "proven optimal")
-        )
+        distance = "at most so far from optimal" if best.gap > NO_GAP else "proven optimal"
+        tiles.append(("gap", format_percent(best.gap), f"{distance} {scope(comparison.objective)}"))
     tiles.append(("graph", f"{graph.n_ops:,} ops", f"{graph.n_edges:,} edges"))
     return "\n".join(
         f'<div class="tile"><dt>{label}</dt><dd>{escape(value)}</dd><dd class="under">{escape(note)}</dd></div>'
