@@ -82,6 +82,6 @@ class UnknownNameError(PlacementError, ValueError):
         plain = {v.casefold(): v for v in reversed(self.valid)}
         asked = name.casefold()
         near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
-        near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.4)]
+        near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)]
         hint = f", did you mean {near[0]!r}?" if near else "."
         super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placement.cli import options
 from placement.cli.measuring import measured_cluster
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
 
 
 def models(
@@ -147,17 +150,32 @@ def capture(
         from graphs.files import save_graph
 
         save_graph(captured, output)
-    figures = {
-        "graph": captured.name,
-        "hash": captured.hash,
-        "ops": captured.n_ops,
-        "edges": captured.n_edges,
-        "flops": float(captured.flops.sum()),
-        "bytes_moved": float(captured.bytes_moved.sum()),
-        "kept_bytes": int(captured.kept_bytes.sum()),
-        "file": None if output is None else str(output),
-    }
+    figures = _figures(captured) | {"file": None if output is None else str(output)}
     if as_json:
         emit_json(figures)
-    else:
-        emit(f"{captured.name}: {captured.n_ops:,} ops, {captured.n_edges:,} edges, saved to {output}")
+        return
+    from placement.cli.tables import graph_figures
+
+    emit_rich(*graph_figures(captured, figures), f"saved to {output}")
+
+
+def _figures(graph: OpGraph) -> dict[str, Any]:
+    from graphs.kept import kept
+    from placement.potential import peak_bytes, reference_device
+
+    parts = kept(graph)
+    return {
+        "graph": graph.name,
+        "hash": graph.hash,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "flops": float(graph.flops.sum()),
+        "bytes_moved": float(graph.bytes_moved.sum()),
+        "kept_bytes": parts.total_bytes,
+        "parameter_bytes": parts.parameter_bytes,
+        "gradient_bytes": parts.gradient_bytes,
+        "optimizer_bytes": parts.optimizer_bytes,
+        "optimizer": None if parts.optimizer is None else parts.optimizer.name,
+        "activation_bytes": parts.activation_bytes,
+        "peak_bytes": peak_bytes(graph, reference_device()),
+    }

@@ -51,7 +51,8 @@ Dims = Annotated[
         "--dim",
         metavar="NAME=SIZE",
         show_default=False,
-        help="Size of a symbolic dimension of an ONNX model, or batch=SIZE of a built-in model; repeatable.",
+        help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, or a keyword argument of "
+        "file.py:function; repeatable.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]

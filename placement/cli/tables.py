@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -13,11 +13,13 @@ from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.problem import scope
+from graphs.kept import kept
 from graphs.units import format_bytes, format_seconds
 from placement.methods import measure
 from placement.report.words import format_percent
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
     from placement.result import Result
     from placement.what_if import WhatIf
@@ -95,6 +97,17 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
         )
     note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
     return [f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges", table, *reasons, note]
+
+
+def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[RenderableType]:
+    """Size, work and memory of a captured graph, a line each."""
+    saved = figures["activation_bytes"]
+    held = f"; {format_bytes(saved)} of activations wait for the backward pass" if saved else ""
+    return [
+        f"{graph.name}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {format_count(figures['flops'])}FLOP",
+        f"kept all step  {kept(graph).words()}",
+        f"on one device  {format_bytes(figures['peak_bytes'])} at its peak{held}",
+    ]
 
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
