@@ -303,7 +303,7 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
     known = ("name", "summary", "source", "communication", "devices", "links")
     for key in data:
         if key not in known:
-            raise ClusterError(f"a cluster has unknown key {key!r}; known: {', '.join(known)}.")
+            raise _unknown_key("a cluster", key, known)
     for key in ("devices", "links"):
         entries = data.get(key, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
@@ -339,12 +339,19 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     fields = kind.__dataclass_fields__
     unknown = set(entry) - set(fields)
     if unknown:
-        raise ClusterError(f"{what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
+        # A link in TOML may give both its directions at once.
+        raise _unknown_key(what, min(unknown), (*fields, "between") if kind is Link else fields)
     needed = [key for key, described in fields.items() if described.default is MISSING]
     for key in needed:
         if key not in entry:
             raise ClusterError(f"{what} has no {key!r}; expected at least {', '.join(needed)}.")
     return kind(**entry)
+
+
+def _unknown_key(what: str, key: str, known: Iterable[str]) -> ClusterError:
+    near = difflib.get_close_matches(key, known := tuple(known), n=1)
+    hint = f", did you mean {near[0]!r}? Known" if near else "; known"
+    return ClusterError(f"{what} has unknown key {key!r}{hint}: {', '.join(known)}.")
 
 
 def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:

@@ -19,10 +19,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class PlacementError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose.
+
+    Attributes:
+        on_command_line: the sentence with advice for the command line, where the message has some for Python; or empty.
+    """
+
+    on_command_line: str = ""
+
+    def but_on_command_line(self, sentence: str) -> Self:
+        """This error, with another sentence for the command line."""
+        self.on_command_line = sentence
+        return self
 
 
 class GraphError(PlacementError, ValueError):

@@ -16,7 +16,7 @@ from graphs.opgraph import OpGraph
 from placement.methods import POLICY_FILE, check_options, default_methods, supports
 from placement.optimization import check_problem
 from placement.ranking import SINGLE, ranked, ties
-from placement.result import Result, relative_gap, versions
+from placement.result import OWN_ORDER, Result, relative_gap, versions
 from placement.solver import Solver
 
 Progress = Callable[[str, int, int], None]
@@ -159,6 +159,25 @@ def compare(
         unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
         single_device_s=single.objective_s,
         versions=versions(),
+    )
+
+
+def with_one_device(result: Result) -> Comparison:
+    """A feasible result beside the best single device, for a report of it."""
+    priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
+    single = Solver(result.graph, result.cluster, result.seed, result.objective, priority).solve(SINGLE)
+    results = {SINGLE: _against(single, result.lower_bound_s), result.method: result}
+    return Comparison(
+        graph=result.graph,
+        cluster=result.cluster,
+        objective=result.objective,
+        lower_bound_s=result.lower_bound_s,
+        seed=result.seed,
+        results=ranked(results.values()),
+        unsupported=(),
+        single_device_s=single.objective_s,
+        versions=result.versions,
+        command=result.command,
     )
 
 

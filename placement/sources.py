@@ -266,6 +266,11 @@ def read_cluster(argument: str) -> Cluster:
     if argument not in PRESETS and (argument.endswith(".toml") or os.path.exists(argument)):
         return Cluster.from_toml(argument)
     if argument not in PRESETS:
+        if "," in argument:
+            raise ClusterError(
+                f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
+                f"--clusters {argument}`."
+            )
         raise UnknownNameError("cluster", argument, (*PRESETS, LOCAL))
     return Cluster.preset(argument)
 

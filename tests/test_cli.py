@@ -96,7 +96,8 @@ OPTIONS = {
     "optimize": [
         *COMMON,
         *SEARCHING,
-        *["--cluster", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "-o", "GRAPH"],
+        *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
+        *["-o", "GRAPH"],
     ],
     "apply": [
         *[
@@ -119,8 +120,8 @@ OPTIONS = {
     "export": ["--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--from-scratch", "--log-dir", "--output", "--policy"],
-        *["--from", "--preset", "--restart", "--scorer", "--seed", "--timesteps", "-o", "GRAPHS"],
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }
 
@@ -143,6 +144,8 @@ def test_help(call: Call, command: str) -> None:
     assert f"Usage: placement {command}".strip() in out
     for option in OPTIONS.get(command, []):
         assert option in out or option.isupper()
+    assert "<" not in out  # no <bool> and no <list[str]>
+    assert "[[" not in out
 
 
 def test_no_arguments_is_help(call: Call) -> None:
@@ -228,7 +231,12 @@ def test_capture_saves_a_graph(call: Call, graph_file: Path, tmp_path: Path) -> 
     path = tmp_path / "again.json"
     code, out, err = call("capture", graph_file, "-o", path)
     assert (code, err) == (0, "")
-    assert out == f"branches: 4 ops, 4 edges, saved to {path}\n"
+    assert out.splitlines() == [
+        "branches: 4 ops, 4 edges, 0 FLOP",
+        "kept all step  4.19 MB",
+        "on one device  4.2 MB at its peak",
+        f"saved to {path}",
+    ]
     assert load_json_graph(path) == branches()
     document = json.loads(call("capture", path, "--json")[1])
     assert (document["ops"], document["hash"]) == (4, branches().hash)
@@ -281,7 +289,8 @@ def test_errors_in_a_users_file_are_one_sentence(call: Call, tmp_path: Path) -> 
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(7)\n", encoding="utf-8")
     for words, fragments in {
         "mine.py:nett": ["unknown function in mine.py 'nett', did you mean 'net'?"],
-        "mine.py:NUMBER": ["unknown function in mine.py 'NUMBER'"],
+        "mine.py:NUMBER": ["unknown function in mine.py 'NUMBER'. Valid"],  # nothing is near
+        "mine.py:net --dim batch=3": ["mine.py:net has no parameter 'batch' for --dim batch=3, it takes no arguments"],
         "mine.py:wrong": ["mine.py:wrong returned a int; expected (model, args)"],
         "mine.py:broken": ["mine.py:broken failed (line 17) with ZeroDivisionError: division by zero"],
         "mine.py:graph --train": ["--train is for models"],
@@ -304,7 +313,7 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         "noise.bin": ["noise.bin is of no known format"],
         f"{graph_file} --train": ["--train is for models"],
         f"{graph_file} --granularity module": ["--granularity is for models"],
-        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX and built-in models"],
+        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models and file.py:function"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
         "alexnet --granularity layer": ["unknown granularity 'layer'"],
     }.items():
@@ -567,7 +576,7 @@ def fan_file(tmp_path: Path) -> Path:
     return tmp_path / "fan.json"
 
 
-TRAIN = ("--cluster", "2xK40-pcie", "--policy", "ppo", "--timesteps", 64, "-o", "policy.zip")
+TRAIN = ("--cluster", "2xK40-pcie", "--policy", "ppo", "--evaluations", 64, "-o", "policy.zip")
 
 
 def test_train_then_use_the_policy(call: Call, fan_file: Path, tmp_path: Path) -> None:
@@ -623,7 +632,7 @@ def test_bad_training(call: Call, fan_file: Path, graph_file: Path, tmp_path: Pa
         f"train {fan_file} {' '.join(map(str, TRAIN))} --preset papr": ["did you mean 'paper'?"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --preset paper": ["ppo has no preset 'paper'"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --budget-s nan": ["a finite number of seconds"],
-        f"train {fan_file} {' '.join(map(str, TRAIN))} --timesteps -1": ["--timesteps"],
+        f"train {fan_file} {' '.join(map(str, TRAIN))} --evaluations -1": ["--evaluations"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --log-dir {fan_file}": ["is a file; give a folder"],
         f"train {fan_file} --cluster 4xV100-pcie": ["--output"],
         f"train {fan_file} --cluster 4xV100-pcie -o {fan_file}": ["is also what the command reads"],
@@ -692,7 +701,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_killed_training_goes_on_to_the_same_policy(call: Call, fan_file: Path, tmp_path: Path) -> None:
     """kill -9, and the same command again: weights and placement are those of a run that nobody touched."""
-    words = ["train", fan_file.name, *TRAIN[:4], "--timesteps", 320, "-o", "policy.zip", "--checkpoint-every-s", 0]
+    words = ["train", fan_file.name, *TRAIN[:4], "--evaluations", 320, "-o", "policy.zip", "--checkpoint-every-s", 0]
     assert call(*words)[0] == 0
     cut = tmp_path / "cut"
     cut.mkdir()

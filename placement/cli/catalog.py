@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False, help="Which models; all by default.")
+        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")
     ] = None,
     train: options.Train = False,
     as_json: options.Json = False,
@@ -67,7 +67,7 @@ def clusters(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|FILE]", show_default=False, help="Show this cluster in full; all of them by default."
+            metavar="NAME|FILE", show_default=False, help="Show this cluster in full; all of them by default."
         ),
     ] = None,
     as_json: options.Json = False,

@@ -33,10 +33,9 @@ def _explain(error: Exception) -> int:
         return _say(_usage_sentence(error), BAD_INPUT)
     from graphs.errors import InfeasibleError, PlacementError
 
-    if isinstance(error, InfeasibleError):
-        return _say(str(error), INFEASIBLE)
     if isinstance(error, PlacementError):
-        return _say(str(error), BAD_INPUT)
+        sentence = error.on_command_line or str(error)
+        return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
     raise error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placement.cli import options
+from placement.cli import completion, options
 from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress, usage_errors
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.cli.executing import Running
     from placement.comparison import Comparison
+    from placement.result import Result
     from placement.sources import Source
 
 
@@ -29,6 +30,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
+            autocompletion=completion.methods,
             show_default=False,
             help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
@@ -41,7 +43,11 @@ def compare(
     clusters: Annotated[
         str | None,
         typer.Option(
-            "--clusters", metavar="A,B,...", show_default=False, help="What if: one row for each of these clusters."
+            "--clusters",
+            metavar="A,B,...",
+            autocompletion=completion.clusters,
+            show_default=False,
+            help="What if: one row for each of these clusters.",
         ),
     ] = None,
     sweep: Annotated[
@@ -58,18 +64,8 @@ def compare(
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
     dims: options.Dims = None,
     as_json: options.Json = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", show_default=False, help="Write the best schedule as a trace for Perfetto."
-        ),
-    ] = None,
+    html: options.Html = None,
+    trace: options.Trace = None,
     output: options.Output = None,
 ) -> None:
     """Place a graph with every method, side by side, against a lower bound."""
@@ -134,6 +130,7 @@ def optimize(
         typer.Option(
             "--method",
             metavar="NAME",
+            autocompletion=completion.methods,
             help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
             "search and exact solvers, keeping the best.",
         ),
@@ -149,10 +146,12 @@ def optimize(
     dims: options.Dims = None,
     scorer: options.ScorerOption = options.DEFAULT_SCORER,
     as_json: options.Json = False,
+    html: options.Html = None,
+    trace: options.Trace = None,
     output: options.Output = None,
 ) -> None:
     """Find a placement, and save it with everything needed to replay and verify it."""
-    check_outputs(output, inputs=[graph, cluster])
+    check_outputs(html, trace, output, inputs=[graph, cluster])
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
@@ -187,12 +186,11 @@ def optimize(
         **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
     }
     result = dataclasses.replace(result, command=command_line("optimize", [graph], settings, dims))
-    if output is not None and result.feasible:
-        result.save(output)
+    written = list(_write_result(result, html, trace, output)) if result.feasible else []
     if as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        emit(result.summary() + (f"\nsaved to {output}" if output is not None else ""))
+        emit("\n".join([result.summary(), *written]))
     if not result.feasible:
         others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")
@@ -325,6 +323,24 @@ def _read(graph: str, train: bool, granularity: str, dims: list[str] | None) -> 
         from placement.sources import read_source
 
         return read_source(graph, train=train, granularity=granularity, dims=sizes)
+
+
+def _write_result(result: Result, html: Path | None, trace: Path | None, output: Path | None) -> Iterator[str]:
+    """Write the files asked for of one result; yields a sentence about each."""
+    if html is not None:
+        from placement.comparison import with_one_device
+        from placement.report import write_html
+
+        write_html(with_one_device(result), html, result.command)
+        yield f"report: {html}"
+    if trace is not None:
+        from placement.report import write_trace
+
+        write_trace(result, trace)
+        yield f"trace: {trace}"
+    if output is not None:
+        result.save(output)
+        yield f"saved to {output}"
 
 
 def _write(found: Comparison, html: Path | None, trace: Path | None, output: Path | None) -> Iterator[str]:

@@ -157,14 +157,15 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             f"{format_bytes(device.memory_bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),
         )
-    links = _table("link", "to", "bandwidth", "latency", left=("to",))
+    links = _table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
     for link in cluster.links:
         rate = (
             "unlimited"
             if link.bandwidth_bytes_per_s == float("inf")
             else f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
         )
-        links.add_row(link.src, link.dst, rate, format_seconds(link.latency_s))
+        carries = "one transfer at a time" if link.exclusive else "any number at once"
+        links.add_row(link.src, link.dst, rate, format_seconds(link.latency_s), carries)
     return [f"{cluster.name}: {cluster.summary}", f"source: {cluster.source}", devices, links]
 
 

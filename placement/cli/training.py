@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     graphs: Annotated[
         list[str],
-        typer.Argument(metavar="GRAPH...", show_default=False, help="As for `placement optimize`; one or several."),
+        typer.Argument(metavar="GRAPH", show_default=False, help="As for `placement optimize`; one or several."),
     ],
     output: Annotated[
         Path,
@@ -55,10 +55,10 @@ def train(
     preset: Annotated[
         str, typer.Option("--preset", metavar="NAME", help="default, or paper: as published, where it is published.")
     ] = "default",
-    timesteps: Annotated[
+    evaluations: Annotated[
         int | None,
         typer.Option(
-            "--timesteps",
+            "--evaluations",
             metavar="COUNT",
             show_default=False,
             min=0,
@@ -71,7 +71,7 @@ def train(
             "--budget-s",
             metavar="SECONDS",
             show_default=False,
-            help="How long to train, 600 where neither this nor --timesteps is given; Ctrl-C keeps what is learned.",
+            help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -110,13 +110,13 @@ def train(
         from graphs.errors import InfeasibleError
         from placement.learning import training
     with usage_errors():
-        training.check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
+        training.check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
     check_scorer(scorer, granularity)
     read, targets = _read(graphs, names, train, granularity, dims)
     settings: dict[str, Any] = {
         "--policy": policy,
         "--preset": preset if preset != "default" else None,
-        "--timesteps": timesteps,
+        "--evaluations": evaluations,
         "--budget-s": budget_s,
         "--seed": seed,
         "--from-scratch": from_scratch,
@@ -137,7 +137,7 @@ def train(
             policy,
             output=output,
             seed=seed,
-            timesteps=timesteps,
+            evaluations=evaluations,
             budget_s=budget_s,
             preset=preset,
             warm_start=not from_scratch,
