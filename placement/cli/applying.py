@@ -24,7 +24,7 @@ def apply(
     placement: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PLACEMENT]",
+            metavar="PLACEMENT",
             show_default=False,
             help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
         ),
