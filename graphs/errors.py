@@ -10,6 +10,7 @@
     ├── MismatchError         a placement for another graph, or not placing every op
     │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
     ├── InfeasibleError       no placement can satisfy memory and pins
+    ├── MissingPackageError   an optional package that is needed and not installed (also an ImportError)
     └── RankError             a run on several processes of which one has died, stalled or failed
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -80,6 +81,16 @@ class InfeasibleError(PlacementError):
     def __init__(self, message: str, missing_bytes: int | None = None) -> None:
         super().__init__(message)
         self.missing_bytes = missing_bytes
+
+
+class MissingPackageError(PlacementError, ImportError):
+    """A package that only some uses need, and that is not installed."""
+
+    def __init__(self, what: str, package: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed; run `pip install {package}`, or install "
+            f"placement with its extra: placement[{package}]."
+        )
 
 
 class RankError(PlacementError):

@@ -12,12 +12,18 @@ from math import prod
 from typing import Any
 
 import networkx as nx
-import onnx
-from onnx import TensorProto, helper
 
 from graphs.disk import read_bytes
-from graphs.errors import GraphError, GraphFileError
+from graphs.errors import GraphError, GraphFileError, MissingPackageError
 from graphs.opgraph import Op, OpGraph, Tensor
+
+try:
+    import onnx
+    from onnx import TensorProto, helper
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
+    raise MissingPackageError("an ONNX model", "onnx") from error
 from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 

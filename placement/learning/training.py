@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from env.problem import LATENCY
 from env.rows import ScorerFactory
 from env.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
-from graphs.errors import UnknownNameError
+from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.policy_file import Origin, load_policy, save_policy
@@ -122,10 +123,13 @@ def train(
         MismatchError: problems that one policy cannot serve together, or those that `start_from` cannot place.
         ValueError: a seed, number or time below 0, no graph, or no cluster.
         InfeasibleError: a graph fits nowhere on a cluster.
+        MissingPackageError: `log_dir` without the package tensorboard.
         OSError: `output` cannot be written.
     """
     graphs, clusters = _listed(graphs), _listed(clusters)
     check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
+    if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+        raise MissingPackageError("a log for TensorBoard", "tensorboard")
     pairs = [(graph, cluster) for graph in graphs for cluster in clusters]
     if not pairs:
         raise ValueError("training needs at least one graph and one cluster; got none.")
