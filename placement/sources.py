@@ -16,17 +16,17 @@ from types import ModuleType
 from typing import Any
 
 from env.cluster import Cluster
+from env.named import LOCAL as LOCAL
+from env.named import cluster_named
 from env.presets import PRESETS
 from env.published import neurips_cluster
 from graphs.disk import read_text
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
+from graphs.model_cache import model_graph
 from graphs.opgraph import OpGraph
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
-from placement.model_cache import model_graph
-
-LOCAL = "local"  # the cluster that is this machine
 
 
 @dataclass(frozen=True)
@@ -261,18 +261,12 @@ def read_cluster(argument: str) -> Cluster:
         UnknownNameError: neither a preset nor a file.
         ClusterError: the file is not a cluster, or this machine cannot be measured.
     """
-    if argument == LOCAL:
-        return Cluster.local()
-    if argument not in PRESETS and (argument.endswith(".toml") or os.path.exists(argument)):
-        return Cluster.from_toml(argument)
-    if argument not in PRESETS:
-        if "," in argument:
-            raise ClusterError(
-                f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
-                f"--clusters {argument}`."
-            )
-        raise UnknownNameError("cluster", argument, (*PRESETS, LOCAL))
-    return Cluster.preset(argument)
+    if "," in argument and not os.path.exists(argument):
+        raise ClusterError(
+            f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
+            f"--clusters {argument}`."
+        )
+    return cluster_named(argument)
 
 
 def cluster_for(source: Source, argument: str | None, communication: str | None = None) -> Cluster:

@@ -24,8 +24,8 @@ def models(
 ) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
     from graphs.errors import UnknownNameError
+    from graphs.model_cache import model_graph
     from graphs.zoo import MODELS
-    from placement.model_cache import model_graph
     from placement.potential import potential, reference_device
 
     chosen = names or list(MODELS)

@@ -14,8 +14,8 @@ def models(incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Presets and this machine; after a comma the next one."""
+    from env.named import LOCAL
     from env.presets import PRESETS
-    from placement.sources import LOCAL
 
     return _listed(incomplete, (*PRESETS, LOCAL))
 

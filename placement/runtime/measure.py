@@ -19,7 +19,7 @@ import placement
 from env.cluster import Cluster, Device, Link
 from graphs.disk import write_atomically
 from graphs.errors import ClusterError
-from placement.model_cache import cache_dir
+from graphs.model_cache import cache_dir
 from placement.runtime.links import (
     WaySpeed,
     busy_times_s,
