@@ -1,11 +1,8 @@
-"""Readers of others' formats, on small files written here: NeurIPS 2020, PipeDream, ONNX and `.pt2`."""
+"""Readers of others' formats, on small files written here: NeurIPS 2020, PipeDream and ONNX."""
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from graphs import GraphFileError, Op, OpGraph, Phase
 from graphs.files import load_graph
 from graphs.readers.onnx_graph import read_onnx
-from graphs.readers.pt2 import read_pt2
 from graphs.readers.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
 
 # onnx reads its own C extension's types with a deprecated call on some Python versions.
@@ -423,134 +419,3 @@ def test_onnx_external_weights_are_not_opened(tmp_path: Path) -> None:
     onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink()
     assert read_onnx(path).kept_bytes.tolist() == [0, 4 * 64 * 64]
-
-
-# -- .pt2 -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small program with a symbolic size, a buffer and a constant."""
-    torch = pytest.importorskip("torch")
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 3)
-            self.register_buffer("shift", torch.ones(3))
-
-        def forward(self, x: Any) -> Any:
-            return self.linear(x.reshape(-1, 4)).relu() + self.shift * torch.tensor([1.0, 2.0, 3.0])
-
-    n = torch.export.Dim("n", min=2, max=64)
-    program = torch.export.export(Net(), (torch.ones(8, 4),), dynamic_shapes=({0: 2 * n},))
-    path = tmp_path_factory.mktemp("exported") / "net.pt2"
-    torch.export.save(program, path)
-    return path
-
-
-def rewritten(source: Path, target: Path, change: dict[str, Any]) -> Path:
-    """A copy of an archive; `change` maps the end of a member's name to new bytes, or a function of the old."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            value = next((new for end, new in change.items() if name.endswith(end)), old.read(name))
-            new.writestr(name, value(old.read(name)) if callable(value) else value)
-    return target
-
-
-def test_pt2_program(exported: Path) -> None:
-    graph = load_graph(exported)
-    assert graph.name == "net"
-    linear = next(op for op in graph.records()[0] if op.kind == "aten.linear")
-    assert linear.flops == 2 * 8 * 4 * 3
-    assert linear.kept_bytes == 4 * (4 * 3 + 3)
-
-
-class Touch:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def pickled_by_torch(value: object) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def as_pickled(config: bytes) -> bytes:
-    document = json.loads(config)
-    next(iter(document["config"].values()))["use_pickle"] = True
-    return json.dumps(document).encode()
-
-
-@pytest.mark.parametrize(
-    ("part", "also"), [("sample_inputs/model.pt", {}), ("weight_0", {"model_weights_config.json": as_pickled})]
-)
-def test_pt2_never_unpickles(part: str, also: dict[str, Any], exported: Path, tmp_path: Path) -> None:
-    harmful = pickled_by_torch(((Touch(tmp_path / "ran"),), {}))
-    path = rewritten(exported, tmp_path / "bad.pt2", {part: harmful, **also})
-    with pytest.raises(
-        GraphFileError, match=r"bad\.pt2 is refused: .* run code from the file; capture the model in Python"
-    ):
-        read_pt2(path)
-    assert not (tmp_path / "ran").exists()
-    pickle.loads(pickle.dumps(Touch(tmp_path / "ran")))  # the trap does work
-    assert (tmp_path / "ran").exists()
-
-
-def replaced(old: str, new: str) -> Any:
-    def change(content: bytes) -> bytes:
-        assert old.encode() in content
-        return content.replace(old.encode(), new.encode())
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "message"),
-    [
-        ("models/model.json", replaced("torch.ops.aten.relu.default", "torch.hub.load"), "calls 'torch.hub.load'"),
-        ("models/model.json", replaced("torch.ops.aten.relu.default", "os.system"), "calls 'os.system'"),
-        ("models/model.json", replaced("Integer(2)", "exec('1')"), r"has a size .*exec.* which is not arithmetic"),
-        ("models/model.json", replaced("Integer(2)", "x.y"), "which is not arithmetic"),
-        ("model_constants_config.json", replaced("tensor_0", "opaque_obj_0"), "is a pickled object"),
-        ("models/model.json", lambda content: content[:-20], r"is damaged: its part .*model\.json is not JSON"),
-    ],
-)
-def test_pt2_refusals(part: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(GraphFileError, match=message):
-        read_pt2(rewritten(exported, tmp_path / "bad.pt2", {part: change}))
-
-
-def test_pt2_with_compiled_code_is_refused(exported: Path, tmp_path: Path) -> None:
-    path = rewritten(exported, tmp_path / "bad.pt2", {})
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("net/data/aotinductor/model/run.so", b"\x7fELF")
-    with pytest.raises(GraphFileError, match=r"it has a part 'data/aotinductor/model/run\.so'"):
-        read_pt2(path)
-
-
-def test_pt2_from_another_version(exported: Path, tmp_path: Path) -> None:
-    path = rewritten(exported, tmp_path / "old.pt2", {"archive_version": b"999"})
-    with pytest.raises(GraphFileError, match=r"old\.pt2 cannot be read by PyTorch .*; export it again"):
-        read_pt2(path)
-
-
-def test_pt2_that_is_none(exported: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.pt2").write_bytes(b"not a zip")
-    with pytest.raises(GraphFileError, match=r"a\.pt2 is not an exported program: it is no zip archive"):
-        load_graph(tmp_path / "a.pt2")
-    (tmp_path / "b.pt2").write_bytes(exported.read_bytes()[:500])
-    with pytest.raises(GraphFileError, match=r"b\.pt2 is truncated or not a \.pt2 archive"):
-        load_graph(tmp_path / "b.pt2")
-    with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
-        archive.writestr("version", "1")
-    with pytest.raises(GraphFileError, match="holds 0 exported programs"):
-        load_graph(tmp_path / "c.pt2")
