@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field
@@ -61,8 +62,8 @@ class Device:
             raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
         _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
         _check_amount(what, "memory_bytes", self.memory_bytes)
-        if self.memory_bytes != int(self.memory_bytes):
-            raise _refusal(what, "memory_bytes", self.memory_bytes, "a whole number of bytes")
+        if self.memory_bytes != int(self.memory_bytes) or self.memory_bytes >= 2**63:
+            raise _refusal(what, "memory_bytes", self.memory_bytes, "a whole number of bytes below 2**63")
         object.__setattr__(self, "memory_bytes", int(self.memory_bytes))  # 16e9 is how people write it
 
     def flops_per_s(self, dtype: str) -> float:
@@ -190,7 +191,9 @@ class Cluster:
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ClusterError(f"cannot read cluster file {path}: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except RecursionError:
+            raise ClusterError(f"{path} is not a TOML cluster file: it nests too deeply.") from None
+        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
         try:
             return _from_dict(data, default_name=Path(path).stem)
@@ -353,12 +356,12 @@ def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -
 
 
 def _check_rate(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value > 0):
+    if not (_is_real(value) and (0 < value <= sys.float_info.max or value == math.inf)):
         raise _refusal(what, key, value, "a number above 0")
 
 
 def _check_amount(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value >= 0 and math.isfinite(value)):
+    if not (_is_real(value) and 0 <= value <= sys.float_info.max):
         raise _refusal(what, key, value, "a finite number, 0 or more")
 
 

@@ -103,9 +103,14 @@ def counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
+def amount(name: str, value: Any, what: str) -> float:
+    """A number as a float; refuses what is no number or would become infinite."""
+    largest = sys.float_info.max
+    if not isinstance(value, int | float | np.integer | np.floating) or value > largest or value < -largest:
+        raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
+    return float(value) + 0.0  # + 0.0: minus zero would change the hash
+
+
 def amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
-    """Numbers as float64; refuses what is no number or would become infinite."""
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, int | float | np.integer | np.floating) or value > sys.float_info.max:
-            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
-    return np.array(values, dtype=np.float64) + 0.0  # + 0.0: minus zero would change the hash
+    """Numbers as float64; refuses as `amount`."""
+    return np.array([amount(name, value, what) for name, value in zip(names, values, strict=True)], dtype=np.float64)

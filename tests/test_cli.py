@@ -57,6 +57,19 @@ def branches(kept_bytes: int = 2**20) -> OpGraph:
     return OpGraph.build(ops, tensors, "branches")
 
 
+def test_an_error_that_nobody_foresaw(call: Call, graph_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise LookupError("of all things\nand more")
+
+    monkeypatch.setattr("placement.sources.read_source", broken)
+    refused(
+        call("capture", graph_file, "--json"), "did not foresee (LookupError: of all things); PLACEMENT_TRACEBACK=1"
+    )
+    monkeypatch.setenv("PLACEMENT_TRACEBACK", "1")
+    with pytest.raises(LookupError, match="of all things"):
+        call("capture", graph_file, "--json")
+
+
 def refused(answer: tuple[int, str, str], *fragments: str, code: int = 2) -> None:
     """One sentence on stderr, nothing on stdout."""
     assert answer[0] == code

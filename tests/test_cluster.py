@@ -216,6 +216,14 @@ def test_a_short_file_with_a_link_both_ways(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("devices = [", "is not a TOML cluster file"),
+        ("x = " + "[" * 3000 + "]" * 3000, "is not a TOML cluster file: it nests too deeply"),
+        ("x = " + "9" * 5000, "is not a TOML cluster file"),
+        (DEVICE_TOML % "a" + f"launch_overhead_s = {'9' * 400}\n", "launch_overhead_s = .* expected a finite number"),
+        (
+            (DEVICE_TOML % "a").replace("memory_bytes =", f"memory_bytes = {'9' * 30} #", 1),
+            "expected a whole number of bytes below",
+        ),
+        ((DEVICE_TOML % "a").replace("bytes_per_s =", f"bytes_per_s = {'9' * 400} #", 1), "expected a number above 0"),
         ("", "no devices"),
         ("colour = 1", "unknown key 'colour'"),
         ("devices = 3", "devices is 3; expected"),

@@ -340,6 +340,7 @@ def test_pt2_sizes_beyond_the_bytes_there_are(dims: tuple[int, int], exported: P
         read_pt2(path)
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:No complete tensor")
 def test_pt2_gives_the_graph_that_pytorch_gives(exported: Path, tmp_path: Path) -> None:
     class Tied(nn.Module):
         """Tied weights, a view of a part of one, recurrent weights in one piece of memory, control flow."""
@@ -354,8 +355,8 @@ def test_pt2_gives_the_graph_that_pytorch_gives(exported: Path, tmp_path: Path) 
         def forward(self, given: dict[str, Any]) -> dict[str, Any]:
             x = self.second(self.first(given["some input"])) * self.part
             with torch.autocast("cpu"):  # one of the functions that take functions
-                x = x @ x.T
-            x = x @ self.first.weight[:2]
+                x = x @ self.first.weight
+            x = x.float()
             return {"some output": self.layers["a-b"](x)[0].masked_fill(x > 0, float("inf"))}
 
     program = torch.export.export(Tied().eval(), ({"some input": torch.ones(2, 8)},))

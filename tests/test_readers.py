@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +405,76 @@ def test_onnx_errors_name_the_op(nodes: list[onnx.NodeProto], message: str, tmp_
     path = model(tmp_path, nodes, [weights("w", 9, 9)], {"x": [2, 3]}, {"y": None})
     with pytest.raises(GraphFileError, match=message):
         read_onnx(path)
+
+
+def changed(path: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
+    model = onnx.load(path)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("element", [99, -1, 2**31 - 1])
+def test_onnx_unknown_element_types(element: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = model(tmp_path, nodes, [weights("w", 64, 64)], {"x": [1, 64]}, {"y": [1, 64]})
+
+    def of_value(model: onnx.ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.elem_type = element
+
+    def of_weight(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].data_type = element
+
+    for change in (of_value, of_weight):
+        with pytest.raises(GraphFileError, match=r"model\.onnx"):
+            read_onnx(changed(path, change))
+
+
+@pytest.mark.parametrize("scopes", ["{'a': 1}", "-" * 3000 + "1", "[" * 100_000, "'" * 20_000, "7", "['']"])
+def test_onnx_name_scopes_that_are_no_list(scopes: str, tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    graph = read_onnx(model(tmp_path, [node], [], {"x": [2, 3]}, {"y": [2, 3]}))
+    assert graph.modules == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [({}, "op 'y' has the equation '', which does not fit its inputs"), ({"equation": "ijk,j->i"}, "'ijk,j->i'")],
+)
+def test_onnx_einsum_without_an_equation_that_fits(attributes: dict[str, str], message: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Einsum", ["x", "w"], ["y"], **attributes)]
+    path = model(tmp_path, nodes, [weights("w", 3)], {"x": [2, 3]}, {"y": [2]})
+    with pytest.raises(GraphFileError, match=message):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("dims", [[2**31] * 40, [2**62] * 5000])
+def test_onnx_weights_beyond_measure(dims: list[int], tmp_path: Path) -> None:
+    path = model(tmp_path, [helper.make_node("Add", ["x", "w"], ["y"])], [weights("w", 3)], {"x": [3]}, {"y": [3]})
+    with pytest.raises(GraphFileError, match=r"model\.onnx"):
+        read_onnx(changed(path, lambda model: model.graph.initializer[0].dims.__setitem__(slice(None), dims)))
+
+
+def test_onnx_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_bytes(bytes(16))
+    shape = helper.make_node("Constant", [], ["shape"], value=indices("shape", 3, 2))
+    path = model(tmp_path, [shape, helper.make_node("Reshape", ["x", "shape"], ["y"])], [], {"x": [2, 3]}, {"y": None})
+
+    def outside(model: onnx.ModelProto) -> None:
+        tensor = model.graph.node[0].attribute[0].t
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="other")
+
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "onnx.external_data_helper.load_external_data_for_tensor", lambda *given: opened.append("other")
+    )
+    with contextlib.suppress(GraphFileError):
+        read_onnx(changed(path, outside))
+    assert not opened
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage, not protobuf", b"\x08\x08"])
