@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,21 @@ def test_neurips_ids_stand_in_for_names_that_repeat(tmp_path: Path) -> None:
     assert graph.op_names == ("1", "9")
 
 
+def test_neurips_latency_problems_say_that_their_authors_model_is_another_one(tmp_path: Path) -> None:
+    path = saved(tmp_path, problem(nodes=[node(1, layerId=1), node(2, layerId=2)], edges=[]))
+    with pytest.warns(UserWarning, match=r"problem\.json is a latency problem .*call an accelerator as a whole"):
+        graph, _ = read_neurips(path)
+    with pytest.warns(UserWarning, match="compare no step time with theirs"):
+        assert load_graph(path) == graph
+    assert run_as_a_command(["capture", str(path), "--json"]).count("placement: note: ") == 1
+
+
+def run_as_a_command(words: list[str]) -> str:
+    """What a command says on stderr."""
+    command = [sys.executable, "-m", "placement", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
 def test_neurips_is_told_from_a_saved_graph(tmp_path: Path) -> None:
     assert is_neurips(saved(tmp_path, problem()))
     assert not is_neurips(saved(tmp_path, {"schema": "placement.opgraph", "nodes": [], "edges": []}))
@@ -113,6 +130,8 @@ EDGE = {"sourceId": 1, "destId": 2, "cost": 1.0}
         ({"nodes": [], "edges": []}, "has no ops"),
         ({"maxFPGAs": -1}, "maxFPGAs = -1"),
         ({"maxFPGAs": 0, "maxCPUs": 0}, "at least one in all"),
+        ({"maxCPUs": 1e10}, r"maxFPGAs 2 and maxCPUs 1e\+10 are more than 1024 devices; lower them"),
+        ({"maxFPGAs": 1024}, "are more than 1024 devices"),
     ],
 )
 def test_neurips_errors(change: dict[str, Any], message: str, tmp_path: Path) -> None:
