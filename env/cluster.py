@@ -6,9 +6,10 @@ import difflib
 import hashlib
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from numbers import Real
@@ -21,6 +22,7 @@ from env.measurer import measurer
 from graphs.errors import ClusterError, UnknownNameError
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
+MOST_BYTES = 2**62  # no graph has as many bytes, and sums and differences with such numbers stay within int64
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
@@ -39,6 +41,9 @@ class Device:
         memory_bytes_per_s: bandwidth of its own memory.
         launch_overhead_s: fixed cost of one kernel.
         model: what it is, e.g. ``"V100-SXM2-16GB"``; pins and measured times may be given by it.
+        reserved_bytes: part of ``memory_bytes`` that no placement may use: contexts, libraries, communication buffers.
+        compute_efficiency: fraction of ``peak_flops`` that ops reach, as you measured it.
+        bandwidth_efficiency: fraction of ``memory_bytes_per_s`` that ops reach.
     """
 
     name: str
@@ -48,6 +53,9 @@ class Device:
     memory_bytes_per_s: float
     launch_overhead_s: float = 0.0
     model: str = ""
+    reserved_bytes: int = 0
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
@@ -60,14 +68,34 @@ class Device:
         if "float32" not in self.peak_flops:
             raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
         _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
-        _check_amount(what, "memory_bytes", self.memory_bytes)
-        if self.memory_bytes != int(self.memory_bytes):
-            raise _refusal(what, "memory_bytes", self.memory_bytes, "a whole number of bytes")
-        object.__setattr__(self, "memory_bytes", int(self.memory_bytes))  # 16e9 is how people write it
+        for key in ("memory_bytes", "reserved_bytes"):
+            object.__setattr__(self, key, _whole_bytes(what, key, getattr(self, key)))
+        if self.reserved_bytes > self.memory_bytes:
+            raise _refusal(what, "reserved_bytes", self.reserved_bytes, f"at most memory_bytes, {self.memory_bytes}")
+        for key in ("compute_efficiency", "bandwidth_efficiency"):
+            _check_fraction(what, key, getattr(self, key))
+
+    @property
+    def usable_bytes(self) -> int:
+        """What placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
+        return self.memory_bytes - self.reserved_bytes
 
     def flops_per_s(self, dtype: str) -> float:
-        """Peak FLOP/s for a dtype."""
-        return self.peak_flops.get(dtype, self.peak_flops["float32"])
+        """FLOP/s that ops of a dtype reach."""
+        return self.peak_flops.get(dtype, self.peak_flops["float32"]) * self.compute_efficiency
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of its own memory that ops move per second."""
+        return self.memory_bytes_per_s * self.bandwidth_efficiency
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields; the last three only where they differ from their defaults, as in files from before them."""
+        fields = asdict(self)
+        return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
+
+
+_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
 
 
 @dataclass(frozen=True)
@@ -197,12 +225,31 @@ class Cluster:
         except ClusterError as error:
             raise ClusterError(f"{path}: {error}") from None
 
+    def with_memory_fraction(self, fraction: float) -> Cluster:
+        """This cluster, of which placements may fill that share of each device's memory, whatever it reserved before.
+
+        Memory that is not modelled stays so.
+
+        Raises:
+            ClusterError: not above 0 and at most 1.
+        """
+        _check_fraction(f"cluster {self.name!r}", "memory fraction", fraction)
+        return replace(
+            self,
+            devices=tuple(
+                replace(device, reserved_bytes=device.memory_bytes - math.floor(device.memory_bytes * fraction))
+                if device.memory_bytes < UNLIMITED_BYTES
+                else device
+                for device in self.devices
+            ),
+        )
+
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
         lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
         for device in self.devices:
             lines += ["", "[[devices]]"]
-            for key, value in asdict(device).items():
+            for key, value in device.to_dict().items():
                 if key == "peak_flops":
                     value = "{ " + ", ".join(f"{k} = {_number(v)}" for k, v in value.items()) + " }"
                     lines.append(f"{key} = {value}")
@@ -242,7 +289,7 @@ class Cluster:
     @cached_property
     def hash(self) -> str:
         """Content hash (SHA-256, hex) of devices, links and communication."""
-        content: dict[str, Any] = {"devices": [asdict(d) for d in self.devices]}
+        content: dict[str, Any] = {"devices": [device.to_dict() for device in self.devices]}
         content |= {"links": [asdict(link) for link in self.links], "communication": self.communication}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -353,13 +400,27 @@ def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -
 
 
 def _check_rate(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value > 0):
+    if not (_is_real(value) and (0 < value <= sys.float_info.max or value == math.inf)):
         raise _refusal(what, key, value, "a number above 0")
 
 
 def _check_amount(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value >= 0 and math.isfinite(value)):
+    if not (_is_real(value) and 0 <= value <= sys.float_info.max):
         raise _refusal(what, key, value, "a finite number, 0 or more")
+
+
+def _check_fraction(what: str, key: str, value: Any) -> None:
+    if not (_is_real(value) and 0 < value <= 1):
+        raise _refusal(what, key, value, "a number above 0 and at most 1")
+
+
+def _whole_bytes(what: str, key: str, value: Any) -> int:
+    _check_amount(what, key, value)
+    if value != int(value):
+        raise _refusal(what, key, value, "a whole number of bytes")
+    if value > MOST_BYTES:
+        raise _refusal(what, key, value, f"at most {MOST_BYTES} bytes; a device whose memory does not matter has 2**60")
+    return int(value)  # 16e9 is how people write it
 
 
 def _is_real(value: Any) -> bool:

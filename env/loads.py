@@ -153,7 +153,7 @@ def held_reason(problem: Problem, device: ArrayLike) -> str | None:
     if held[d] <= problem.capacity_bytes[d]:
         return None
     graph = problem.graph
-    own = graph.kept_bytes + np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64)
+    own = graph.kept_bytes + graph.output_bytes
     own += graph.workspace_bytes
     largest = int(np.where(placed == d, own, -1).argmax())
     others = int(held[d] - own[largest])

@@ -244,7 +244,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,
-        output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
+        output_bytes=graph.output_bytes,
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
         hops=np.diff(route_ptr).astype(np.float64),
