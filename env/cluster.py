@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,25 @@ from typing import Any
 import networkx as nx
 
 from env.measurer import measurer
+from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.errors import ClusterError, UnknownNameError
+
+__all__ = [
+    "BLOCKING",
+    "COMMUNICATIONS",
+    "OVERLAPPED",
+    "ROUTE_BYTES",
+    "UNLIMITED_BYTES",
+    "Cluster",
+    "Device",
+    "Link",
+    "Route",
+    "both_ways",
+]
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 MOST_BYTES = 2**62  # no graph has as many bytes, and sums and differences with such numbers stay within int64
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
-ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
 
@@ -134,21 +146,6 @@ class Link:
 def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:
     """A full-duplex connection."""
     return Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s)
-
-
-@dataclass(frozen=True)
-class Route:
-    """The fastest path from one device to another, around other devices where there is a way around.
-
-    Attributes:
-        links: indices into `Cluster.links`, in travelling order; free links left out.
-        latency_s: sum over the links.
-        bandwidth_bytes_per_s: of the slowest link; infinite without links.
-    """
-
-    links: tuple[int, ...]
-    latency_s: float
-    bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -282,9 +279,9 @@ class Cluster:
         return result
 
     @cached_property
-    def routes(self) -> dict[tuple[int, int], Route]:
+    def routes(self) -> Routes:
         """The fastest route for every ordered pair of different devices."""
-        return _routes(self)
+        return find_routes(self)
 
     @cached_property
     def hash(self) -> str:
@@ -295,55 +292,6 @@ class Cluster:
 
     def __hash__(self) -> int:
         return hash(self.hash)
-
-
-def _routes(cluster: Cluster) -> dict[tuple[int, int], Route]:
-    n = cluster.n_devices
-    found = _fastest(cluster, forwarding=False)
-    if len(found) < n * (n - 1):
-        found = {**_fastest(cluster, forwarding=True), **found}
-    for source, device in enumerate(cluster.devices):
-        for target, other in enumerate(cluster.devices):
-            if source != target and (source, target) not in found:
-                raise ClusterError(
-                    f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; "
-                    "add the missing links."
-                )
-    return dict(sorted(found.items()))
-
-
-def _fastest(cluster: Cluster, forwarding: bool) -> dict[tuple[int, int], Route]:
-    """The fastest routes that exist; ``forwarding``: devices in between may pass a tensor on, as switches do."""
-    # A path's time is its latency plus size / its slowest link, which is no sum over links: so for every bandwidth
-    # that occurs, take the least latency over links at least that fast, and keep the best of these paths.
-    found: dict[tuple[int, int], tuple[float, int, Route]] = {}
-    for floor in sorted({link.bandwidth_bytes_per_s for link in cluster.links}, reverse=True):
-        for source, device in enumerate(cluster.devices):
-            fast = nx.DiGraph()
-            fast.add_nodes_from(cluster.graph)
-            for index, link in enumerate(cluster.links):
-                starts_here = forwarding or link.src == device.name or link.src not in cluster.device_index
-                if link.bandwidth_bytes_per_s >= floor and starts_here:
-                    fast.add_edge(link.src, link.dst, index=index, weight=link.latency_s + 1e-12)  # tie: fewer links
-            paths = nx.single_source_dijkstra_path(fast, device.name)
-            for target, other in enumerate(cluster.devices):
-                if source != target and other.name in paths:
-                    path = paths[other.name]
-                    route = _route(cluster, [fast.edges[edge]["index"] for edge in pairwise(path)])
-                    time_s = route.latency_s + ROUTE_BYTES / route.bandwidth_bytes_per_s
-                    best = found.get((source, target))
-                    if best is None or (time_s, len(path)) < best[:2]:
-                        found[source, target] = time_s, len(path), route
-    return {pair: route for pair, (_, _, route) in found.items()}
-
-
-def _route(cluster: Cluster, path: Iterable[int]) -> Route:
-    used = [i for i in path if not cluster.links[i].is_free]
-    return Route(
-        links=tuple(used),
-        latency_s=sum((cluster.links[i].latency_s for i in used), 0.0),
-        bandwidth_bytes_per_s=min((cluster.links[i].bandwidth_bytes_per_s for i in used), default=math.inf),
-    )
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:

@@ -165,23 +165,20 @@ class Problem:
         """int64 [D]: memory of each device that placements may fill."""
         return _frozen(np.array([device.usable_bytes for device in self.cluster.devices], dtype=np.int64))
 
-    @cached_property
+    @property
     def latency_s(self) -> FloatArray:
         """float64 [D, D]: latency of the route, 0 on the diagonal."""
-        return self._per_pair("latency_s", 0.0)
+        return self.cluster.routes.latency_s
 
-    @cached_property
+    @property
     def bandwidth_bytes_per_s(self) -> FloatArray:
         """float64 [D, D]: bandwidth of the route, infinite on the diagonal."""
-        return self._per_pair("bandwidth_bytes_per_s", np.inf)
+        return self.cluster.routes.bandwidth_bytes_per_s
 
-    @cached_property
+    @property
     def route(self) -> tuple[IntArray, IntArray]:
         """``(ptr [D * D + 1], links)``: the route from a to b is ``links[ptr[a * D + b]:ptr[a * D + b + 1]]``."""
-        n = self.cluster.n_devices
-        hops = [self.cluster.routes[a, b].links if a != b else () for a in range(n) for b in range(n)]
-        ptr = np.concatenate([[0], np.cumsum([len(h) for h in hops])]).astype(np.int64)
-        return _frozen(ptr), _frozen(np.array([link for h in hops for link in h], dtype=np.int64))
+        return self.cluster.routes.ptr, self.cluster.routes.links
 
     def transfer_s(self, tensor: int, source: int, target: int) -> float:
         """Seconds to move a tensor from one device to another over idle links."""
@@ -210,12 +207,6 @@ class Problem:
     def mean_op_s(self) -> FloatArray:
         """float64 [n]: mean seconds of each op over the devices it may run on."""
         return _frozen(np.where(self.allowed, self.op_s, 0.0).sum(axis=1) / self.allowed.sum(axis=1))
-
-    def _per_pair(self, key: str, diagonal: float) -> FloatArray:
-        result = np.full((self.cluster.n_devices, self.cluster.n_devices), diagonal)
-        for (a, b), route in self.cluster.routes.items():
-            result[a, b] = getattr(route, key)
-        return _frozen(result)
 
 
 def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
