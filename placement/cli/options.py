@@ -92,6 +92,16 @@ Communication = Annotated[
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
     ),
 ]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-fraction",
+        metavar="SHARE",
+        show_default=False,
+        help="How much of each device's memory a placement may fill, such as 0.9, instead of all but what the cluster "
+        "reserves.",
+    ),
+]
 PriorityOption = Annotated[
     str,
     typer.Option(
