@@ -56,8 +56,8 @@ def dp_contiguous(problem: Problem, seed: int) -> Plan:
     and from every device where no tensor is needed on three. It is too low where a device sends a tensor to several
     others or links are shared, and too high where a device has several links. Where routes are unlike, transfers are
     costed twice, by the mean and by the fastest routes of a class; the better split counts, and its slices are swapped
-    between the devices of a class. Memory is exact for the objective throughput; for a latency it is charged as in
-    `place_within_memory`.
+    between the devices of a class. Memory is exact where it is kept bytes only, as in the paper; what lasts for part
+    of a step is charged as in `place_within_memory`.
 
     The best cuts of two linear orders (`baselines.linear_dp`) are upper bounds to begin with, then those of ever finer
     graphs, in which parts with little work are joined to what follows them, and last that of the graph itself. Only

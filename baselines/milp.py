@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.milp_model import Model, build_model
+from baselines.milp_symmetry import interchangeable
 from baselines.plan import Plan
 from baselines.quotient import Quotient, contract
 from baselines.search import Budget, Found, run_interruptible
@@ -31,7 +32,9 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
     Source: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020,
     section 4 and appendix (arXiv 2006.16423): a binary for each unit and device, continuous columns for what enters and
     leaves each device, and minimise the largest load. Beyond the paper: any cluster, also overlapped communication on
-    links; columns only for transfers that cost something; equal devices are opened in order. HiGHS solves it
+    links; columns only for transfers that cost something; equal devices are opened in order. The model knows of memory
+    what any order of work needs, kept bytes and the largest working set; a solution that needs more is excluded, and
+    the rest is solved again. HiGHS solves it
     (Q. Huangfu, J. Hall, Mathematical Programming Computation 10, 2018, doi:10.1007/s12532-017-0130-5).
 
     Args:
@@ -111,21 +114,28 @@ def _solve(
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
         return Found(fallback)
     model = build_model(problem, fallback.device, limit_s, precedence)
-    solver = _solver(model, seed, budget, warm=begin is not None)
-    if budget.left_s() <= 0:
-        return Found(fallback)
-    run_interruptible(solver.run, solver.cancelSolve, budget)
-    info = solver.getInfo()
-    nodes = max(0, int(info.mip_node_count))
-    budget.spend(max(1, nodes))
-    plan, value_s = fallback, limit_s
-    solution: FloatArray = np.array(solver.getSolution().col_value)
-    if len(solution) and solver.getSolution().value_valid:
+    plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
+    while not (budget.over() or budget.reached(value_s)):
+        solver = _solver(model, seed, budget, warm=begin is not None)
+        run_interruptible(solver.run, solver.cancelSolve, budget)
+        info = solver.getInfo()
+        nodes += max(0, int(info.mip_node_count))
+        budget.spend(max(1, int(info.mip_node_count)))
+        if proves:
+            bound_s = min(float(info.mip_dual_bound) / model.scale, value_s)
+        solution: FloatArray = np.array(solver.getSolution().col_value)
+        if not (len(solution) and solver.getSolution().value_valid):
+            break
         found = model.device(solution)
         found_s = _value_s(problem, found)
         if found_s < value_s:
             plan, value_s = Plan(found), found_s
-    bound_s = min(float(info.mip_dual_bound) / model.scale, value_s) * (1 - _SAFETY)
+        if found_s < np.inf or budget.over():
+            break
+        model = model.without(found)
+        # Equal devices are told apart by ties only, but the model knows one way to use them: no proof from then on.
+        proves = proves and not interchangeable(problem)
+    bound_s = min(bound_s, value_s) * (1 - _SAFETY)
     return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
 
 

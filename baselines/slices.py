@@ -46,16 +46,10 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a slice holds: the sum of own bytes, the largest of the top bytes, and each net it only receives, once.
-
-    Attributes:
-        own_bytes, top_bytes: int64 [N].
-        net_bytes: int64 [M].
-    """
+    """What a slice is charged: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
 
     own_bytes: IntArray
     top_bytes: IntArray
-    net_bytes: IntArray
 
 
 class OverBudgetError(Exception):
@@ -106,20 +100,13 @@ class States:
         return np.arange(self.total)[:, None] // self.stride % (self.count + 1)
 
 
-def steady_state(atoms: Atoms) -> Memory:
-    """The memory of the objective throughput: exact."""
-    graph = atoms.classes.problem.graph
-    own = graph.kept_bytes + graph.output_bytes
-    return Memory(_sums(atoms, own), _largest(atoms, graph.workspace_bytes), atoms.net_bytes)
-
-
 def charged(atoms: Atoms, units: Units, allowance: Allowance) -> Memory:
     """The memory of one attempt of `place_within_memory`."""
     per_op = np.zeros(len(atoms.of_op), dtype=np.int64)
     per_op[units.first_op] = allowance.unit_bytes
     top = np.zeros_like(per_op)
     top[units.first_op] = allowance.working_bytes
-    return Memory(_sums(atoms, per_op), _largest(atoms, top), np.zeros_like(atoms.net_bytes))
+    return Memory(_sums(atoms, per_op), _largest(atoms, top))
 
 
 def prefixes(count: int) -> Lattice:
@@ -158,6 +145,8 @@ def best_chain(
     """
     from baselines import ideal_kernel
 
+    if np.isinf(atoms.least_s).any():  # no device may run all ops of some atom
+        return None
     states = States(count)
     if states.total * lattice.count > _MOST_VALUES:
         raise OverBudgetError
@@ -207,7 +196,6 @@ def _rows(atoms: Atoms, lattice: Lattice, memory: Memory, states: States) -> ide
         leave_s=atoms.leave_s,
         own_bytes=memory.own_bytes,
         top_bytes=memory.top_bytes,
-        net_bytes=memory.net_bytes,
         capacity=atoms.classes.capacity_bytes,
         stride=states.stride,
         used=states.used,

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from env.cluster import Cluster
-from env.reference import device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
 from env.reference_memory import Sending, memory_intervals, peak_memory
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
@@ -51,12 +51,14 @@ class Audit:
         step_time_s: makespan.
         peak_bytes: by device name.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
+        step: what the plain simulator says of the step.
         problems: sentences; empty if everything is in order.
     """
 
     step_time_s: float
     peak_bytes: Mapping[str, int]
     bytes_moved: int
+    step: ReferenceResult
     problems: tuple[str, ...]
 
 
@@ -104,6 +106,7 @@ def audit(
         step_time_s=result.step_time_s,
         peak_bytes={d.name: peak for d, peak in zip(cluster.devices, result.peak_bytes, strict=True)},
         bytes_moved=sum(sizes[t.tensor] for t in sent),
+        step=result,
         problems=tuple(check_schedule(graph, cluster, schedule, None if moves is None else ranks, moves)),
     )
 

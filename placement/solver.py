@@ -16,10 +16,11 @@ from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
 from baselines.search import Budget
 from env.bounds import lower_bound
 from env.cluster import Cluster
-from env.loads import held_reason, loads
+from env.loads import loads
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
+from env.steady_memory import steady_memory
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
@@ -180,12 +181,13 @@ class Solver:
             if not (as_given and orders):
                 orders[self._priority] = None
             runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+        if self.problem.objective == THROUGHPUT:
+            period_s = loads(self.problem, plan.device).value_s
+            held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
+            best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
+            return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)
         best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
         score, schedule = runs[best]
-        if self.problem.objective == THROUGHPUT:
-            found = loads(self.problem, plan.device)
-            reason = held_reason(self.problem, plan.device)
-            return _Run(plan, best, score, schedule, found.value_s, found.held_bytes, reason)
         reason = overflow_reason(self.problem, schedule)
         return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)
 

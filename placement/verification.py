@@ -99,7 +99,7 @@ def verify(
     found = audit(result.graph, result.cluster, result.placement, order=order, transfer_order=result.transfer_order)
     objective_s, peaks = found.step_time_s, dict(found.peak_bytes)
     if result.objective == THROUGHPUT:
-        loads = reference_loads(result.graph, result.cluster, result.placement)
+        loads = reference_loads(result.graph, result.cluster, result.placement, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
