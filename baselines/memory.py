@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.deadline import check_time
 from baselines.plan import Plan
 from baselines.units import Units
 from env.loads import loads
@@ -102,7 +103,9 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     """
     held, share = np.zeros(units.count, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            check_time()
         charged = (share * held).astype(np.int64)
         try:
             plan = build(Allowance(units.kept_bytes + charged, np.maximum(units.working_bytes - charged, 0)))

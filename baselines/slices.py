@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.atoms import Atoms
+from baselines.deadline import check_time, stopped_in_time
 from baselines.memory import Allowance
 from baselines.quotient import rows
 from baselines.units import Units
@@ -142,6 +143,7 @@ def best_chain(
 
     Raises:
         OverBudgetError: that does not suffice, or the table of ideals by states is too large.
+        OutOfTimeError: the deadline is over.
     """
     from baselines import ideal_kernel
 
@@ -161,7 +163,10 @@ def best_chain(
     allotted = int(part * visits.left)
     left = np.array([allotted])
     blocking = atoms.classes.problem.cluster.communication == BLOCKING
-    status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
+    with stopped_in_time(lambda: left.fill(-1)):
+        status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
     visits.left -= allotted - max(0, int(left[0]))
     if status == ideal_kernel.GAVE_UP:
         raise OverBudgetError
