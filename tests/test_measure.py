@@ -31,8 +31,8 @@ from placement.cli import run
 from placement.runtime import links, measure, workers
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
-from placement.runtime.op_times import Repeats
 from placement.runtime.profiling import measured_profile
+from placement.runtime.repeats import Repeats
 from placement.runtime.routines import compile_routines
 from placement.runtime.speeds import BRIEF, flops_per_s
 from placement.runtime.stamps import StampedRoutine, host_clock, stamped

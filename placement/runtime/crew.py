@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from graphs.errors import MismatchError, PlacementError, RankError
 from placement.runtime import direct
 from placement.runtime.gloo import gloo_group
 from placement.runtime.mailbox import Block, Coming, Mailbox, PeerEndedError
+from placement.runtime.repeats import UNDERWAY, Underway
 from placement.runtime.routines import Routine
 from placement.runtime.watch import Activity, Watch, op_at
 
@@ -269,6 +271,11 @@ class Crew:
     def fail(self, sentence: str) -> str:
         """End the run of all for a reason; returns the reason that was given first."""
         return self._watch.claim(sentence)
+
+    def report(self, underway: Underway) -> None:
+        """Tell whoever started the processes how far they are; the first one speaks for all."""
+        if self.rank == 0:
+            self._store.set(UNDERWAY, json.dumps(asdict(underway)))
 
     def _raise_failure(self) -> None:
         if self._watch.failure:
