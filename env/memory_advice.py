@@ -12,7 +12,7 @@ import numpy as np
 
 from env.problem import Problem
 from graphs.kept import kept, trained_bytes
-from graphs.opgraph import IntArray
+from graphs.opgraph import IntArray, sums
 from graphs.units import format_bytes
 
 _HALVED = ("float32", "float64")
@@ -49,7 +49,7 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
             return np.where(wide, size // 2, size) if is_half else size
 
         by_op = sized(graph.kept_bytes) - sized(state) * is_stateless
-        by_group = np.bincount(problem.group_of, by_op, len(problem.groups)).astype(np.int64)
+        by_group = sums(problem.group_of, by_op, len(problem.groups))
         return Variant(name, by_group, sized(working_bytes))
 
     found = [variant("", False, False)]
@@ -92,18 +92,15 @@ def smaller_op(problem: Problem, working_bytes: IntArray, op: int) -> str:
     return f"; it would fit {_either(words)}" if words else "; a device with more memory is needed"
 
 
-def after_a_search(problem: Problem, working_bytes: IntArray) -> str:
-    """Advice where no method found a placement that fits, and nothing proves that there is none."""
-    graph, room = problem.graph, sum(problem.capacity_bytes.tolist())
-    parts = kept(graph)
+def what_would_help(problem: Problem, working_bytes: IntArray) -> str:
+    """Advice where a search found no placement that fits."""
+    parts = kept(problem.graph)
     ways = ["more devices or memory", *(variant.name for variant in variants(problem, working_bytes)[1:3])]
     if parts.activation_bytes:
         size = format_bytes(parts.activation_bytes)
-        ways.append(f"recomputing activations ({size} are held for the backward pass)")
-    return (
-        f"The step keeps {parts.words()} of {format_bytes(room)}, so nothing proves that there is none; a longer "
-        f"search may find one, and what needs less memory makes it easier: {', '.join(ways)}."
-    )
+        ways.append(f"recomputing activations ({size} wait for the backward pass)")
+    room = format_bytes(sum(problem.capacity_bytes.tolist()))
+    return f"The step keeps {parts.words()}, and {room} are free in all; what would help: {', '.join(ways)}."
 
 
 def _quotient(value: int, by: int) -> int:

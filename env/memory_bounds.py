@@ -7,7 +7,7 @@ import numpy as np
 from env.memory_advice import devices_needed, smaller_op
 from env.problem import BoolArray, Problem
 from graphs.kept import kept
-from graphs.opgraph import IntArray
+from graphs.opgraph import IntArray, sums
 from graphs.units import exact_bytes, format_bytes
 
 
@@ -38,7 +38,7 @@ def working_set_bytes(problem: Problem) -> IntArray:
 
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
-    by_group = np.bincount(problem.group_of, graph.kept_bytes, len(problem.groups)).astype(np.int64)
+    by_group = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
     room = np.where(problem.allowed, problem.capacity_bytes, -1)
     largest = room.argmax(axis=1)
     needed = by_group[problem.group_of] + working
@@ -60,7 +60,7 @@ def _group_too_large(problem: Problem, working: IntArray) -> str | None:
 def _kinds_too_small(problem: Problem) -> str | None:
     graph = problem.graph
     choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
-    by_choice = np.bincount(choice_of.reshape(-1), graph.kept_bytes, len(choices)).astype(np.int64)
+    by_choice = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
     for choice in choices:
         if choice.all():
             continue  # no restriction: `_cluster_too_small` counts these, and more

@@ -10,6 +10,8 @@
     ├── MismatchError         a placement for another graph, or not placing every op
     │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
     ├── InfeasibleError       no placement can satisfy memory and pins
+    │   └── NotFoundError     none that does was found, which proves nothing
+    ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
     ├── MissingPackageError   an optional package that is needed and not installed (also an ImportError)
     └── RankError             a run on several processes of which one has died, stalled or failed
 
@@ -22,19 +24,23 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
+from graphs.show import show_message
+
 
 class PlacementError(Exception):
-    """Base of every error raised on purpose.
+    """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show.
 
     Attributes:
         on_command_line: the sentence with advice for the command line, where the message has some for Python; or empty.
     """
 
-    on_command_line: str = ""
+    def __init__(self, message: str = "") -> None:
+        self.on_command_line = ""
+        super().__init__(show_message(message))
 
     def but_on_command_line(self, sentence: str) -> Self:
         """This error, with another sentence for the command line."""
-        self.on_command_line = sentence
+        self.on_command_line = show_message(sentence)
         return self
 
 
@@ -91,6 +97,14 @@ class MissingPackageError(PlacementError, ImportError):
             f"{what} needs the package {package}, which is not installed; run `pip install {package}`, or install "
             f"placement with its extra: placement[{package}]."
         )
+
+
+class NotFoundError(InfeasibleError):
+    """A search ended without a placement that satisfies memory and pins; there may be one."""
+
+
+class BoundError(PlacementError):
+    """A lower bound above a value that was reached; the message names the method that gave it."""
 
 
 class RankError(PlacementError):

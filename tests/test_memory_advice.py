@@ -9,7 +9,7 @@ from strategies import problems
 from torch import nn
 
 import placement
-from baselines.no_fit import none_fits
+from baselines.no_fit import all_failed
 from env.cluster import Cluster, Device, Link
 from env.memory_advice import devices_needed, variants
 from env.memory_bounds import memory_reason, working_set_bytes
@@ -100,19 +100,21 @@ def test_every_way_out_needs_less_and_never_less_than_nothing(problem: Problem) 
 
 
 def test_where_only_the_search_failed_nothing_reads_like_a_proof() -> None:
-    # 5 x 60 in 4 x 100: fits nowhere, since no device takes two; sums do not show it.
-    graph = OpGraph.build([Op(f"op{i}", kept_bytes=60, time_s={"*": 1}) for i in range(5)], [])
-    result = placement.optimize(graph, cluster(100, 100, 100, 100), evaluations=100)
+    # 20 x 60 in 19 x 100: fits nowhere, since no device takes two; sums do not show it.
+    graph = OpGraph.build([Op(f"op{i}", kept_bytes=60, time_s={"*": 1}) for i in range(20)], [])
+    result = placement.optimize(graph, cluster(*[100] * 19), "local_search", evaluations=50)
     assert result.reason is not None
-    for part in ("methods tried found one that fits", "the nearest, ", "failed by ", "keeps 300 bytes of 400 bytes"):
+    for part in ("which does not prove that there is none", "heuristics tried failed, the nearest, ", ", by "):
         assert part in result.reason
-    assert "nothing proves that there is none" in result.reason
+    assert "The step keeps 1.2 kB, and 1.9 kB are free in all; what would help: more devices" in result.reason
+    heft = placement.optimize(graph, cluster(*[100] * 19), "heft")
+    assert heft.reason is not None
+    assert "what would help" not in heft.reason  # a row of a table
 
 
 def test_the_nearest_of_several_failures_is_told() -> None:
     errors = {"a": InfeasibleError("x.", 70), "b": InfeasibleError("y.", 20), "c": InfeasibleError("z.")}
-    found = none_fits(errors)
-    assert str(found) == "none of the 3 methods tried found one that fits; the nearest, b, failed by 20 bytes: y."
+    found = all_failed(errors)
+    assert str(found) == "All 3 heuristics tried failed, the nearest, b, by 20 bytes: y."
     assert found.missing_bytes == 20
-    alone = none_fits({"c": errors["c"]})
-    assert str(alone) == "the only method tried found none that fits; the nearest, c, failed: z."
+    assert str(all_failed({"c": errors["c"]})) == "The heuristic c failed: z."
