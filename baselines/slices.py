@@ -109,7 +109,7 @@ class States:
 def steady_state(atoms: Atoms) -> Memory:
     """The memory of the objective throughput: exact."""
     graph = atoms.classes.problem.graph
-    own = graph.kept_bytes + np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64)
+    own = graph.kept_bytes + graph.output_bytes
     return Memory(_sums(atoms, own), _largest(atoms, graph.workspace_bytes), atoms.net_bytes)
 
 
@@ -247,10 +247,10 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     used, top, d = 0, 0, 0
     for atom in range(atoms.count):
         own, largest = int(memory.own_bytes[atom]), int(memory.top_bytes[atom])
-        while used + own + max(top, largest) > devices[d].memory_bytes:
+        while used + own + max(top, largest) > devices[d].usable_bytes:
             if d + 1 == len(devices):
                 op = int(np.flatnonzero(atoms.of_op == atom)[0])
-                free = max(0, devices[d].memory_bytes - used - max(0, top - largest))
+                free = max(0, devices[d].usable_bytes - used - max(0, top - largest))
                 group = f" with the {sizes[atom] - 1} ops that cannot be cut off it" if sizes[atom] > 1 else ""
                 return InfeasibleError(
                     f"op {names[op]!r}{group} needs {exact_bytes(own + largest)} on {devices[d].name}, where "
@@ -263,7 +263,7 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     d = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).argmax())
     return InfeasibleError(
         f"op {names[op]!r} needs {exact_bytes(int(memory.own_bytes[atom] + memory.top_bytes[atom]))} on "
-        f"{devices[d].name}, where at most {exact_bytes(devices[d].memory_bytes)} are free, and no contiguous split "
+        f"{devices[d].name}, where at most {exact_bytes(devices[d].usable_bytes)} are free, and no contiguous split "
         f"fits memory and pins of cluster {problem.cluster.name!r}; take a method without contiguity."
     )
 

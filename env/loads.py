@@ -68,13 +68,14 @@ class Charges:
         return self._pays(first=False)
 
     def _pays(self, first: bool) -> FloatArray:
-        cluster = self.problem.cluster
-        result = np.zeros((cluster.n_devices, cluster.n_devices))
-        for (a, b), route in cluster.routes.items():
-            if route.links:
-                link = cluster.links[route.links[0 if first else -1]]
-                result[a, b] = (link.src if first else link.dst) == cluster.devices[a if first else b].name
-        return result
+        cluster, n = self.problem.cluster, self.problem.cluster.n_devices
+        end_of = [cluster.device_index.get(link.src if first else link.dst, -1) for link in cluster.links]
+        ptr, links = self.problem.route
+        pair = np.flatnonzero(np.diff(ptr))
+        own = pair // n if first else pair % n
+        result: FloatArray = np.zeros(n * n)
+        result[pair] = np.array(end_of, dtype=np.int64)[links[ptr[pair] if first else ptr[pair + 1] - 1]] == own
+        return result.reshape(n, n)
 
     def busy_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
         """float64 [x]: seconds an end of the route is busy with each transfer; measured times are per link."""
@@ -153,7 +154,7 @@ def held_reason(problem: Problem, device: ArrayLike) -> str | None:
     if held[d] <= problem.capacity_bytes[d]:
         return None
     graph = problem.graph
-    own = graph.kept_bytes + np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64)
+    own = graph.kept_bytes + graph.output_bytes
     own += graph.workspace_bytes
     largest = int(np.where(placed == d, own, -1).argmax())
     others = int(held[d] - own[largest])

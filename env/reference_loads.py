@@ -73,7 +73,10 @@ def reference_loads(graph: OpGraph, cluster: Cluster, placement: Sequence[int] |
         held_bytes=tuple(held),
         value_s=max(device_s + link_s),
         bytes_moved=moved,
-        feasible=all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True)),
+        feasible=all(
+            size <= device.memory_bytes - device.reserved_bytes
+            for size, device in zip(held, cluster.devices, strict=True)
+        ),
     )
 
 

@@ -81,7 +81,7 @@ def _needs(intervals: _Intervals, begins: NDArray[np.intp]) -> list[tuple[int, i
 
 def _kept_overflow(problem: Problem, schedule: Schedule, d: int) -> str:
     graph, device = problem.graph, problem.cluster.devices[d]
-    free = device.memory_bytes
+    free = device.usable_bytes
     for i in np.flatnonzero(schedule.device == d).tolist():
         needed = int(graph.kept_bytes[i])
         if needed > free:

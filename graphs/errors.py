@@ -20,9 +20,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from graphs.show import show_message
+
 
 class PlacementError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(show_message(message))
 
 
 class GraphError(PlacementError, ValueError):

@@ -27,6 +27,13 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+def sums(index: IntArray, values: IntArray, size: int) -> IntArray:
+    """int64 [size]: the whole numbers of each index added up, exactly (`numpy.bincount` adds them as floats)."""
+    result = np.zeros(size, dtype=np.int64)
+    np.add.at(result, index, values)
+    return result
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A frozen computation graph. Build it with `OpGraph.build`, `from_networkx`, a reader or `capture`.
@@ -238,6 +245,11 @@ class OpGraph:
     def output_ptr(self) -> IntArray:
         """int64 [n + 1]: op i writes tensors ``output_ptr[i] .. output_ptr[i + 1] - 1``."""
         return np.searchsorted(self.tensor_producer, np.arange(self.n_ops + 1)).astype(np.int64)
+
+    @cached_property
+    def output_bytes(self) -> IntArray:
+        """int64 [n]: bytes of all tensors each op writes."""
+        return sums(self.tensor_producer, self.tensor_bytes, self.n_ops)
 
     @cached_property
     def inputs(self) -> tuple[IntArray, IntArray]:

@@ -148,7 +148,7 @@ def _differences(found: Verification) -> Iterator[str]:
             yield f"{name} is {computed}, the result says {said}."
     said_peaks = result.peak_bytes or {}
     for device, peak in found.peak_bytes.items():
-        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].memory_bytes
+        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].usable_bytes
         if result.objective == THROUGHPUT and peak > memory_bytes:  # one step alone may fit all the same
             yield f"{device} holds {peak} bytes in steady state, but its memory is {memory_bytes} bytes."
         if said_peaks.get(device) != peak:

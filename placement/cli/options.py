@@ -19,8 +19,8 @@ Graph = Annotated[
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
-        "(model, args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe to "
-        "take from strangers.",
+        "(model, args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe "
+        "to take from strangers.",
     ),
 ]
 ClusterOption = Annotated[
@@ -90,6 +90,16 @@ Communication = Annotated[
         metavar="NAME",
         show_default=False,
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
+    ),
+]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-fraction",
+        metavar="SHARE",
+        show_default=False,
+        help="How much of each device's memory a placement may fill, such as 0.9, instead of all but what the cluster "
+        "reserves.",
     ),
 ]
 PriorityOption = Annotated[
