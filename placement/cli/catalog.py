@@ -160,4 +160,6 @@ def capture(
     if as_json:
         emit_json(figures)
     else:
-        emit(f"{captured.name}: {captured.n_ops:,} ops, {captured.n_edges:,} edges, saved to {output}")
+        from graphs.show import show
+
+        emit(f"{show(captured.name)}: {captured.n_ops:,} ops, {captured.n_edges:,} edges, saved to {output}")
