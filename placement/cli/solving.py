@@ -194,7 +194,11 @@ def optimize(
     if as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        emit(result.summary() + (f"\nsaved to {output}" if output is not None else ""))
+        from placement.cli.tables import at_peak
+
+        note = at_peak(result.graph, result.cluster)
+        lines = [result.summary(), f"note         {note}" if note else "", f"saved to {output}" if output else ""]
+        emit("\n".join(filter(None, lines)))
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
 
