@@ -173,11 +173,6 @@ class Atoms:
         return self._per_net(self.classes.leave_s)
 
     @cached_property
-    def net_bytes(self) -> IntArray:
-        """int64 [M]."""
-        return self._per_net(self.classes.problem.graph.tensor_bytes.astype(np.float64)).astype(np.int64)
-
-    @cached_property
     def least_s(self) -> FloatArray:
         """float64 [N]: seconds of each atom on the class that is fastest for it; infinite if none may run it."""
         result: FloatArray = self.op_s.min(axis=1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baselines.atoms import Atoms
+from baselines.deadline import OutOfTimeError, check_time
 from baselines.linear_dp import (
     MemoryOf,
     Order,
@@ -56,8 +57,8 @@ def dp_contiguous(problem: Problem, seed: int) -> Plan:
     and from every device where no tensor is needed on three. It is too low where a device sends a tensor to several
     others or links are shared, and too high where a device has several links. Where routes are unlike, transfers are
     costed twice, by the mean and by the fastest routes of a class; the better split counts, and its slices are swapped
-    between the devices of a class. Memory is exact for the objective throughput; for a latency it is charged as in
-    `place_within_memory`.
+    between the devices of a class. Memory is exact where it is kept bytes only, as in the paper; what lasts for part
+    of a step is charged as in `place_within_memory`.
 
     The best cuts of two linear orders (`baselines.linear_dp`) are upper bounds to begin with, then those of ever finer
     graphs, in which parts with little work are joined to what follows them, and last that of the graph itself. Only
@@ -102,6 +103,10 @@ def _splits(
         except OverBudgetError:
             gave_up = True
             continue
+        except OutOfTimeError:
+            if not chains:
+                raise
+            break
         finest = atoms.count
         if chain:
             limit_s, better = chain.value_s, (atoms, chain)
@@ -114,6 +119,7 @@ def _levels(problem: Problem, quotient: Quotient) -> list[Level]:
     share_s = float(problem.mean_op_s.sum()) / problem.cluster.n_devices
     result: list[Level] = []
     for part in _LIGHT:
+        check_time()
         coarse = without_light_parts(problem, quotient, part * share_s) if part else quotient
         if result and coarse.count == result[-1].views[0].count:
             continue

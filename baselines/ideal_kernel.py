@@ -38,7 +38,6 @@ class Rows(NamedTuple):
         reader_ptr, reader: int64 [M + 1] and [z], readers by net.
         enter_s, leave_s: float64 [M, C], cost of a net to who receives it and to who sends it.
         own_bytes, top_bytes: int64 [N], those of an atom that add up and those of which the largest counts.
-        net_bytes: int64 [M], for who receives it.
         capacity: int64 [C].
         stride: int64 [C], states that differ by one device of a class are so far apart.
         used: int64 [S, C], devices of each class in each state.
@@ -60,7 +59,6 @@ class Rows(NamedTuple):
     leave_s: FloatArray
     own_bytes: IntArray
     top_bytes: IntArray
-    net_bytes: IntArray
     capacity: IntArray
     stride: IntArray
     used: IntArray
@@ -164,30 +162,26 @@ def take(
     nets_of: tuple[IntArray, IntArray],
     ends: tuple[IntArray, IntArray],
     wire: tuple[FloatArray, FloatArray],
-    net_bytes: IntArray,
     seen: IntArray,
     made: BoolArray,
     beyond: Bytes,
     cost_s: FloatArray,
     depth: int,
-) -> int:
+) -> None:
     """Add the nets of an atom to a slice: ``seen``, ``made`` and ``cost_s[depth]`` of `Walk`.
 
-    ``ends`` are producer and readers' ptr, ``wire`` the costs of receiving and sending. Returns by how many bytes the
-    slice grows, beside the atom's own.
+    ``ends`` are producer and readers' ptr, ``wire`` the costs of receiving and sending.
     """
     net_ptr, net_at = nets_of
     producer, reader_ptr = ends
     enter_s, leave_s = wire
     classes = range(cost_s.shape[1])  # loops: expressions over a few numbers would take memory for each
-    more_bytes = 0
     for j in range(net_ptr[atom], net_ptr[atom + 1]):
         m = net_at[j]
         readers = reader_ptr[m + 1] - reader_ptr[m]
         if producer[m] == atom:
             made[m] = True
             if seen[m] > 0:
-                more_bytes -= net_bytes[m]
                 for c in classes:
                     cost_s[depth, c, _IN] -= enter_s[m, c]
             if seen[m] < readers:
@@ -201,14 +195,12 @@ def take(
                 for c in classes:
                     cost_s[depth, c, _OUT] -= leave_s[m, c]
         elif seen[m] == 0:
-            more_bytes += net_bytes[m]
             for c in classes:
                 cost_s[depth, c, _IN] += enter_s[m, c]
             if beyond[m] == _MADE_BEYOND:
                 for c in classes:
                     cost_s[depth, c, _IN_FIXED] += enter_s[m, c]
         seen[m] += 1
-    return more_bytes
 
 
 @njit(cache=True, nogil=True)
@@ -280,7 +272,7 @@ def last_slices(
 ) -> bool:
     """Fill the row of one ideal: try every slice that is worth it as the last one. False for lack of visits."""
     ptr, step_atom, step_ideal, work_s, capacity = rows.ptr, rows.step_atom, rows.step_ideal, rows.work_s, rows.capacity
-    op_s, own_bytes, top_bytes, net_bytes = rows.op_s, rows.own_bytes, rows.top_bytes, rows.net_bytes
+    op_s, own_bytes, top_bytes = rows.op_s, rows.own_bytes, rows.top_bytes
     nets_of, ends, wire = (rows.net_ptr, rows.net_at), (rows.producer, rows.reader_ptr), (rows.enter_s, rows.leave_s)
     machines = rows.stride, rows.used
     at, step, removed, cost_s, held, top, seen, made, beyond = walk
@@ -303,7 +295,7 @@ def last_slices(
         deeper = depth + 1
         top[deeper] = max(top[depth], top_bytes[atom])
         held[deeper] = held[depth] + own_bytes[atom]
-        held[deeper] += take(atom, nets_of, ends, wire, net_bytes, seen, made, beyond, cost_s, deeper)
+        take(atom, nets_of, ends, wire, seen, made, beyond, cost_s, deeper)
         for c in range(len(capacity)):
             if held[deeper] + top[deeper] > capacity[c]:
                 cost_s[deeper, c, _RUN] = np.inf  # and so is every slice that grows from it

@@ -22,11 +22,10 @@ from baselines.slices import (
     no_chain,
     prefixes,
     shares,
-    steady_state,
 )
 from baselines.units import Units
 from env.loads import loads
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from graphs.opgraph import IntArray
 
 _MOST_ATOMS = 4096  # in longer rows cuts are looked for between runs of ops only
@@ -163,12 +162,10 @@ def least_loaded(problem: Problem, plans: Sequence[Plan]) -> Plan:
 
 
 def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:
-    """What `build` makes under the memory of the problem's objective.
+    """What `build` makes under the memory of the problem's objective, as in `place_within_memory`.
 
     Raises:
-        InfeasibleError: `build` does, or no attempt fits into the memory of a step.
+        InfeasibleError: `build` does, or no attempt fits.
     """
-    if problem.objective == THROUGHPUT:
-        return build(steady_state)
     units = Units(problem)
     return place_within_memory(units, lambda allowance: build(lambda atoms: charged(atoms, units, allowance)))

@@ -41,7 +41,7 @@ def transfer_s(c: Instance, t: int, a: int, b: int) -> float:
 def add_copy(c: Instance, s: State, t: int, a: int, b: int, sign: int) -> None:
     """The transfer of a tensor from a to b comes (+1) or goes (-1), but for the sender's own time."""
     seconds = sign * transfer_s(c, t, a, b)
-    s.device[b].bytes += sign * c.tensor[t].bytes
+    s.device[b].bytes += sign * c.tensor[t].held
     if c.blocking:
         s.load_s[b] += seconds * c.pair[a * len(c.device) + b].receives
     p = a * len(c.device) + b
@@ -161,7 +161,7 @@ def refresh(c: Instance, s: State) -> None:
 
 @_inner
 def excess(c: Instance, s: State) -> float:
-    """0 if every device has room for what it holds, else how much it lacks: a hundredth per device, and its share."""
+    """0 if every device has room for what it is charged with, else what it lacks: a hundredth each, and its share."""
     result = 0.0
     for d in range(len(c.device)):
         over = s.device[d].bytes + c.workspace_bytes[s.device[d].largest] - c.device[d].capacity_bytes

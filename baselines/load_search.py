@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.load_state import Instance, State, instance_of, new_state
+from baselines.load_state import Instance, State, charge, instance_of, new_state
 from baselines.plan import Plan
 from baselines.search import Budget, Found
 from baselines.units import Units
-from env.loads import loads
+from env.loads import Loads, loads
 from env.problem import Problem
 from graphs.opgraph import IntArray
 
@@ -24,6 +25,7 @@ _GROWTH = 2.0**0.5  # of the length from one cycle to the next
 _HOT = 0.05  # highest temperature, relative to the loads; where a unit is a small part of a load, less
 _HOT_UNITS = 4.0
 _GENTLE = 0.1  # of the highest temperature, for cycles that start from the best placement so far
+_DEARER, _LEAST_SHARE = 1.05, 0.001  # by how much the share of tensors rises at least, and from where
 _COOLING = 2e-4  # from the highest to the lowest temperature
 
 
@@ -35,7 +37,9 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     start at the device or link with the largest load, half of the targets are a neighbour's device. A change costs
     O(degrees of its units) + O(D + L). What is annealed is the log of the 32-norm of all loads, plus what devices lack
     of memory, which weighs more and more as the temperature falls: the search may pass through placements that
-    do not fit, but returns one only if it began with such and found no other.
+    do not fit, but returns one only if it began with such and found no other. What a tensor takes of memory depends on
+    how long it lasts, so a share of its bytes is charged wherever it is: that which is right for the best start and,
+    whenever the best placement of a chain turns out not to fit, for that placement.
 
     Two chains, one from the best start and one from the second best, run through cycles of growing length: in turn a
     gentle one from the best placement of both, and a hot one from the chain's own. The answer depends on the seed and
@@ -51,38 +55,85 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     proven = best_loads.feasible and budget.reached(best_loads.value_s)
     if not (proven or budget.over()) and (units.allowed.sum(axis=1) > 1).any():
         placed = [plan.device[units.first_op] for _, plan in ranked]
-        limit_s = best_loads.value_s if best_loads.feasible else math.inf
-        for found in _anneal(units, seed, placed, limit_s, budget):
-            plan = Plan(found[problem.group_of])
-            now = loads(problem, plan.device)
-            if (not now.feasible, now.value_s) < (not best_loads.feasible, best_loads.value_s):
-                best_loads, best = now, plan
+        known = Known(units, placed[0], best_loads.value_s if best_loads.feasible else math.inf, _share(best_loads))
+        found = _anneal(units, seed, placed, known, budget)
+        if found.value_s < (best_loads.value_s if best_loads.feasible else math.inf):
+            best = Plan(found.unit_device[problem.group_of])
     return Found(best, evaluations=budget.spent - began)
 
 
-def _anneal(units: Units, seed: int, starts: list[IntArray], best_s: float, budget: Budget) -> list[IntArray]:
-    """The best placement of each chain, int64 [U]; `best_s` is the value of the first start, infinite if too large."""
+@dataclass
+class Known:
+    """The best placement that really fits, and the share of their bytes that tensors are charged with.
+
+    Attributes:
+        unit_device: int64 [U]; the first start as long as none fits.
+        value_s: its largest load; infinite as long as none fits.
+    """
+
+    units: Units
+    unit_device: IntArray
+    value_s: float
+    share: float
+
+    def look_at(self, instance: Instance, states: Sequence[State]) -> None:
+        """Note the best placements of the chains; what does not fit is forgotten, and the share raised for it."""
+        for state in states:
+            if _best_s(state) >= self.value_s:
+                continue
+            device = state.unit["best"].copy()
+            found = loads(self.units.problem, device[self.units.problem.group_of])
+            if found.feasible:
+                self.unit_device, self.value_s = device, found.value_s
+            else:
+                self.share = max(_share(found), self.share * _DEARER, _LEAST_SHARE)
+                charge(instance, self.units, self.share)
+        for state in states:
+            if _best_s(state) < self.value_s:  # of those that do not fit
+                state.unit["best"] = self.unit_device
+                state.search["best_s"] = self.value_s
+                _start_anew(state)
+
+
+def _share(found: Loads) -> float:
+    """The least share of all tensors' bytes that, beside kept bytes and workspace, covers what each device holds."""
+    problem, device = found.problem, found.device
+    graph, n_devices = problem.graph, problem.cluster.n_devices
+    _, consumer, tensor = graph.edge_list
+    at = np.unique(
+        np.concatenate([device[graph.tensor_producer], device[consumer]])
+        + n_devices * np.concatenate([np.arange(graph.n_tensors), tensor])
+    )
+    there = np.bincount(at % n_devices, graph.tensor_bytes[at // n_devices], n_devices)
+    workspace = np.zeros(n_devices, dtype=np.int64)
+    np.maximum.at(workspace, device, graph.workspace_bytes)
+    lasting = found.held_bytes - workspace - np.bincount(device, graph.kept_bytes, n_devices)
+    return float(np.max(lasting / np.maximum(there, 1.0), where=there > 0, initial=0.0))
+
+
+def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budget: Budget) -> Known:
+    """The best placement of all chains, and that of the best start if none is better."""
     instance = instance_of(units)
+    charge(instance, units, known.share)
     chains = [new_state(instance, int(s)) for s in np.random.SeedSequence(seed).generate_state(_CHAINS, np.uint64)]
     for k, state in enumerate(chains):
         place(state, starts[min(k, len(starts) - 1)])
         state.unit["best"] = starts[0]
-        state.search["best_s"] = best_s
+        state.search["best_s"] = known.value_s
     n_units, n_devices = instance.unit_s.shape
     top = min(_HOT, _HOT_UNITS * n_devices / n_units)
     length = float(max(_SHORTEST, _PER_UNIT * n_units))
     with ThreadPoolExecutor(max_workers=_CHAINS) as pool:
         try:
             while not _done(chains, budget):
-                _cycle(pool, instance, chains, int(length), (top * _GENTLE, top * _COOLING), budget)
-                _cycle(pool, instance, chains, int(length * _GROWTH), (top, top * _COOLING), budget)
+                _cycle(pool, instance, chains, int(length), (top * _GENTLE, top * _COOLING), known, budget)
+                _cycle(pool, instance, chains, int(length * _GROWTH), (top, top * _COOLING), known, budget)
                 length *= _GROWTH**2
-                best = min(chains, key=_best_s).unit["best"].copy()
                 for state in chains:
-                    place(state, best)
+                    place(state, known.unit_device)
         except KeyboardInterrupt:
             budget.interrupted = True
-    return [state.unit["best"] for state in chains]
+    return known
 
 
 def _cycle(
@@ -91,6 +142,7 @@ def _cycle(
     chains: list[State],
     length: int,
     temperature: tuple[float, float],
+    known: Known,
     budget: Budget,
 ) -> None:
     """Cool all chains from the first temperature to the second with so many changes each, looking at the clock."""
@@ -104,6 +156,7 @@ def _cycle(
         running = [pool.submit(kernel.anneal, instance, state, tried, since, until) for state in chains]
         for future in running:
             future.result()
+        known.look_at(instance, chains)
         budget.spend(tried * _CHAINS)
         done += tried
 
@@ -119,6 +172,11 @@ def _best_s(state: State) -> float:
 def place(state: State, device: IntArray) -> None:
     """Go on from another placement, int64 [U]."""
     state.unit["device"] = device
+    _start_anew(state)
+
+
+def _start_anew(state: State) -> None:
+    """Any unit may not be where it was in the best placement."""
     state.unit["is_changed"] = 1
-    state.changed[:] = np.arange(len(device))
-    state.search["changed"] = len(device)
+    state.changed[:] = np.arange(len(state.unit))
+    state.search["changed"] = len(state.unit)

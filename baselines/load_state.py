@@ -24,7 +24,9 @@ _MOST = 64  # units in one change
 # Records rather than one array per field: what is used together lies together, and a call that hands on 50 arrays
 # takes longer than most of the functions here.
 UNIT = np.dtype([("bytes", "i8"), ("workspace", "i8"), ("input", "i8"), ("output", "i8")])
-TENSOR = np.dtype([("writer", "i8"), ("reader", "i8"), ("bytes", "i8"), ("modelled", "f8"), ("measured_s", "f8")])
+TENSOR = np.dtype(
+    [("writer", "i8"), ("reader", "i8"), ("bytes", "i8"), ("held", "i8"), ("modelled", "f8"), ("measured_s", "f8")]
+)
 DEVICE = np.dtype([("capacity_bytes", "i8"), ("same_to_all", "i8")])
 PAIR = np.dtype(
     [("latency_s", "f8"), ("s_per_byte", "f8"), ("hops", "f8"), ("sends", "f8"), ("receives", "f8"), ("route", "i8")]
@@ -48,11 +50,12 @@ SEARCH = np.dtype(
 class Instance(NamedTuple):
     """A `Problem`: U units, T tensors, D devices, R resources, W sizes of workspace."""
 
-    unit: Records  # UNIT [U + 1]: kept bytes and outputs, index of the largest workspace, first input, first output
+    unit: Records  # UNIT [U + 1]: bytes charged, index of the largest workspace, first input, first output
     unit_s: FloatArray  # [U, D]
     allowed: BoolArray  # [U, D]
     input: IntArray  # tensors by the unit that reads them; unit u writes tensors unit[u].output .. unit[u + 1].output
-    tensor: Records  # TENSOR [T + 1]: writer, first reader, bytes; modelled: 1 if its time is not measured, else 0
+    tensor: Records  # TENSOR [T + 1]: writer, first reader, bytes, those charged to a receiver; modelled: 1 if its time
+    # is not measured, else 0
     reader: IntArray  # units other than the writer, by tensor
     device: Records  # DEVICE [D]; same_to_all: a copy costs a blocking sender the same wherever it goes
     workspace_bytes: IntArray  # [W], increasing from 0
@@ -67,7 +70,7 @@ class State(NamedTuple):
     """A placement and everything that follows from it, and the best one found so far."""
 
     unit: Records  # PLACED [U]: device, slot in `member`, device in the best placement, last cluster it was in
-    device: Records  # HOLDS [D]: bytes without workspace, index of the largest workspace, units
+    device: Records  # HOLDS [D]: bytes charged without workspace, index of the largest workspace, units
     readers: Counts  # [T, D + 1], units on each device that read the tensor; last: devices with such units
     load_s: FloatArray  # [R]
     saved_s: FloatArray  # [R], before the change at hand
@@ -107,11 +110,8 @@ def instance_of(units: Units) -> Instance:
     modelled = np.isnan(measured_s)
     workspace = np.maximum.reduceat(graph.workspace_bytes[units.members], units.ptr[:-1])
     workspace_bytes, workspace_index = np.unique(np.append(workspace, 0), return_inverse=True)  # 0: nothing there
-    output_bytes = np.zeros(units.count, dtype=np.int64)
-    np.add.at(output_bytes, problem.group_of[graph.tensor_producer], graph.tensor_bytes)
     route_ptr, route, link_ptr, link_pair = _routes(problem, charges.blocking)
     unit = np.zeros(units.count + 1, dtype=UNIT)
-    unit["bytes"][:-1] = units.kept_bytes + output_bytes
     unit["workspace"] = workspace_index
     unit["input"], unit["output"] = _pointers(reader, units.count), _pointers(writer, units.count)
     tensor = np.zeros(len(number) + 1, dtype=TENSOR)
@@ -127,7 +127,7 @@ def instance_of(units: Units) -> Instance:
     pair["hops"][:-1] = 1.0 if charges.blocking else np.diff(problem.route[0])
     pair["sends"][:-1], pair["receives"][:-1] = charges.sender_pays.ravel(), charges.receiver_pays.ravel()
     pair["route"] = route_ptr
-    return Instance(
+    instance = Instance(
         unit=unit,
         unit_s=units.op_s,
         allowed=units.allowed,
@@ -142,6 +142,16 @@ def instance_of(units: Units) -> Instance:
         link_pair=link_pair,
         blocking=charges.blocking,
     )
+    charge(instance, units, 1.0)
+    return instance
+
+
+def charge(instance: Instance, units: Units, share: float) -> None:
+    """Set what tensors are charged with in an instance: this share of their bytes, wherever they are."""
+    graph = units.problem.graph
+    made = np.bincount(units.problem.group_of[graph.tensor_producer], graph.tensor_bytes, units.count)
+    instance.unit["bytes"][:-1] = units.kept_bytes + np.ceil(share * made).astype(np.int64)
+    instance.tensor["held"] = np.ceil(share * instance.tensor["bytes"])
 
 
 def _tensors(problem: Problem) -> tuple[IntArray, IntArray, IntArray, IntArray]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.deadline import check_time
 from baselines.plan import Plan
 from baselines.units import Units
-from env.loads import held_reason, loads, owners
+from env.loads import loads
 from env.problem import THROUGHPUT, BoolArray, Problem
 from graphs.errors import InfeasibleError
 from graphs.opgraph import FloatArray, IntArray
@@ -102,7 +103,9 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     """
     held, share = np.zeros(units.count, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            check_time()
         charged = (share * held).astype(np.int64)
         try:
             plan = build(Allowance(units.kept_bytes + charged, np.maximum(units.working_bytes - charged, 0)))
@@ -122,7 +125,7 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
 def excess_bytes(problem: Problem, plan: Plan) -> IntArray:
     """int64 [D]: by how much each device's memory is exceeded under the problem's objective, 0 or less if it fits."""
     if problem.objective == THROUGHPUT:
-        return loads(problem, plan.device).held_bytes - problem.capacity_bytes
+        return loads(problem, plan.device).memory(plan.order).held_bytes - problem.capacity_bytes
     from env.simulator import Simulator  # loads the compiler: only when something is placed
 
     return Simulator(problem).score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
@@ -149,7 +152,7 @@ def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntAr
 def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
     """The error for a plan that exceeds a device's memory."""
     if problem.objective == THROUGHPUT:
-        reason = held_reason(problem, plan.device)
+        reason = loads(problem, plan.device).memory(plan.order).reason
     else:
         from env.simulator import Simulator
         from env.timeline import overflow_reason
@@ -164,10 +167,9 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
     """int64 [U]: bytes on the full devices, bool [D], beside kept bytes, by the unit that puts them there."""
     problem = units.problem
     if problem.objective == THROUGHPUT:
-        tensor, device, op = owners(problem, plan.device)
-        there = full[device]
-        per_op = np.bincount(op[there], problem.graph.tensor_bytes[tensor[there]], problem.graph.n_ops)
-        return np.add.reduceat(per_op[units.members], units.ptr[:-1]).astype(np.int64)
+        steady = loads(problem, plan.device).memory(plan.order)
+        per_op = steady.held_by(full[steady.entry_device])
+        return np.add.reduceat(per_op[units.members], units.ptr[:-1])
     from env.simulator import Simulator
 
     _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from baselines.milp_rows import Rows, Terms
 from baselines.milp_symmetry import canonical, interchangeable, unit_sequence
-from baselines.milp_transfers import DEVICE, MEMORY, Transfers, nets_of
+from baselines.milp_transfers import DEVICE, Transfers, nets_of
 from baselines.units import Units
 from env.loads import loads
 from env.problem import BoolArray, Problem
@@ -55,6 +54,19 @@ class Model:
         best: IntArray = chosen.argmax(axis=1)
         return best[self.problem.group_of]
 
+    def without(self, device: IntArray) -> Model:
+        """The model but for one placement, int64 [n], which it does not know to be too large."""
+        column = self.unit_column[self.problem.group_of, device]
+        column = np.unique(column[column >= 0])
+        return replace(
+            self,
+            row_lower=np.append(self.row_lower, -np.inf),
+            row_upper=np.append(self.row_upper, len(self.unit_column) - 1.0),
+            row_ptr=np.append(self.row_ptr, len(self.column) + len(column)),
+            column=np.concatenate([self.column, column]),
+            value=np.concatenate([self.value, np.ones(len(column))]),
+        )
+
 
 def build_model(problem: Problem, start: IntArray, limit_s: float, precedence: IntArray | None = None) -> Model:
     """The model of a problem around a placement.
@@ -83,7 +95,7 @@ class _Builder:
         self._scale = _LOAD_SCALE / self._value_s if self._value_s > 0 else 1.0
         useful = self._units.allowed & (self._units.op_s <= limit_s * (1 + 1e-9))
         self._x = self._unit_columns(useful)
-        self._transfers = Transfers(problem, self._rows, self._x, self._start, self._is_tight)
+        self._transfers = Transfers(problem, self._rows, self._x, self._start)
 
     def build(self, precedence: IntArray | None) -> Model:
         for net in nets_of(self._problem):
@@ -121,26 +133,20 @@ class _Builder:
 
     # -- limits ---------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _is_tight(self) -> BoolArray:
-        """bool [D]: devices that could not hold everything."""
-        graph = self._problem.graph
-        everything = int(graph.kept_bytes.sum() + graph.tensor_bytes.sum() + graph.workspace_bytes.max(initial=0))
-        result: BoolArray = everything > self._problem.capacity_bytes
-        return result
-
     def _limits(self) -> int:
         """No device or link is busy for longer than the largest load, the column returned; memory suffices."""
         load = self._rows.add_column(self._value_s * self._scale, upper=np.inf)  # HiGHS is slower with a limit here
         busy = {(DEVICE, d): self._computing(d) for d in range(self._problem.cluster.n_devices)}
         for resource, terms in self._transfers.load.items():
-            if resource[0] != MEMORY:
-                busy.setdefault(resource, []).extend(terms)
+            busy.setdefault(resource, []).extend(terms)
         for terms in busy.values():
             if terms:
                 spent = [(column, -seconds * self._scale) for column, seconds in terms]
                 self._rows.add([(load, 1.0)], spent, lower=0.0)
-        for d in np.flatnonzero(self._is_tight).tolist():
+        units = self._units
+        for d in np.flatnonzero(
+            units.kept_bytes.sum() + units.working_bytes.max() > self._problem.capacity_bytes
+        ).tolist():
             self._memory(d)
         return load
 
@@ -149,19 +155,16 @@ class _Builder:
         return [(int(self._x[u, device]), float(self._units.op_s[u, device])) for u in users]
 
     def _memory(self, device: int) -> None:
-        """Kept bytes, every tensor and the largest workspace fit (docs/score.md, "Throughput")."""
-        problem, graph, rows = self._problem, self._problem.graph, self._rows
-        capacity = int(problem.capacity_bytes[device])
+        """Kept bytes and the largest working set fit: what every order of work needs at least (docs/score.md)."""
+        units, rows = self._units, self._rows
+        capacity = int(self._problem.capacity_bytes[device])
         scale = _MEMORY_SCALE / max(capacity, 1)
-        made = np.bincount(problem.group_of[graph.tensor_producer], graph.tensor_bytes, self._units.count)
-        own = (self._units.kept_bytes + made) * scale
-        workspace = np.maximum.reduceat(graph.workspace_bytes[self._units.members], self._units.ptr[:-1]) * scale
+        kept, working_set = units.kept_bytes * scale, units.working_bytes * scale
         users = np.flatnonzero(self._x[:, device] >= 0)
-        held = [(int(self._x[u, device]), float(own[u])) for u in users]
-        held += [(column, size * scale) for column, size in self._transfers.load.get((MEMORY, device), [])]
-        working = rows.add_column(workspace[self._start == device].max(initial=0.0), upper=np.inf)
-        for u in users[workspace[users] > 0].tolist():
-            rows.add([(working, 1.0), (int(self._x[u, device]), -float(workspace[u]))], lower=0.0)
+        held = [(int(self._x[u, device]), float(kept[u])) for u in users]
+        working = rows.add_column(working_set[self._start == device].max(initial=0.0), upper=np.inf)
+        for u in users[working_set[users] > 0].tolist():
+            rows.add([(working, 1.0), (int(self._x[u, device]), -float(working_set[u]))], lower=0.0)
         rows.add(held, [(working, 1.0)], upper=capacity * scale)
 
     # -- contiguity and symmetry ------------------------------------------------------------------------------------

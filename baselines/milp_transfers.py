@@ -10,11 +10,11 @@ import numpy as np
 
 from baselines.milp_rows import Rows, Terms
 from env.loads import Charges
-from env.problem import BoolArray, Problem
+from env.problem import Problem
 from graphs.opgraph import IntArray
 
-DEVICE, LINK, MEMORY = "device", "link", "memory"
-Resource = tuple[str, int]  # what is loaded: a device's time, a link's time, or a device's memory
+DEVICE, LINK = "device", "link"
+Resource = tuple[str, int]  # whose time is loaded
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,13 @@ class Transfers:
         rows: where they are written.
         unit_column: int64 [U, D], the column that says that a unit runs on a device, -1 where it does not.
         start: int64 [U], the placement to start from.
-        tight: bool [D], devices whose memory could overflow.
-        load: for each resource the columns that load it, with seconds or bytes.
+        load: for each resource the columns that load it, with seconds.
     """
 
     problem: Problem
     rows: Rows
     unit_column: IntArray
     start: IntArray
-    tight: BoolArray
     load: dict[Resource, Terms] = field(default_factory=dict)
 
     def add(self, net: Net) -> None:
@@ -104,22 +102,17 @@ class Transfers:
         for resource, amount in resources:
             self.load.setdefault(resource, []).append((column, amount))
 
-    def _amount(self, net: Net, resource: Resource, source: int, target: int) -> float:
-        """Seconds or bytes that the net costs a resource when it moves from source to target."""
-        if resource[0] == MEMORY:
-            return float(self.problem.graph.tensor_bytes[net.tensors].sum())
+    def _seconds(self, net: Net, source: int, target: int) -> float:
+        """What the net costs a resource when it moves from source to target."""
         seconds = self._charges.busy_s if self._charges.blocking else self._charges.transfer_s
         return float(seconds(net.tensors, np.array(source), np.array(target)).sum())
 
     def _resources(self, source: int, target: int) -> list[Resource]:
         """What a transfer from source to target loads, apart from the sender."""
         cluster = self.problem.cluster
-        used: list[Resource] = [(MEMORY, target)] if self.tight[target] else []
         if not self._charges.blocking:
-            used += [(LINK, link) for link in cluster.routes[source, target].links if cluster.links[link].exclusive]
-        elif self._charges.receiver_pays[source, target]:
-            used.append((DEVICE, target))
-        return used
+            return [(LINK, link) for link in cluster.routes[source, target].links if cluster.links[link].exclusive]
+        return [(DEVICE, target)] if self._charges.receiver_pays[source, target] else []
 
     def _rate(self, source: int, target: int, measured: bool) -> tuple[float, ...]:
         """What the time of a transfer depends on beside its tensor."""
@@ -140,8 +133,7 @@ class Transfers:
         for a, b in self.problem.cluster.routes:
             sender: list[Resource] = [(DEVICE, a)] if self._charges.blocking and self._charges.sender_pays[a, b] else []
             for resource in (*self._resources(a, b), *sender):
-                rate = () if resource[0] == MEMORY else self._rate(a, b, measured)
-                pairs.setdefault((resource, rate), set()).add((a, b))
+                pairs.setdefault((resource, self._rate(a, b, measured)), set()).add((a, b))
         alike: dict[tuple[frozenset[int], frozenset[int], tuple[float, ...]], list[Resource]] = {}
         for (resource, rate), used in pairs.items():
             sources, targets = frozenset(a for a, _ in used), frozenset(b for _, b in used)
@@ -153,10 +145,10 @@ class Transfers:
     def _cross(self, net: Net, crossing: _Crossing) -> None:
         """A column that is 1 if the producer is at one of the sources and the consumer at one of the targets."""
         source, target = min(crossing.sources), min(crossing.targets)
-        charged = [(r, self._amount(net, r, source, target)) for r in crossing.resources]
+        seconds = self._seconds(net, source, target)
         (consumer,), everywhere = net.consumers, frozenset(range(self._n_devices))
         made, read = self.on(net.producer, crossing.sources), self.on(consumer, crossing.targets)
-        if not (made and read and any(amount for _, amount in charged)):
+        if not (made and read and crossing.resources and seconds):
             return
         moves = self.start[net.producer] in crossing.sources and self.start[consumer] in crossing.targets
         column, lower = self.rows.add_column(moves), 1.0
@@ -170,7 +162,7 @@ class Transfers:
                 terms += [(c, -value) for c, value in inside]
                 lower -= 1.0
         self.rows.add(terms, lower=lower)
-        self._charge(((resource, amount) for resource, amount in charged if amount), column)
+        self._charge([(resource, seconds) for resource in crossing.resources], column)
 
     # -- several consumers ------------------------------------------------------------------------------------------
 
@@ -203,11 +195,11 @@ class Transfers:
         for group in self._sources[net.measured][target] if readers else ():
             sources = [a for a in group if self.unit_column[net.producer, a] >= 0]
             used = self._resources(group[0], target)
-            charged = [(r, amount) for r in used if (amount := self._amount(net, r, group[0], target))]
-            if sources and charged:
+            seconds = self._seconds(net, group[0], target)
+            if sources and used and seconds:
                 column = rows.add_column(arrives and self.start[net.producer] in sources)
                 costly.append((column, sources))
-                self._charge(charged, column)
+                self._charge([(resource, seconds) for resource in used], column)
             else:
                 free += self.on(net.producer, sources)
         for c in readers if costly else ():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.atoms import Atoms
+from baselines.deadline import check_time, stopped_in_time
 from baselines.memory import Allowance
 from baselines.quotient import rows
 from baselines.units import Units
@@ -46,16 +47,10 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a slice holds: the sum of own bytes, the largest of the top bytes, and each net it only receives, once.
-
-    Attributes:
-        own_bytes, top_bytes: int64 [N].
-        net_bytes: int64 [M].
-    """
+    """What a slice is charged: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
 
     own_bytes: IntArray
     top_bytes: IntArray
-    net_bytes: IntArray
 
 
 class OverBudgetError(Exception):
@@ -106,20 +101,13 @@ class States:
         return np.arange(self.total)[:, None] // self.stride % (self.count + 1)
 
 
-def steady_state(atoms: Atoms) -> Memory:
-    """The memory of the objective throughput: exact."""
-    graph = atoms.classes.problem.graph
-    own = graph.kept_bytes + np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64)
-    return Memory(_sums(atoms, own), _largest(atoms, graph.workspace_bytes), atoms.net_bytes)
-
-
 def charged(atoms: Atoms, units: Units, allowance: Allowance) -> Memory:
     """The memory of one attempt of `place_within_memory`."""
     per_op = np.zeros(len(atoms.of_op), dtype=np.int64)
     per_op[units.first_op] = allowance.unit_bytes
     top = np.zeros_like(per_op)
     top[units.first_op] = allowance.working_bytes
-    return Memory(_sums(atoms, per_op), _largest(atoms, top), np.zeros_like(atoms.net_bytes))
+    return Memory(_sums(atoms, per_op), _largest(atoms, top))
 
 
 def prefixes(count: int) -> Lattice:
@@ -155,9 +143,12 @@ def best_chain(
 
     Raises:
         OverBudgetError: that does not suffice, or the table of ideals by states is too large.
+        OutOfTimeError: the deadline is over.
     """
     from baselines import ideal_kernel
 
+    if np.isinf(atoms.least_s).any():  # no device may run all ops of some atom
+        return None
     states = States(count)
     if states.total * lattice.count > _MOST_VALUES:
         raise OverBudgetError
@@ -172,7 +163,10 @@ def best_chain(
     allotted = int(part * visits.left)
     left = np.array([allotted])
     blocking = atoms.classes.problem.cluster.communication == BLOCKING
-    status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
+    with stopped_in_time(lambda: left.fill(-1)):
+        status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
     visits.left -= allotted - max(0, int(left[0]))
     if status == ideal_kernel.GAVE_UP:
         raise OverBudgetError
@@ -207,7 +201,6 @@ def _rows(atoms: Atoms, lattice: Lattice, memory: Memory, states: States) -> ide
         leave_s=atoms.leave_s,
         own_bytes=memory.own_bytes,
         top_bytes=memory.top_bytes,
-        net_bytes=memory.net_bytes,
         capacity=atoms.classes.capacity_bytes,
         stride=states.stride,
         used=states.used,
@@ -247,10 +240,10 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     used, top, d = 0, 0, 0
     for atom in range(atoms.count):
         own, largest = int(memory.own_bytes[atom]), int(memory.top_bytes[atom])
-        while used + own + max(top, largest) > devices[d].memory_bytes:
+        while used + own + max(top, largest) > devices[d].usable_bytes:
             if d + 1 == len(devices):
                 op = int(np.flatnonzero(atoms.of_op == atom)[0])
-                free = max(0, devices[d].memory_bytes - used - max(0, top - largest))
+                free = max(0, devices[d].usable_bytes - used - max(0, top - largest))
                 group = f" with the {sizes[atom] - 1} ops that cannot be cut off it" if sizes[atom] > 1 else ""
                 return InfeasibleError(
                     f"op {names[op]!r}{group} needs {exact_bytes(own + largest)} on {devices[d].name}, where "
@@ -263,7 +256,7 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     d = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).argmax())
     return InfeasibleError(
         f"op {names[op]!r} needs {exact_bytes(int(memory.own_bytes[atom] + memory.top_bytes[atom]))} on "
-        f"{devices[d].name}, where at most {exact_bytes(devices[d].memory_bytes)} are free, and no contiguous split "
+        f"{devices[d].name}, where at most {exact_bytes(devices[d].usable_bytes)} are free, and no contiguous split "
         f"fits memory and pins of cluster {problem.cluster.name!r}; take a method without contiguity."
     )
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from env.cluster import Cluster
-from env.reference import device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
 from env.reference_memory import Sending, memory_intervals, peak_memory
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
@@ -51,12 +51,14 @@ class Audit:
         step_time_s: makespan.
         peak_bytes: by device name.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
+        step: what the plain simulator says of the step.
         problems: sentences; empty if everything is in order.
     """
 
     step_time_s: float
     peak_bytes: Mapping[str, int]
     bytes_moved: int
+    step: ReferenceResult
     problems: tuple[str, ...]
 
 
@@ -104,6 +106,7 @@ def audit(
         step_time_s=result.step_time_s,
         peak_bytes={d.name: peak for d, peak in zip(cluster.devices, result.peak_bytes, strict=True)},
         bytes_moved=sum(sizes[t.tensor] for t in sent),
+        step=result,
         problems=tuple(check_schedule(graph, cluster, schedule, None if moves is None else ranks, moves)),
     )
 
@@ -306,10 +309,12 @@ class _Checked:
             kept[self.device[i]] += op.kept_bytes
         intervals = memory_intervals(self.op_list, self.tensor_list, self.device, self.start_s, self.end_s, self.sent)
         for device, peak in zip(self.cluster.devices, peak_memory(kept, intervals), strict=True):
-            if peak > device.memory_bytes:
+            room = device.memory_bytes - device.reserved_bytes
+            if peak > room:
+                reserved = f" beside the {exact_bytes(device.reserved_bytes)} reserved" if device.reserved_bytes else ""
                 yield (
                     f"device {device.name} holds up to {exact_bytes(peak)}, but its memory is "
-                    f"{exact_bytes(device.memory_bytes)}."
+                    f"{exact_bytes(room)}{reserved}."
                 )
 
     def sequences(self, order: Sequence[float], transfer_order: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -7,11 +7,12 @@ install in a container, say) numba refuses to compile at all; then they live in 
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
+from contextlib import ExitStack
 
 from numba import njit, prange
 from numba.core import config
+
+from graphs.disk import temporary_folder
 
 __all__ = ["njit", "prange"]
 
@@ -24,6 +25,6 @@ try:
     njit(cache=True)(_probe)
 except RuntimeError:
     # Not a shared folder under a known name: numba unpickles what it finds in its cache.
-    _folder = tempfile.mkdtemp(prefix="placement-")
-    config.CACHE_DIR = _folder  # type: ignore[attr-defined]
-    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+    _stack = ExitStack()
+    config.CACHE_DIR = str(_stack.enter_context(temporary_folder()))  # type: ignore[attr-defined]
+    atexit.register(_stack.close)

@@ -27,6 +27,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
+MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
 Index = NDArray[np.int32]
 
 
@@ -526,7 +527,8 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
     if step_s == 0.0:
         return
     buckets = buckets_for(n, n_devices)
-    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, buckets / step_s)
+    per_second = min(buckets / step_s, MOST_PER_SECOND)
+    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second)
     for d in range(n_devices):
         kept = out.peak_bytes[d]
         peak = kept

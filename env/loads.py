@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +16,9 @@ from numpy.typing import ArrayLike
 from env.cluster import BLOCKING
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
-from graphs.units import exact_bytes
+
+if TYPE_CHECKING:
+    from env.steady_memory import Steady
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,20 +26,47 @@ class Loads:
     """The loads of one placement (D devices, L links), in seconds per step.
 
     Attributes:
+        problem: graph and cluster.
+        device: int64 [n], the placement.
         device_s: float64 [D], computing, and under blocking communication also sending and receiving.
         link_s: float64 [L], transfers over each exclusive link; 0 under blocking communication.
-        held_bytes: int64 [D], memory in steady state.
-        value_s: the largest load, the objective.
         bytes_moved: bytes sent from device to device in one step, each tensor once per receiver.
-        feasible: no device holds more than its memory.
     """
 
+    problem: Problem
+    device: IntArray
     device_s: FloatArray
     link_s: FloatArray
-    held_bytes: IntArray
-    value_s: float
     bytes_moved: int
-    feasible: bool
+
+    @cached_property
+    def value_s(self) -> float:
+        """The largest load, the objective."""
+        return float(max(self.device_s.max(), self.link_s.max(initial=0.0)))
+
+    @cached_property
+    def steady(self) -> Steady:
+        """Memory in steady state where devices choose by the default priority; `memory` for another order."""
+        return self.memory()
+
+    @property
+    def held_bytes(self) -> IntArray:
+        """int64 [D]: that of `steady`."""
+        return self.steady.held_bytes
+
+    @property
+    def feasible(self) -> bool:
+        """No device holds more than its memory."""
+        return self.steady.fits
+
+    def memory(self, order: ArrayLike | None = None, transfer_order: ArrayLike | None = None) -> Steady:
+        """Memory in steady state under an order, as `Simulator.schedule` takes it. O(one step + i log i)."""
+        from env.simulator import Simulator  # loads the compiler: only when memory is asked for
+        from env.steady_memory import steady_memory
+
+        simulator = Simulator(self.problem)
+        _, schedule = simulator.schedule(self.device, order=order, transfer_order=transfer_order)
+        return steady_memory(self.problem, schedule, self.value_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +98,14 @@ class Charges:
         return self._pays(first=False)
 
     def _pays(self, first: bool) -> FloatArray:
-        cluster = self.problem.cluster
-        result = np.zeros((cluster.n_devices, cluster.n_devices))
-        for (a, b), route in cluster.routes.items():
-            if route.links:
-                link = cluster.links[route.links[0 if first else -1]]
-                result[a, b] = (link.src if first else link.dst) == cluster.devices[a if first else b].name
-        return result
+        cluster, n = self.problem.cluster, self.problem.cluster.n_devices
+        end_of = [cluster.device_index.get(link.src if first else link.dst, -1) for link in cluster.links]
+        ptr, links = self.problem.route
+        pair = np.flatnonzero(np.diff(ptr))
+        own = pair // n if first else pair % n
+        result: FloatArray = np.zeros(n * n)
+        result[pair] = np.array(end_of, dtype=np.int64)[links[ptr[pair] if first else ptr[pair + 1] - 1]] == own
+        return result.reshape(n, n)
 
     def busy_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
         """float64 [x]: seconds an end of the route is busy with each transfer; measured times are per link."""
@@ -113,15 +144,7 @@ def loads(problem: Problem, device: ArrayLike) -> Loads:
         for p in np.unique(pair).tolist():
             link_s[links[ptr[p] : ptr[p + 1]]] += seconds[pair == p].sum()
         link_s[[not link.exclusive for link in problem.cluster.links]] = 0.0
-    held = _held_bytes(problem, placed, tensor, target)
-    return Loads(
-        device_s=device_s,
-        link_s=link_s,
-        held_bytes=held,
-        value_s=float(max(device_s.max(), link_s.max(initial=0.0))),
-        bytes_moved=int(graph.tensor_bytes[tensor].sum()),
-        feasible=bool((held <= problem.capacity_bytes).all()),
-    )
+    return Loads(problem, placed, device_s, link_s, int(graph.tensor_bytes[tensor].sum()))
 
 
 def _transfers(problem: Problem, placed: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -132,52 +155,3 @@ def _transfers(problem: Problem, placed: IntArray) -> tuple[IntArray, IntArray, 
     key = np.unique(tensor[remote] * n_devices + placed[consumer[remote]])
     moved, target = key // n_devices, key % n_devices
     return moved, placed[problem.graph.tensor_producer[moved]], target
-
-
-def _held_bytes(problem: Problem, placed: IntArray, tensor: IntArray, target: IntArray) -> IntArray:
-    graph = problem.graph
-    held = np.zeros(problem.cluster.n_devices, dtype=np.int64)
-    np.add.at(held, placed, graph.kept_bytes)
-    np.add.at(held, placed[graph.tensor_producer], graph.tensor_bytes)
-    np.add.at(held, target, graph.tensor_bytes[tensor])
-    workspace = np.zeros_like(held)
-    np.maximum.at(workspace, placed, graph.workspace_bytes)
-    return held + workspace
-
-
-def held_reason(problem: Problem, device: ArrayLike) -> str | None:
-    """One sentence about a device that holds more than its memory in steady state; None if none does."""
-    placed = np.asarray(device, dtype=np.int64)
-    held = loads(problem, placed).held_bytes
-    d = int((held - problem.capacity_bytes).argmax())
-    if held[d] <= problem.capacity_bytes[d]:
-        return None
-    graph = problem.graph
-    own = graph.kept_bytes + np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64)
-    own += graph.workspace_bytes
-    largest = int(np.where(placed == d, own, -1).argmax())
-    others = int(held[d] - own[largest])
-    return (
-        f"op {graph.op_names[largest]!r} needs {exact_bytes(int(own[largest]))} on {problem.cluster.devices[d].name} "
-        f"in steady state, where {exact_bytes(max(0, int(problem.capacity_bytes[d]) - others))} are free beside the "
-        f"{exact_bytes(others)} of the other ops placed there."
-    )
-
-
-def owners(problem: Problem, device: ArrayLike) -> tuple[IntArray, IntArray, IntArray]:
-    """Who put each tensor on each device that holds it, as ``(tensor, device, op)``, int64 [x] each.
-
-    At its own device that is the producer, elsewhere the first consumer there.
-    """
-    placed = np.asarray(device, dtype=np.int64)
-    graph = problem.graph
-    tensor, _, target = _transfers(problem, placed)
-    _, consumer, edge_tensor = graph.edge_list
-    first = np.full(graph.n_tensors * problem.cluster.n_devices, graph.n_ops, dtype=np.int64)
-    np.minimum.at(first, edge_tensor * problem.cluster.n_devices + placed[consumer], consumer)
-    reader = first[tensor * problem.cluster.n_devices + target]
-    return (
-        np.concatenate([np.arange(graph.n_tensors), tensor]),
-        np.concatenate([placed[graph.tensor_producer], target]),
-        np.concatenate([graph.tensor_producer, reader]),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from env.problem import BoolArray, Problem
-from graphs.opgraph import IntArray
+from graphs.opgraph import IntArray, sums
 from graphs.units import exact_bytes
 
 
@@ -36,7 +36,7 @@ def working_set_bytes(problem: Problem) -> IntArray:
 
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
-    kept = np.bincount(problem.group_of, graph.kept_bytes, len(problem.groups)).astype(np.int64)
+    kept = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
     room = np.where(problem.allowed, problem.capacity_bytes, -1)
     largest = room.argmax(axis=1)
     needed = kept[problem.group_of] + working
@@ -48,14 +48,14 @@ def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     device = devices[int(largest[i])]
     return (
         f"op {graph.op_names[i]!r}{with_group} need{'' if with_group else 's'} {exact_bytes(needed[i])} on one device, "
-        f"where the largest that suits, {device.name}, has {exact_bytes(device.memory_bytes)} free."
+        f"where the largest that suits, {device.name}, has {exact_bytes(device.usable_bytes)} free."
     )
 
 
 def _kinds_too_small(problem: Problem) -> str | None:
     graph = problem.graph
     choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
-    kept = np.bincount(choice_of.reshape(-1), graph.kept_bytes, len(choices)).astype(np.int64)
+    kept = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
     for choice in choices:
         inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
         needed, room = int(kept[inside].sum()), sum(problem.capacity_bytes[choice].tolist())

@@ -1,4 +1,7 @@
-"""Loads in plain Python: docs/score.md ("Throughput"), slow, for checking `env.loads`, with which it shares no code."""
+"""Loads in plain Python: docs/score.md ("Throughput"), slow, for checking `env.loads` and `env.steady_memory`.
+
+It shares no code with them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from env.cluster import Cluster
-from env.reference import device_numbers, op_seconds, transfer_seconds
+from env.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.reference_memory import memory_intervals, steady_memory
 from graphs.opgraph import OpGraph, Tensor
 
 
@@ -17,7 +21,7 @@ class ReferenceLoads:
     Attributes:
         device_s: D numbers, seconds.
         link_s: L numbers, seconds; 0 for links that are not exclusive, and under blocking communication.
-        held_bytes: D numbers.
+        held_bytes: D numbers, memory in steady state.
         value_s: the largest load.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
         feasible: no device holds more than its memory.
@@ -31,12 +35,18 @@ class ReferenceLoads:
     feasible: bool
 
 
-def reference_loads(graph: OpGraph, cluster: Cluster, placement: Sequence[int] | Mapping[str, str]) -> ReferenceLoads:
+def reference_loads(
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Sequence[int] | Mapping[str, str],
+    step: ReferenceResult | None = None,
+) -> ReferenceLoads:
     """The loads of a placement.
 
     Args:
         graph, cluster: any; pins and colocation are not looked at.
         placement: a device number per op, or device names by op name.
+        step: one step of it, which says in which order devices work; by default by the longest remaining path.
 
     Raises:
         MismatchError: the placement is not one device of the cluster per op of the graph.
@@ -46,17 +56,15 @@ def reference_loads(graph: OpGraph, cluster: Cluster, placement: Sequence[int] |
     place = dict(zip(graph.op_names, numbers, strict=True))
     device_s = [0.0 for _ in cluster.devices]
     link_s = [0.0 for _ in cluster.links]
-    held = [0 for _ in cluster.devices]
+    kept = [0 for _ in cluster.devices]
     moved = 0
     for d, device in enumerate(cluster.devices):
         own = [op for op in ops if place[op.name] == d]
         device_s[d] = sum(op_seconds(op, device) for op in own)
-        held[d] = sum(op.kept_bytes for op in own) + max((op.workspace_bytes for op in own), default=0)
+        kept[d] = sum(op.kept_bytes for op in own)
     for tensor in tensors:
         home = place[tensor.producer]
         receivers = {place[name] for name in tensor.consumers} - {home}
-        for d in (home, *receivers):
-            held[d] += tensor.bytes
         moved += tensor.bytes * len(receivers)
         if cluster.communication == "blocking":
             device_s[home] += max((_sending_s(tensor, cluster, home, d) for d in receivers), default=0.0)
@@ -67,13 +75,20 @@ def reference_loads(graph: OpGraph, cluster: Cluster, placement: Sequence[int] |
                 for number in cluster.routes[home, d].links:
                     if cluster.links[number].exclusive:
                         link_s[number] += transfer_seconds(tensor, cluster, home, d)
+    value_s = max(device_s + link_s)
+    step = step or simulate_reference(graph, cluster, numbers)
+    times = numbers, step.op_start_s, step.op_end_s
+    held = steady_memory(kept, memory_intervals(ops, tensors, *times, step.transfers), *times, value_s)
     return ReferenceLoads(
         device_s=tuple(device_s),
         link_s=tuple(link_s),
-        held_bytes=tuple(held),
-        value_s=max(device_s + link_s),
+        held_bytes=held,
+        value_s=value_s,
         bytes_moved=moved,
-        feasible=all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True)),
+        feasible=all(
+            size <= device.memory_bytes - device.reserved_bytes
+            for size, device in zip(held, cluster.devices, strict=True)
+        ),
     )
 
 

@@ -1,14 +1,17 @@
-"""Memory over time in plain Python (docs/score.md, "Memory"): a second opinion on `env.kernel` and `env.timeline`.
+"""Memory over time in plain Python (docs/score.md, "Memory" and "Throughput").
 
-It shares no code with them.
+A second opinion on `env.kernel`, `env.timeline` and `env.steady_memory`. It shares no code with them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphs.opgraph import Op, Tensor
+
+_ROUNDING = 1e-9  # relative, of a number of periods
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,32 @@ def peak_memory(kept_bytes: Sequence[int], intervals: Sequence[Interval]) -> tup
             peak = max(peak, now)
         peaks.append(peak)
     return tuple(peaks)
+
+
+def steady_memory(
+    kept_bytes: Sequence[int],
+    intervals: Sequence[Interval],
+    device: Sequence[int],
+    op_start_s: Sequence[float],
+    op_end_s: Sequence[float],
+    period_s: float,
+) -> tuple[int, ...]:
+    """Bytes on each device where such a step begins every ``period_s`` seconds; arguments as above."""
+    turns: list[list[tuple[float, float]]] = [[] for _ in kept_bytes]  # in which a device never pauses
+    for d, start_s, end_s in sorted(zip(device, op_start_s, op_end_s, strict=True)):
+        if start_s < end_s:
+            if turns[d] and start_s == turns[d][-1][1]:
+                start_s = turns[d].pop()[0]
+            turns[d].append((start_s, end_s))
+    held = list(kept_bytes)
+    of_turns = []
+    for interval in intervals:
+        lasts_s = interval.end_s - interval.start_s
+        if lasts_s <= 0:
+            continue
+        if any(start_s <= interval.start_s and interval.end_s <= end_s for start_s, end_s in turns[interval.device]):
+            of_turns.append(interval)
+        else:
+            periods = lasts_s / period_s if period_s > 0 else 1.0
+            held[interval.device] += max(1, math.ceil(periods * (1 - _ROUNDING))) * interval.size_bytes
+    return peak_memory(held, of_turns)

@@ -36,11 +36,11 @@ class Scorer:
 
         Args:
             device: int [n].
-            order: float [n], an explicit order; the default priority without. Does not change a throughput.
+            order: float [n], an explicit order; the default priority without. Of a throughput it changes memory only.
             transfer_order: int [x, 2], makes it a fixed sequence (docs/score.md).
         """
         if self.problem.objective == THROUGHPUT:
             found = loads(self.problem, device)
-            return found.value_s if found.feasible else math.inf
+            return found.value_s if found.memory(order, transfer_order).fits else math.inf
         score = self.simulator.score(device, order=order, transfer_order=transfer_order)
         return score.step_time_s if score.feasible else math.inf

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.problem import Problem
+from env.problem import BoolArray, Problem
 from env.simulator import Schedule
 from graphs.opgraph import FloatArray, IntArray
 from graphs.units import exact_bytes
@@ -16,7 +16,7 @@ _OP, _TRANSFER = 0, 1
 
 
 @dataclass(frozen=True)
-class _Intervals:
+class Intervals:
     """Bytes that are on a device for part of the step; i intervals.
 
     Attributes:
@@ -25,6 +25,7 @@ class _Intervals:
         size_bytes: int64 [i].
         cause: int64 [i], `_OP` or `_TRANSFER`: what puts them there.
         number: int64 [i], which op or transfer.
+        op: int64 [i], the op itself or, of a transfer, its first reader.
     """
 
     device: IntArray
@@ -33,6 +34,11 @@ class _Intervals:
     size_bytes: IntArray
     cause: IntArray
     number: IntArray
+    op: IntArray
+
+    def chosen(self, which: BoolArray) -> Intervals:
+        """Some of them, bool [i]."""
+        return Intervals(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
 def memory_steps(problem: Problem, schedule: Schedule) -> list[tuple[FloatArray, IntArray]]:
@@ -41,14 +47,14 @@ def memory_steps(problem: Problem, schedule: Schedule) -> list[tuple[FloatArray,
     From ``times_s[k]`` until the next time (the last one: for good) the device holds ``bytes[k]``. The first time is
     0; the largest value is the device's peak.
     """
-    return _steps(problem, schedule, _intervals(problem, schedule))
+    return levels(problem, schedule, memory_intervals(problem, schedule))
 
 
 def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
     """One sentence about the first instant at which a device holds more than its memory; None if none does."""
-    intervals = _intervals(problem, schedule)
+    intervals = memory_intervals(problem, schedule)
     first: tuple[float, int] | None = None
-    steps = _steps(problem, schedule, intervals)
+    steps = levels(problem, schedule, intervals)
     for d, (times_s, size_bytes) in enumerate(steps):
         over = np.flatnonzero(size_bytes > problem.capacity_bytes[d])
         if len(over) and (first is None or times_s[over[0]] < first[0]):
@@ -70,7 +76,7 @@ def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
     raise AssertionError("memory overflows without anything arriving")
 
 
-def _needs(intervals: _Intervals, begins: NDArray[np.intp]) -> list[tuple[int, int, int]]:
+def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, int, int]]:
     """``(cause, number, bytes)`` of all that begins at one instant: the op first, then transfers as requested."""
     total: dict[tuple[int, int], int] = {}
     for k in begins.tolist():
@@ -81,7 +87,7 @@ def _needs(intervals: _Intervals, begins: NDArray[np.intp]) -> list[tuple[int, i
 
 def _kept_overflow(problem: Problem, schedule: Schedule, d: int) -> str:
     graph, device = problem.graph, problem.cluster.devices[d]
-    free = device.memory_bytes
+    free = device.usable_bytes
     for i in np.flatnonzero(schedule.device == d).tolist():
         needed = int(graph.kept_bytes[i])
         if needed > free:
@@ -107,7 +113,8 @@ def _sentence(
     return f"an output of op {producer!r}, arriving for op {reader!r}, needs {room}"
 
 
-def _intervals(problem: Problem, schedule: Schedule) -> _Intervals:
+def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
+    """Workspaces, tensors where they are made, and copies elsewhere. O(e log e)."""
     graph, n_devices = problem.graph, problem.cluster.n_devices
     producer, consumer, tensor = graph.edge_list
     sent, target = schedule.transfer_tensor, schedule.transfer_target
@@ -124,9 +131,11 @@ def _intervals(problem: Problem, schedule: Schedule) -> _Intervals:
     transfer = by_key[np.searchsorted(key[by_key], read_key)]
     copy_end_s = schedule.transfer_end_s.copy()
     np.maximum.at(copy_end_s, transfer, schedule.op_end_s[consumer[~local]])
+    first_reader = np.full(len(sent), graph.n_ops)
+    np.minimum.at(first_reader, transfer, consumer[~local])
 
     n, x = graph.n_ops, len(sent)
-    return _Intervals(
+    return Intervals(
         device=np.concatenate([schedule.device, here, target]),
         start_s=np.concatenate(
             [schedule.op_start_s, schedule.op_start_s[graph.tensor_producer], schedule.transfer_start_s]
@@ -135,10 +144,12 @@ def _intervals(problem: Problem, schedule: Schedule) -> _Intervals:
         size_bytes=np.concatenate([graph.workspace_bytes, graph.tensor_bytes, graph.tensor_bytes[sent]]),
         cause=np.repeat([_OP, _OP, _TRANSFER], [n, graph.n_tensors, x]),
         number=np.concatenate([np.arange(n), graph.tensor_producer, np.arange(x)]),
+        op=np.concatenate([np.arange(n), graph.tensor_producer, first_reader]),
     )
 
 
-def _steps(problem: Problem, schedule: Schedule, intervals: _Intervals) -> list[tuple[FloatArray, IntArray]]:
+def levels(problem: Problem, schedule: Schedule, intervals: Intervals) -> list[tuple[FloatArray, IntArray]]:
+    """`memory_steps` of these intervals and the kept bytes."""
     result = []
     kept = problem.graph.kept_bytes
     for d in range(problem.cluster.n_devices):

@@ -6,14 +6,22 @@ import errno
 import glob
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from graphs.errors import GraphFileError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FOLDERS, _LOCK = "placement-", "lock"
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -57,6 +65,73 @@ def remove_leftovers(path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     for temporary in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in the system's temporary folder, removed with all that is in it when the block ends.
+
+    A process that is killed cannot remove its own. So each holds a lock in it for as long as it lives, which the system
+    takes from a dead one, and whoever makes the next folder removes those of this user that nobody holds.
+    """
+    with ExitStack() as stack:
+        folder = lock = None
+        while lock is None:  # another process may have swept the folder before it was locked
+            _remove_abandoned()
+            folder = Path(stack.enter_context(_removed_at_the_end(tempfile.mkdtemp(prefix=_FOLDERS))))
+            lock = _locked(folder, os.O_CREAT)
+        stack.callback(os.close, lock)
+        assert folder is not None
+        yield folder
+
+
+@contextmanager
+def _removed_at_the_end(folder: str) -> Iterator[str]:
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the temporary folders of this user's processes that have ended without doing so."""
+    if fcntl is None:  # a lock cannot be asked for, and one that is open keeps its folder from being removed anyway
+        return
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        try:
+            found = folder.lstat()
+            # One without a lock is being made now, or is of an earlier version: left alone.
+            lock = _locked(folder, 0) if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() else None
+        except OSError:
+            continue
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path, flags: int) -> int | None:
+    """A descriptor of the folder's lock, held by this process; None where another one holds it, or has removed it.
+
+    Raises:
+        OSError: there is none, and the flags do not make one.
+    """
+    path = folder / _LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except FileNotFoundError:
+        if flags:
+            return None  # the folder is gone
+        raise
+    if fcntl is None:
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

@@ -10,6 +10,8 @@
     ├── MismatchError         a placement for another graph, or not placing every op
     │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
     ├── InfeasibleError       no placement can satisfy memory and pins
+    │   └── NotFoundError     none that does was found, which proves nothing
+    ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
     └── RankError             a run on several processes of which one has died, stalled or failed
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -20,9 +22,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from graphs.show import show_message
+
 
 class PlacementError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(show_message(message))
 
 
 class GraphError(PlacementError, ValueError):
@@ -60,6 +67,14 @@ class MismatchError(PlacementError, ValueError):
 
 class InfeasibleError(PlacementError):
     """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free."""
+
+
+class NotFoundError(InfeasibleError):
+    """A search ended without a placement that satisfies memory and pins; there may be one."""
+
+
+class BoundError(PlacementError):
+    """A lower bound above a value that was reached; the message names the method that gave it."""
 
 
 class RankError(PlacementError):

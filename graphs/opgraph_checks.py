@@ -15,6 +15,8 @@ from graphs.records import Phase
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray, OpGraph
 
+BYTES_LIMIT = 2**62  # of all bytes of a graph together: sums and differences of them stay within int64
+
 
 def check_arrays(graph: OpGraph) -> None:
     """Lengths, ranges and order of all arrays; not that the graph is acyclic, which `OpGraph.topological_order` finds.
@@ -61,6 +63,26 @@ def check_arrays(graph: OpGraph) -> None:
     row = np.repeat(np.arange(m), np.diff(graph.consumer_ptr))
     if np.any((np.diff(ends) <= 0) & (np.diff(row) == 0)):
         raise GraphError("the consumers of a tensor must increase; each reads it once.")
+    _check_bytes(graph)
+
+
+def _check_bytes(graph: OpGraph) -> None:
+    """All bytes, a tensor's once for each op that may hold a copy, must stay far from where int64 wraps around."""
+    readers = np.diff(graph.consumer_ptr)
+    roughly = float(graph.kept_bytes.sum(dtype=float) + graph.workspace_bytes.sum(dtype=float))
+    if roughly + float((graph.tensor_bytes * (1.0 + readers)).sum()) < BYTES_LIMIT / 2:
+        return
+    producer, sizes = graph.tensor_producer.tolist(), graph.tensor_bytes.tolist()
+    of_op = [a + b for a, b in zip(graph.kept_bytes.tolist(), graph.workspace_bytes.tolist(), strict=True)]
+    for op, size, count in zip(producer, sizes, readers.tolist(), strict=True):
+        of_op[op] += size * (1 + count)
+    total = sum(of_op)
+    if total >= BYTES_LIMIT:
+        name = graph.op_names[of_op.index(max(of_op))]
+        raise GraphError(
+            f"the bytes of graph {graph.name!r} (kept, workspace, and each tensor for its producer and every reader) "
+            f"add up to {total:.3g}, most of them of op {name!r}; expected less than 2**62, correct its sizes."
+        )
 
 
 def _check_not_negative(names: Sequence[str], values: NDArray[Any], what: str, nan_ok: bool = False) -> None:
@@ -103,9 +125,14 @@ def counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
+def amount(name: str, value: Any, what: str) -> float:
+    """A number as a float; refuses what is no number or would become infinite."""
+    largest = sys.float_info.max
+    if not isinstance(value, int | float | np.integer | np.floating) or value > largest or value < -largest:
+        raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
+    return float(value) + 0.0  # + 0.0: minus zero would change the hash
+
+
 def amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
-    """Numbers as float64; refuses what is no number or would become infinite."""
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, int | float | np.integer | np.floating) or value > sys.float_info.max:
-            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
-    return np.array(values, dtype=np.float64) + 0.0  # + 0.0: minus zero would change the hash
+    """Numbers as float64; refuses as `amount`."""
+    return np.array([amount(name, value, what) for name, value in zip(names, values, strict=True)], dtype=np.float64)

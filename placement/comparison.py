@@ -16,7 +16,7 @@ from graphs.opgraph import OpGraph
 from placement.methods import POLICY_FILE, check_options, default_methods, supports
 from placement.optimization import check_problem
 from placement.ranking import SINGLE, ranked, ties
-from placement.result import Result, relative_gap, versions
+from placement.result import Result, agreed_bound_s, relative_gap, versions
 from placement.solver import Solver
 
 Progress = Callable[[str, int, int], None]
@@ -129,6 +129,7 @@ def compare(
 
     Raises:
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
+        BoundError: one method's placement beats another one's lower bound.
     """
     asked = default_methods(objective) if methods is None else methods
     check_options(asked, seed, objective, priority, budget_s, evaluations)
@@ -148,23 +149,24 @@ def compare(
     single = results.get(SINGLE) or solver.solve(SINGLE)
     if progress is not None:
         progress("", len(names), len(names))
-    bound_s = max(result.lower_bound_s for result in results.values())
+    prover = max(results, key=lambda name: results[name].lower_bound_s)
+    bound_s = results[prover].lower_bound_s
     return Comparison(
         graph=graph,
         cluster=cluster,
         objective=objective,
         lower_bound_s=bound_s,
         seed=seed,
-        results=ranked(_against(result, bound_s) for result in results.values()),
+        results=ranked(_against(result, bound_s, prover) for result in results.values()),
         unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
         single_device_s=single.objective_s,
         versions=versions(),
     )
 
 
-def _against(result: Result, bound_s: float) -> Result:
-    """The result with the bound that another method proved."""
+def _against(result: Result, bound_s: float, prover: str) -> Result:
+    """The result with the bound that another method, `prover`, has proved."""
     if result.objective_s is None:
         return dataclasses.replace(result, lower_bound_s=bound_s)
-    bound_s = min(bound_s, result.objective_s)  # proofs are exact but for rounding
+    bound_s = agreed_bound_s(bound_s, result.objective_s, f"method {prover!r}")
     return dataclasses.replace(result, lower_bound_s=bound_s, gap=relative_gap(result.objective_s, bound_s))

@@ -16,7 +16,7 @@ import numpy as np
 from env.cluster import Cluster
 from env.problem import THROUGHPUT
 from graphs.disk import read_text, write_atomically
-from graphs.errors import ClusterError, GraphError, MismatchError
+from graphs.errors import BoundError, ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.units import format_bytes, format_seconds
@@ -25,6 +25,7 @@ from placement.cluster_json import cluster_from_dict, cluster_to_dict
 SCHEMA = "placement.result"
 VERSION = 2
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
+BOUND_TOLERANCE = 1e-6  # relative: by so much rounding may lift a lower bound above a value that was reached
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,25 @@ def relative_gap(objective_s: float, lower_bound_s: float) -> float:
     if math.isclose(objective_s, lower_bound_s, rel_tol=1e-9):
         return 0.0
     return (objective_s - lower_bound_s) / objective_s
+
+
+def agreed_bound_s(lower_bound_s: float, objective_s: float, source: str) -> float:
+    """A lower bound that is at most the value that was reached; above it by rounding only, it is that value.
+
+    Solvers prove in units and with tolerances of their own, the coarsest of them to one part in a million.
+
+    Args:
+        source: who gave the bound, for the message.
+
+    Raises:
+        BoundError: the bound is above the value by more than that.
+    """
+    if lower_bound_s > objective_s * (1 + BOUND_TOLERANCE):
+        raise BoundError(
+            f"{source} gave a lower bound of {lower_bound_s:.9g} s, but a placement takes {objective_s:.9g} s, so one "
+            "of the two is wrong; please report it with the graph and the cluster."
+        )
+    return min(lower_bound_s, objective_s)
 
 
 def versions() -> dict[str, str]:

@@ -12,19 +12,28 @@ import numpy as np
 
 import baselines
 from baselines.plan import Plan
-from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
+from baselines.portfolio import Candidate, Outcome, improve, stages, starts
 from baselines.search import Budget
 from env.bounds import lower_bound
 from env.cluster import Cluster
-from env.loads import held_reason, loads
+from env.loads import loads
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
+from env.steady_memory import steady_memory
 from env.timeline import overflow_reason
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, heuristics_for, is_learned
-from placement.result import OWN_ORDER, Result, named_transfers, order_by_device, relative_gap, versions
+from placement.result import (
+    OWN_ORDER,
+    Result,
+    agreed_bound_s,
+    named_transfers,
+    order_by_device,
+    relative_gap,
+    versions,
+)
 from placement.two_ops import two_ops
 
 if TYPE_CHECKING:
@@ -93,14 +102,15 @@ class Solver:
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
         plan: Plan | str
         try:
-            chosen, plan, bound_s = self._plan(method, budget)
+            chosen, plan, bound_s, prover = self._plan(method, budget)
         except InfeasibleError as error:
-            chosen, plan, bound_s = method, str(error), 0.0
+            chosen, plan, bound_s, prover = method, str(error), 0.0, ""
         return self.result(
             plan,
             method,
             chosen=chosen,
             bound_s=bound_s,
+            prover=prover,
             budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
             evaluations=budget.spent if searching else None,
             interrupted=budget.interrupted,
@@ -118,19 +128,23 @@ class Solver:
         evaluations: int | None,
         interrupted: bool,
         bound_s: float = 0.0,
+        prover: str = "",
         as_given: bool = False,
     ) -> Result:
         """A plan as a result, or, where there is none, the sentence that says why; fields as in `Result`.
 
         Args:
             began_s: when the method began, by ``time.perf_counter``.
-            bound_s: what the method itself has proved.
+            bound_s: what the method itself has proved, or `prover`, a search that it called.
             as_given: keep to the plan's own order, if it has one, even where the priority is faster.
+
+        Raises:
+            BoundError: the plan beats the bound, so one of them is wrong.
         """
         if isinstance(plan, str):
             answer = _no_answer(self.lower_bound_s, self._priority, plan)
         else:
-            answer = self._answer(self._run(plan, as_given), bound_s)
+            answer = self._answer(self._run(plan, as_given), bound_s, prover or method)
         return Result(
             graph=self.problem.graph,
             cluster=self.problem.cluster,
@@ -146,25 +160,32 @@ class Solver:
             **answer,
         )
 
-    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float]:
-        """Who found the plan, the plan, and the bound proved on the way."""
+    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float, str]:
+        """Who found the plan, the plan, the bound proved on the way, and who has proved it."""
         if method in HEURISTICS:
-            return method, baselines.METHODS[method](self.problem, self._seed), 0.0
+            return method, baselines.METHODS[method](self.problem, self._seed), 0.0, ""
         if is_learned(method):
             found = self._learned[method](self._seed, budget)
-            return found.method, found.plan, 0.0
+            return found.method, found.plan, 0.0, ""
         outcome = self._search(method, budget)
-        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s
+        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s, outcome.prover
 
     def _search(self, method: str, budget: Budget) -> Outcome:
         problem = self.problem
         if method == AUTO:
-            methods = heuristics_for(problem)
             searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
         else:
-            methods = {name: baselines.METHODS[name] for name in STARTS[problem.objective]}
             searches = [(method, baselines.SEARCHES[method], 1.0)]
-        return improve(problem, self._seed, candidates(problem, self._seed, methods, budget), searches, budget)
+        found: list[Candidate] = []
+        reason = ""
+        try:
+            found = starts(problem, self._seed, heuristics_for(problem), budget, every=method == AUTO)
+        except InfeasibleError as error:
+            reason = f" One heuristic: {error}"
+        try:
+            return improve(problem, self._seed, found, searches, budget)
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}{reason}") from None
 
     def _run(self, plan: Plan, as_given: bool) -> _Run:
         """Run a plan under its own order, if it has one, and under the asked priority, and keep the better.
@@ -180,22 +201,25 @@ class Solver:
             if not (as_given and orders):
                 orders[self._priority] = None
             runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+        if self.problem.objective == THROUGHPUT:
+            period_s = loads(self.problem, plan.device).value_s
+            held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
+            best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
+            return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)
         best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
         score, schedule = runs[best]
-        if self.problem.objective == THROUGHPUT:
-            found = loads(self.problem, plan.device)
-            reason = held_reason(self.problem, plan.device)
-            return _Run(plan, best, score, schedule, found.value_s, found.held_bytes, reason)
         reason = overflow_reason(self.problem, schedule)
         return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)
 
-    def _answer(self, run: _Run, bound_s: float) -> dict[str, Any]:
+    def _answer(self, run: _Run, bound_s: float, prover: str) -> dict[str, Any]:
         if run.reason is not None:
             return _no_answer(self.lower_bound_s, run.priority, run.reason)
         graph, cluster, schedule = self.problem.graph, self.problem.cluster, run.schedule
         names = [device.name for device in cluster.devices]
-        # Solvers prove within their own rounding; a bound above what was reached is that rounding.
-        bound_s = max(self.lower_bound_s, min(bound_s, run.objective_s))
+        bound_s = max(
+            agreed_bound_s(self.lower_bound_s, run.objective_s, "the bound of the problem"),
+            agreed_bound_s(bound_s, run.objective_s, f"method {prover!r}"),
+        )
         fixed = run.plan.transfer_order is not None
         return {
             "priority": run.priority,

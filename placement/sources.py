@@ -243,15 +243,20 @@ def read_cluster(argument: str) -> Cluster:
     return Cluster.preset(argument)
 
 
-def cluster_for(source: Source, argument: str | None, communication: str | None = None) -> Cluster:
+def cluster_for(
+    source: Source, argument: str | None, communication: str | None = None, memory_fraction: float | None = None
+) -> Cluster:
     """The cluster that ``--cluster`` names; without it, the one the graph's file brought.
 
     Args:
         communication: replaces the cluster's own, unless None.
+        memory_fraction: what placements may fill of each device's memory, instead of all but its reserve; unless None.
 
     Raises:
         UnknownNameError, ClusterError: as `read_cluster`; also where neither names a cluster.
     """
+    if memory_fraction is not None:
+        return cluster_for(source, argument, communication).with_memory_fraction(memory_fraction)
     if communication is not None:
         return dataclasses.replace(cluster_for(source, argument), communication=communication)
     if argument is not None:

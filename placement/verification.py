@@ -99,7 +99,7 @@ def verify(
     found = audit(result.graph, result.cluster, result.placement, order=order, transfer_order=result.transfer_order)
     objective_s, peaks = found.step_time_s, dict(found.peak_bytes)
     if result.objective == THROUGHPUT:
-        loads = reference_loads(result.graph, result.cluster, result.placement)
+        loads = reference_loads(result.graph, result.cluster, result.placement, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
@@ -148,7 +148,7 @@ def _differences(found: Verification) -> Iterator[str]:
             yield f"{name} is {computed}, the result says {said}."
     said_peaks = result.peak_bytes or {}
     for device, peak in found.peak_bytes.items():
-        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].memory_bytes
+        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].usable_bytes
         if result.objective == THROUGHPUT and peak > memory_bytes:  # one step alone may fit all the same
             yield f"{device} holds {peak} bytes in steady state, but its memory is {memory_bytes} bytes."
         if said_peaks.get(device) != peak:

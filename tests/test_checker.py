@@ -235,6 +235,9 @@ def test_loads_by_hand(communication: str, measured_s: float | None) -> None:
         assert found.device_s == (2, 4, 9)
         assert found.link_s == (to_b_s + to_cpu_s, 0, 0, to_b_s, 0, 0)
         assert found.value_s == max(9, to_b_s + to_cpu_s)
-    assert found.held_bytes == (200 + 20 + 7, 20 + 1 + 60, 281 + 20)
+    # Everywhere x's output waits for transfers; cpu's begins when the other one has left a.
+    lasts_s = (2 + to_b_s + to_cpu_s, to_b_s + 3 + 1, to_cpu_s + 9)
+    copies = [math.ceil(seconds / found.value_s) for seconds in lasts_s]
+    assert found.held_bytes == (200 + 7 + 20 * copies[0], 1 + 60 + 20 * copies[1], 281 + 20 * copies[2])
     assert found.bytes_moved == 40
     assert not found.feasible  # 301 bytes on the CPU

@@ -31,8 +31,8 @@ from placement.cli import run
 from placement.runtime import links, measure, workers
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
-from placement.runtime.op_times import Repeats
 from placement.runtime.profiling import measured_profile
+from placement.runtime.repeats import Repeats
 from placement.runtime.routines import compile_routines
 from placement.runtime.speeds import BRIEF, flops_per_s
 from placement.runtime.stamps import StampedRoutine, host_clock, stamped
@@ -233,12 +233,15 @@ def work(worker):
 run_workers(work, {cores_for(min(2, N_CORES))!r})
 """
     (tmp_path / "tmp").mkdir()
-    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
     while len(pids := [int(path.stem) for path in tmp_path.glob("*.pid")]) < min(2, N_CORES):
         assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(how)
-    parent.wait()
+    _, err = parent.communicate()
+    assert how == signal.SIGKILL or err.splitlines()[-1].startswith("placement: ended by SIGTERM, and with it all ")
+    assert how == signal.SIGKILL or parent.returncode == 128 + how
     end = time.monotonic() + 30
     while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.05)

@@ -209,7 +209,7 @@ def test_a_checkpoint_cut_short_is_refused_and_restart_helps(tmp_path: Path) -> 
     train(fans(), PAIR, progress=after(80, lambda: signal.raise_signal(signal.SIGINT)), **asked)
     path = tmp_path / "policy.checkpoint"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(PolicyFileError, match=r"policy.checkpoint is cut short or damaged, expected a checkpoint"):
+    with pytest.raises(PolicyFileError, match=r"policy.checkpoint is cut short or .* start anew with --restart\.$"):
         train(fans(), PAIR, **asked)
     assert train(fans(), PAIR, restart=True, **asked).samples == TIMESTEPS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import typer
 
 from placement.cli.commands import app
 
+TRACEBACK = "PLACEMENT_TRACEBACK"  # environment variable: show the traceback of an error that nobody foresaw
 OK, INFEASIBLE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -39,7 +41,20 @@ def _explain(error: Exception) -> int:
         return _say(str(error), BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
-    raise error
+    return _admit(error)
+
+
+def _admit(error: Exception) -> int:
+    """The last resort: an error that nobody foresaw is still one sentence, and the traceback is there on request."""
+    if os.environ.get(TRACEBACK):
+        raise error
+    reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:200]
+    what = type(error).__name__ + (f": {reason}" if reason else "")
+    return _say(
+        f"something went wrong that placement did not foresee ({what}); {TRACEBACK}=1 in the environment shows where, "
+        "please report it.",
+        BAD_INPUT,
+    )
 
 
 def _say(sentence: str, code: int) -> int:

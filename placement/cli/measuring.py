@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +12,12 @@ from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from env.cluster import Cluster
+    from placement.runtime.repeats import Underway
+
+_LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 
 
 def measured_cluster(devices: int | None) -> Cluster:
@@ -19,6 +26,27 @@ def measured_cluster(devices: int | None) -> Cluster:
         from placement.runtime.measure import local_cluster
 
         return local_cluster(devices, anew=True)
+
+
+def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, Underway], None]:
+    """A function that shows how far the steps of something are, and says beforehand where they take long."""
+    announced: set[str] = set()
+
+    def tell(what: str, now: Underway) -> None:
+        from graphs.units import format_seconds
+
+        bar(f"running {what}: step {now.done} of about {now.expected}, {format_seconds(now.step_s)} each", now.done)
+        left_s = (now.expected - now.done) * now.step_s
+        if what not in announced and left_s > _LONG_S:
+            announced.add(what)
+            fewer = "" if dims or ":" in model else "; --dim batch=N takes N samples in place of the model's own number"
+            warnings.warn(
+                f"a step of {what} takes {format_seconds(now.step_s)}, and about {now.expected - now.done} more are "
+                f"run, in {format_seconds(left_s)}{fewer}.",
+                stacklevel=1,
+            )
+
+    return tell
 
 
 def profile(
@@ -41,7 +69,7 @@ def profile(
         )
     check_outputs(output, inputs=[model, cluster])
     sizes = options.parse_dims(dims)
-    with progress(f"measuring {model}"):
+    with progress(f"measuring {model}") as bar:
         from graphs.capture.failure import TO_MODULES
         from graphs.errors import CaptureError
         from placement.models import read_example
@@ -51,7 +79,9 @@ def profile(
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=sizes)
         try:
-            found = measured_profile(example.model, example.args, example.kwargs, machine, train, name=example.name)
+            report = partial(tell_steps(bar, model, sizes), f"{model} op by op")
+            step = (example.model, example.args, example.kwargs)
+            found = measured_profile(*step, machine, train, name=example.name, report=report)
         except CaptureError as error:
             if error.way_out != TO_MODULES:
                 raise

@@ -19,7 +19,8 @@ Graph = Annotated[
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
-        "(model, args), (model, args, kwargs) or an OpGraph.",
+        "(model, args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe "
+        "to take from strangers.",
     ),
 ]
 ClusterOption = Annotated[
@@ -38,7 +39,7 @@ ModelToRun = Annotated[
         metavar="MODEL",
         show_default=False,
         help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
-        "args, kwargs).",
+        "args, kwargs); the file is executed, so take none from strangers unread.",
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
@@ -89,6 +90,16 @@ Communication = Annotated[
         metavar="NAME",
         show_default=False,
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
+    ),
+]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-fraction",
+        metavar="SHARE",
+        show_default=False,
+        help="How much of each device's memory a placement may fill, such as 0.9, instead of all but what the cluster "
+        "reserves.",
     ),
 ]
 PriorityOption = Annotated[

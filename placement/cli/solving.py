@@ -38,6 +38,7 @@ def compare(
     budget_s: options.BudgetSeconds = None,
     evaluations: options.Evaluations = None,
     communication: options.Communication = None,
+    memory_fraction: options.MemoryFraction = None,
     clusters: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +92,7 @@ def compare(
         "--sweep": sweep,
         "--methods": methods,
         "--seed": seed,
-        **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
+        **_unusual(objective, budget_s, evaluations, communication, memory_fraction, priority, train, granularity),
     }
     command = command_line("compare", [graph], settings, dims)
     asked: dict[str, Any] = {"seed": seed, "objective": objective, "priority": priority}
@@ -99,10 +100,10 @@ def compare(
     if clusters is not None or sweep is not None:
         if html is not None or trace is not None:
             raise typer.BadParameter("--html and --trace show one cluster; leave out --clusters and --sweep.")
-        targets = _targets(source, cluster, clusters, sweep, communication)
+        targets = _targets(source, cluster, clusters, sweep, communication, memory_fraction)
         _what_if(source, targets, names, asked, sweep is not None, command, output, as_json)
         return
-    target = cluster_for(source, cluster, communication)
+    target = cluster_for(source, cluster, communication, memory_fraction)
     with progress("bounding", len(names or default_methods(objective))) as report:
         found = comparison.compare(
             source.graph,
@@ -143,6 +144,7 @@ def optimize(
     budget_s: options.BudgetSeconds = None,
     evaluations: options.Evaluations = None,
     communication: options.Communication = None,
+    memory_fraction: options.MemoryFraction = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
     train: options.Train = False,
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
@@ -164,7 +166,7 @@ def optimize(
     running: Running = contextlib.nullcontext(scorer)
     if scorer == options.DEFAULT_SCORER:
         source = _read(graph, train, granularity, dims)
-        read, target = source.graph, cluster_for(source, cluster, communication)
+        read, target = source.graph, cluster_for(source, cluster, communication, memory_fraction)
     else:
         read, target, running = profiled(graph, cluster, train, dims)
     with running as make_scorer, progress(f"placing with {method}"):
@@ -184,7 +186,7 @@ def optimize(
         "--method": method,
         "--scorer": scorer if scorer != options.DEFAULT_SCORER else None,
         "--seed": seed,
-        **_unusual(objective, budget_s, evaluations, communication, priority, train, granularity),
+        **_unusual(objective, budget_s, evaluations, communication, memory_fraction, priority, train, granularity),
     }
     result = dataclasses.replace(result, command=command_line("optimize", [graph], settings, dims))
     if output is not None and result.feasible:
@@ -247,6 +249,7 @@ def _unusual(
     budget_s: float | None,
     evaluations: int | None,
     communication: str | None,
+    memory_fraction: float | None,
     priority: str,
     train: bool,
     granularity: str,
@@ -257,6 +260,7 @@ def _unusual(
         "--budget-s": budget_s,
         "--evaluations": evaluations,
         "--communication": communication,
+        "--memory-fraction": memory_fraction,
         "--priority": priority if priority != options.DEFAULT_PRIORITY else None,
         "--granularity": granularity if granularity != options.DEFAULT_GRANULARITY else None,
         "--train": train,
@@ -268,7 +272,12 @@ def _names(text: str) -> list[str]:
 
 
 def _targets(
-    source: Source, cluster: str | None, clusters: str | None, sweep: str | None, communication: str | None
+    source: Source,
+    cluster: str | None,
+    clusters: str | None,
+    sweep: str | None,
+    communication: str | None,
+    memory_fraction: float | None,
 ) -> list[Cluster]:
     """The clusters of a what-if."""
     from placement.sources import cluster_for
@@ -280,12 +289,12 @@ def _targets(
         names = _names(clusters or "")
         if not names:
             raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
-        return [cluster_for(source, name, communication) for name in names]
+        return [cluster_for(source, name, communication, memory_fraction) for name in names]
     if clusters is not None:
         raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
     with usage_errors():
         counts = parse_sweep(sweep)
-    return [first_devices(cluster_for(source, cluster, communication), count) for count in counts]
+    return [first_devices(cluster_for(source, cluster, communication, memory_fraction), count) for count in counts]
 
 
 def _what_if(

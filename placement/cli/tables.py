@@ -130,13 +130,16 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:
     """Devices, links and sources of one cluster."""
-    devices = _table("device", "kind", "model", "memory", "float32", "bandwidth", "launch", left=("kind", "model"))
+    devices = _table(
+        "device", "kind", "model", "memory", "reserved", "float32", "bandwidth", "launch", left=("kind", "model")
+    )
     for device in cluster.devices:
         devices.add_row(
             device.name,
             device.kind,
             device.model,
             format_memory(device.memory_bytes),
+            format_bytes(device.reserved_bytes),
             f"{format_count(device.peak_flops['float32'])}FLOP/s",
             f"{format_bytes(device.memory_bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),

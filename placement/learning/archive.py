@@ -23,12 +23,20 @@ _THE_SAME_DAY = (1980, 1, 1, 0, 0, 0)  # so that equal contents are equal files
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: what it is called in sentences, the name of its JSON member, its schema and version."""
+    """A kind of file.
+
+    Attributes:
+        what: it is called in sentences.
+        member: name of its JSON member.
+        schema, version: of that.
+        anew: what to do where it cannot be had again.
+    """
 
     what: str
     member: str
     schema: str
     version: int
+    anew: str = "train again"
 
 
 def write_archive(
@@ -96,14 +104,16 @@ def _record(text: bytes, where: str, kind: Kind) -> dict[str, Any]:
     if record.get("version") != kind.version:
         raise PolicyFileError(
             f"{where} is version {record.get('version')!r} of {kind.what}, and this placement reads version "
-            f"{kind.version}; use the placement that wrote it, or train again."
+            f"{kind.version}; use the placement that wrote it, or {kind.anew}."
         )
     return record
 
 
 def _damaged(where: str, kind: Kind) -> PolicyFileError:
-    return PolicyFileError(f"{where} is cut short or damaged, expected {kind.what}; copy it again or train again.")
+    return PolicyFileError(f"{where} is cut short or damaged, expected {kind.what}; copy it again or {kind.anew}.")
 
 
 def _not_one(where: str, kind: Kind) -> PolicyFileError:
-    return PolicyFileError(f"{where} is not {kind.what}, which `placement train` writes; check the path.")
+    return PolicyFileError(
+        f"{where} is not {kind.what}, which `placement train` writes; check the path, or {kind.anew}."
+    )

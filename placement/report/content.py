@@ -58,7 +58,7 @@ def page_data(problem: Problem, shown: Sequence[Shown], lower_bound_s: float) ->
                 "name": d.name,
                 "kind": d.kind,
                 "model": d.model,
-                "capacity": d.memory_bytes if d.memory_bytes < UNLIMITED_BYTES else None,
+                "capacity": d.usable_bytes if d.memory_bytes < UNLIMITED_BYTES else None,
             }
             for d in cluster.devices
         ],

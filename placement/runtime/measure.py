@@ -54,14 +54,6 @@ class StepTimes:
         return statistics.median(self.samples_s)
 
 
-def spread(samples: Sequence[float]) -> float:
-    """Interquartile range; 0 for fewer than two samples."""
-    if len(samples) < 2:
-        return 0.0
-    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return third - first
-
-
 def measure_step(
     step: Callable[[], object],
     *,

@@ -19,8 +19,8 @@ from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
 from placement.runtime.arguments import bound, check_states
-from placement.runtime.measure import spread
-from placement.runtime.op_times import MeasuredStep, Repeats, StepToMeasure, op_times
+from placement.runtime.op_times import REPEATS, MeasuredStep, StepToMeasure, op_times
+from placement.runtime.repeats import Repeats, Report, spread
 from placement.runtime.updates import Times
 from placement.runtime.workers import Worker, cores_for, run_workers
 
@@ -89,9 +89,10 @@ def measured_profile(
     loss: Loss | None = None,
     optimizer: str = "adam",
     name: str | None = None,
-    repeats: Repeats | None = None,
+    repeats: Repeats = REPEATS,
+    report: Report = lambda underway: None,
 ) -> Profile:
-    """As `profile`, with the spread of the times; ``repeats``: how often the step is run."""
+    """As `profile`, with the spread of the times; ``repeats``: how often the step is run; ``report`` is told."""
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
     program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
@@ -102,14 +103,14 @@ def measured_profile(
     for key, devices in _by_key(machine).items():
         if all(place.type == "cpu" for place in places.values()):
             cores = cores_for(None)[: len(devices)]
-            measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats or Repeats()), cores)
+            measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats), cores, report=report)
         else:
-            measured[key] = [op_times(step, places[devices[0].name], repeats or Repeats())]
+            measured[key] = [op_times(step, places[devices[0].name], repeats, report=report)]
     return _profile(program.graph, measured)
 
 
 def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredStep:
-    return op_times(step, _CPU, repeats, worker)
+    return op_times(step, _CPU, repeats, worker, worker.report)
 
 
 def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Profile:
