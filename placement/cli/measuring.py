@@ -69,19 +69,22 @@ def show_measured(found: MeasuredMachine, devices: int | None, output: Path | No
 
 def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, Underway], None]:
     """A function that shows how far the steps of something are, and says beforehand where they take long."""
-    announced: set[str] = set()
+    announced: set[tuple[str, bool]] = set()
 
     def tell(what: str, now: Underway) -> None:
         from graphs.units import format_seconds
 
-        bar(f"running {what}: step {now.done} of about {now.expected}, {format_seconds(now.step_s)} each", now.done)
+        is_first = now.done == 0
+        each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
+        bar(f"running {what}: step {now.done} of about {now.expected}, {each}", now.done)
         left_s = (now.expected - now.done) * now.step_s
-        if what not in announced and left_s > _LONG_S:
-            announced.add(what)
+        if (what, is_first) not in announced and left_s > _LONG_S:
+            announced.add((what, is_first))
+            takes = "is predicted to take" if is_first else "takes"
             fewer = "" if dims or ":" in model else "; --dim batch=N takes N samples in place of the model's own number"
             warnings.warn(
-                f"a step of {what} takes {format_seconds(now.step_s)}, and about {now.expected - now.done} more are "
-                f"run, in {format_seconds(left_s)}{fewer}.",
+                f"a step of {what} {takes} {format_seconds(now.step_s)}, and about {now.expected - now.done} "
+                f"{'' if is_first else 'more '}are run, in {format_seconds(left_s)}{fewer}.",
                 stacklevel=1,
             )
 
