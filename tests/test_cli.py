@@ -499,7 +499,9 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices to sweep over, got 5"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": ["--sweep takes devices=FIRST..LAST"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": [
+            "--sweep takes numbers of devices, devices=FIRST..LAST or"
+        ],
         f"compare {graph_file} --sweep devices=1..2": ["does not say which devices there are"],
         f"compare {graph_file} --clusters , ": ["--clusters names no cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --clusters 2xK40-pcie": ["give one of them"],

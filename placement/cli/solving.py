@@ -51,7 +51,8 @@ def compare(
             "--sweep",
             metavar="devices=1..8",
             show_default=False,
-            help="What if: one row for each number of the cluster's devices, and where adding one stops helping.",
+            help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
+            "stops helping.",
         ),
     ] = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
