@@ -142,7 +142,7 @@ def compare(
     check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
-    solver = Solver(graph, cluster, seed, objective, priority)
+    solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
     for name in names:
         if name.startswith(POLICY_FILE):  # a file that cannot be used is told before the work, not after it
             solver.prepare(name)

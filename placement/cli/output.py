@@ -95,12 +95,20 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from env.compiling import listening
+
     columns = [SpinnerColumn(), TextColumn("{task.description}")]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
     # The bar shows what is printed to either stream above itself, on its own.
     with Progress(*columns, *counted, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda now, done: bar.update(task, description=now, completed=done)
+        task, doing = bar.add_task(what, total=total), [what]
+
+        def show(now: str, done: int) -> None:
+            doing[0] = now
+            bar.update(task, description=now, completed=done)
+
+        with listening(lambda what: bar.update(task, description=f"compiling, once: {what}" if what else doing[0])):
+            yield show
 
 
 def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = ()) -> None:
