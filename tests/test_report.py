@@ -215,10 +215,49 @@ def test_thinned_memory_keeps_the_peak() -> None:
     assert _unpacked(thin["bytes"], "<f8").max() == 5000
 
 
+def _stacked(n_layers: int) -> OpGraph:
+    """A language model as seen by its modules: an embedding, layers of two parts each, a head."""
+    modules = [
+        "model.embed",
+        *(f"model.layers.{k}.{part}" for k in range(n_layers) for part in ("attn", "mlp")),
+        "head",
+    ]
+    ops = [Op(f"op{i}", flops=1e6, module=module) for i, module in enumerate(modules)]
+    return OpGraph.build(ops, [Tensor(a.name, 1, (b.name,)) for a, b in itertools.pairwise(ops)])
+
+
+@pytest.mark.parametrize(("n_layers", "n_colours"), [(80, 82), (40, 42), (6, 14)])
+def test_layers_have_colours_of_their_own(n_layers: int, n_colours: int) -> None:
+    graph = _stacked(n_layers)
+    names, of = _modules(graph, np.ones(graph.n_ops))
+    assert len(names) == n_colours
+    if n_layers > 6:
+        assert names == ["model.embed", *(f"model.layers.{k}" for k in range(n_layers)), "head"]
+    assert np.all(np.diff(of) >= 0)  # in the order in which they run: a gradient over the step
+
+
+def test_very_many_layers_share_colours_with_their_neighbours() -> None:
+    names, of = _modules(_stacked(1000), np.ones(2002))
+    assert 80 < len(names) <= 160
+    assert names[1] == "model.layers.0 to 6"
+    assert np.all(np.diff(of) >= 0)
+
+
+def test_notes_of_methods_are_on_the_page(comparison: Comparison) -> None:
+    noted = [dataclasses.replace(r, note=f"as {EVIL} said") if k < 2 else r for k, r in enumerate(comparison.results)]
+    text = render_html(dataclasses.replace(comparison, results=tuple(noted)))
+    assert text.count("&lt;/script&gt;&lt;script&gt;window.hit = 1") >= 1
+    found = re.search(r'<ul class="notes">(.*?)</ul>', text, re.DOTALL)
+    assert found is not None
+    assert found[1].count("<li>") == 1  # one sentence of two methods
+    assert f"<code>{noted[0].method}</code>, <code>{noted[1].method}</code>" in found[1]
+    assert '<ul class="notes">' not in render_html(comparison)
+
+
 def test_colours_by_module_cover_every_op() -> None:
     graph = _branches()
     names, of = _modules(graph, np.ones(graph.n_ops))
-    assert len(names) <= 40
+    assert len(names) <= 160
     assert set(of.tolist()) == set(range(len(names)))
     for i, module in enumerate(graph.modules):
         assert names[of[i]] == "(no module)" or f"{module}.".startswith(f"{names[of[i]]}.")

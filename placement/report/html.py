@@ -20,7 +20,7 @@ from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
 from placement.methods import measure
 from placement.report.content import page_data, shown_schedules
-from placement.report.methods import bars, rows
+from placement.report.methods import bars, notes, rows
 from placement.report.words import NO_GAP, format_percent, headline, leaders
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
@@ -53,6 +53,7 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         Measure=measure(comparison.objective).capitalize(),
         tiles=_tiles(comparison),
         rows=rows(comparison),
+        notes=notes(comparison),
         bars=bars(comparison),
         facts=_facts(comparison, comparison.command if command is None else command),
         style=_asset("style.css"),
