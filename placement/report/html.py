@@ -44,7 +44,7 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     problem = Problem(graph, cluster, comparison.objective)
     data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Template(_asset("page.html")).substitute(
+    return Template(asset("page.html")).substitute(
         title=escape(f"{graph.name} on {cluster.name}"),
         graph=escape(graph.name),
         cluster=escape(cluster.name),
@@ -56,13 +56,14 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         notes=notes(comparison),
         bars=bars(comparison),
         facts=_facts(comparison, comparison.command if command is None else command),
-        style=_asset("style.css"),
-        script="\n".join(_asset(name) for name in SCRIPTS),
+        style=asset("style.css"),
+        script="\n".join(asset(name) for name in SCRIPTS),
         data=text.replace("<", "\\u003c"),  # so that no name can end the script element
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of ``assets/``."""
     return resources.files("placement.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
