@@ -80,6 +80,13 @@ def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget:
     return Found(_as_run(simulator, found) if found_s < best_s else best, evaluations=budget.spent - began)
 
 
+def load(problem: Problem) -> None:
+    """Compile or load the annealing, on a problem with a placement that fits on one device."""
+    instance = instance_of(problem)
+    device = np.zeros(problem.graph.n_ops, dtype=np.int64)
+    _Chain(instance, new_state(instance, len(problem.cluster.links), 0), Plan(device)).run(0)
+
+
 def _scored(simulator: Simulator, plan: Plan) -> tuple[float, Plan]:
     """Step time in seconds (infinite where it does not fit) of a plan as it is or under the default priority."""
     runs = []
