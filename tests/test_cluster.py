@@ -474,3 +474,9 @@ def test_neurips_devices_without_sense_are_refused() -> None:
     for wrong in ((0, 0, 1.0), (-1, 2, 1.0), (1, 1, -5.0), (1, 1, math.nan)):
         with pytest.raises(ClusterError, match="at least one device"):
             neurips_cluster(*wrong)
+
+
+def test_whole_numbers_beyond_64_bits_are_numbers() -> None:
+    device = Device("a", "gpu", 10**9, {"float32": 10**30}, 10**30, launch_overhead_s=10**30)
+    graph = OpGraph.build([Op("op", flops=1.0, bytes_moved=1.0, kernels=0)], [])
+    assert Problem(graph, Cluster("one", (device,))).op_s[0, 0] == pytest.approx(1e-30)
