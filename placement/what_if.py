@@ -13,6 +13,7 @@ from env.cluster import Cluster
 from env.problem import LATENCY
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import OpGraph
+from graphs.show import show
 from placement.comparison import Comparison, compare
 from placement.methods import AUTO
 
@@ -65,10 +66,10 @@ class WhatIf:
         """One sentence: where adding a device stops helping, or which cluster is fastest."""
         fitting = [case for case in self.cases if case.objective_s is not None]
         if not fitting:
-            return f"{self.graph.name} fits on none of these."
+            return f"{show(self.graph.name)} fits on none of these."
         fastest = min(fitting, key=lambda case: case.objective_s or 0.0)
         if not self.is_sweep:
-            return f"Fastest: {fastest.cluster.name}."
+            return f"Fastest: {show(fastest.cluster.name)}."
         enough = next(
             case for case in fitting if (case.objective_s or 0.0) <= (fastest.objective_s or 0.0) * (1 + HELPS)
         )

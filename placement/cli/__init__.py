@@ -35,7 +35,9 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Our own warnings are sentences for the user; where in the code they arose is of no use here."""
-    print(f"placement: note: {message}", file=sys.stderr)
+    from graphs.show import show_line
+
+    print(f"placement: note: {show_line(str(message))}", file=sys.stderr)
 
 
 def __getattr__(name: str) -> Any:

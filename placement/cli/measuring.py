@@ -99,11 +99,12 @@ def profile(
         figures = {"graph": found.graph.name, "hash": found.graph.hash, "ops": found.graph.n_ops, "devices": devices}
         emit_json({**figures, "file": None if output is None else str(output)})
         return
+    from graphs.show import show
     from graphs.units import format_seconds
 
     for key, own in devices.items():
         emit(
-            f"{found.graph.name} on {key}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; the middle "
-            f"half of an op's times lies within {own['spread']:.1%} of its median"
+            f"{show(found.graph.name)} on {show(key)}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; "
+            f"the middle half of an op's times lies within {own['spread']:.1%} of its median"
         )
     emit(f"{found.graph.n_ops:,} ops with measured times saved to {output}")
