@@ -35,9 +35,9 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Our own warnings are sentences for the user; where in the code they arose is of no use here."""
-    from graphs.show import show_line
+    from placement.cli.output import note
 
-    print(f"placement: note: {show_line(str(message))}", file=sys.stderr)
+    note(str(message))
 
 
 def __getattr__(name: str) -> Any:

@@ -65,6 +65,13 @@ def usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
+def note(sentence: str) -> None:
+    """Say something beside the answer, on one line of stderr."""
+    from graphs.show import show_line
+
+    print(f"placement: note: {show_line(sentence)}", file=sys.stderr)
+
+
 def emit_json(value: Any) -> None:
     """Print a JSON value to stdout."""
     emit(json.dumps(value, indent=1, allow_nan=False))

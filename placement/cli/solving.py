@@ -192,7 +192,10 @@ def optimize(
     if as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        emit("\n".join([result.summary(), *written]))
+        from placement.cli.tables import at_peak
+
+        note = at_peak(result.graph, result.cluster)
+        emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
         others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")

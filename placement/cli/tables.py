@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
+from env.presets import PRESETS
 from env.problem import scope
 from graphs.kept import kept
+from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
 from graphs.units import format_bytes, format_seconds
 from placement.methods import measure
@@ -28,6 +31,16 @@ if TYPE_CHECKING:
 BAR_WIDTH = 12
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
 MAX_BAR_SPEEDUP = 16.0  # a full bar
+
+
+def at_peak(graph: OpGraph, cluster: Cluster) -> str:
+    """A note where op times come from a preset's peak rates; else empty."""
+    measured = ~np.isnan(graph.time_s).all(axis=1)
+    modelled = ~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))
+    ideal = any(device.compute_efficiency == device.bandwidth_efficiency == 1 for device in cluster.devices)
+    return (
+        "at the peak rates of data sheets: a best case" if cluster.name in PRESETS and ideal and modelled.any() else ""
+    )
 
 
 def comparison_table(comparison: Comparison) -> list[RenderableType]:
@@ -57,6 +70,8 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
         below.append(
             Text(f" not for objective {comparison.objective}: {', '.join(comparison.unsupported)}", style="dim")
         )
+    if note := at_peak(graph, cluster):
+        below.append(Text(f" {note}", style="dim"))
     return [head, table, *below]
 
 

@@ -12,7 +12,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, progress, usage_errors
+from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, note, progress, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -191,10 +191,7 @@ def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], N
     def begin(session: Session) -> None:
         sessions.append(session)
         if session.resumed_from:
-            print(
-                f"placement: note: going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.",
-                file=sys.stderr,
-            )
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
 
     if not is_terminal(sys.stderr):
         yield begin, None
