@@ -418,10 +418,12 @@ def test_a_published_problem_brings_devices_and_communication(call: Call, tmp_pa
 
 
 def test_what_if(call: Call, graph_file: Path, tmp_path: Path) -> None:
-    words = ["--methods", "heft", "-o", "w.json"]
+    words = ["--methods", "heft", "-o", "w.json", "--html", "w.html"]
     code, out, err = call("compare", graph_file, *CLUSTER, "--sweep", "devices=1..3", *words)
     assert (code, err) == (0, "")
     assert "4xV100-pcie with 2" in out
+    assert "report: w.html" in out
+    assert "4xV100-pcie with 2" in (tmp_path / "w.html").read_text(encoding="utf-8")
     assert "Adding devices stops helping at 2" in out
     document = json.loads((tmp_path / "w.json").read_text(encoding="utf-8"))
     assert [case["devices"] for case in document["cases"]] == [1, 2, 3]
@@ -529,11 +531,13 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices to sweep over, got 5"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": ["--sweep takes devices=FIRST..LAST"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": [
+            "--sweep takes numbers of devices, devices=FIRST..LAST or"
+        ],
         f"compare {graph_file} --sweep devices=1..2": ["does not say which devices there are"],
         f"compare {graph_file} --clusters , ": ["--clusters names no cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --clusters 2xK40-pcie": ["give one of them"],
-        f"compare {graph_file} --clusters 2xK40-pcie --html r.html": ["--html and --trace show one cluster"],
+        f"compare {graph_file} --clusters 2xK40-pcie --trace t.json": ["--trace shows one cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed -1": ["--seed", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed one": ["--seed", "integer"],
         f"compare {graph_file} --cluter x": ["unknown option '--cluter', did you mean '--cluster'?", "--html"],

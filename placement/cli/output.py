@@ -111,14 +111,21 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from env.compiling import listening
     from graphs.show import show_line
 
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
     # The bar shows what is printed to either stream above itself, on its own.
     with Progress(*columns, *counted, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(show_line(what), total=total)
-        yield lambda now, done: bar.update(task, description=show_line(now), completed=done)
+        task, doing = bar.add_task(show_line(what), total=total), [show_line(what)]
+
+        def say(now: str, done: int) -> None:
+            doing[0] = show_line(now)
+            bar.update(task, description=doing[0], completed=done)
+
+        with listening(lambda what: bar.update(task, description=f"compiling, once: {what}" if what else doing[0])):
+            yield say
 
 
 def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = ()) -> None:

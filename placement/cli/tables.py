@@ -95,7 +95,7 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
 
 
 def what_if_table(found: WhatIf) -> list[RenderableType]:
-    """One row per cluster, with the speed-up over one of its devices as a bar."""
+    """One row per cluster, with the speed-up over one of its devices as a bar; below, why nothing fits."""
     table = _table(
         "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
     )
@@ -104,8 +104,12 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
     for case in found.cases:
         best = None if case.comparison is None else case.comparison.best
         if case.comparison is None or best is None or best.objective_s is None:
-            reasons.append(Text(f" {show(case.cluster.name)}  infeasible: {show_line(case.reason or '')}", style="red"))
+            outcome = "does not fit" if case.proven_infeasible else "none found"
+            name = show(case.cluster.name)
+            table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
+            reasons.append(Text(f" {name}  infeasible: {show_line(case.reason or '')}", style="red"))
             continue
+        by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
         single_s, speedup = case.comparison.single_device_s, case.speedup
         table.add_row(
             show(case.cluster.name),
@@ -114,12 +118,16 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
             format_seconds(best.objective_s),
             "-" if speedup is None else f"{speedup:.2f}x",
             format_percent(best.gap or 0.0),
-            best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})",
+            by if case.found_on == case.cluster.name else f"{by}, found on {show(case.found_on)}",
             ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
         )
     note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
-    head = f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges"
-    return [head, table, *reasons, note]
+    return [
+        f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
+        table,
+        *reasons,
+        note,
+    ]
 
 
 def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[RenderableType]:
