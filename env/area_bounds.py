@@ -62,7 +62,7 @@ class Work:
 
 
 def _dearest(totals: FloatArray, size: FloatArray, start: FloatArray | None) -> tuple[float, FloatArray]:
-    """Good prices for ``value = sum_g min_k y_k totals[g, k]`` with ``sum size_k y_k = 1``; returns value and prices."""
+    """``sum_g min_k y_k totals[g, k]`` for good prices with ``sum size_k y_k = 1``; returns value and prices."""
     k = len(size)
     price = _by_load(totals, size)
     if k > 1 and len(totals):
