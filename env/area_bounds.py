@@ -83,7 +83,8 @@ def _by_load(totals: FloatArray, size: FloatArray) -> FloatArray:
     """Prices under which all of the work costs the same on each class: the best where speeds are all that differs."""
     load = np.where(np.isfinite(totals), totals, 0.0).sum(axis=0)
     price = 1.0 / np.where(load > 0, load, 1.0)
-    return price / (price * size).sum()
+    result: FloatArray = price / (price * size).sum()
+    return result
 
 
 def _joined(totals: FloatArray, most: int) -> FloatArray:
