@@ -21,6 +21,8 @@ from graphs.opgraph import IntArray
 # All durations together, in units, stay below 2**BITS: the presolve of CP-SAT 9.15 adds up coefficients of booleans in
 # 32 bits and beyond that "proves" what is false (github.com/google/or-tools/issues/5293).
 BITS = 30
+# Where memory binds, bounds creep up unit by unit, so a proof in fine units may take minutes; coarse ones come first.
+COARSE_BITS = 10
 _SAFETY = 1 - 1e-12  # heads and tails are sums of rounded numbers
 _MOST_NESTED = 64  # ops up to which loads between all pairs of ops are worth their rows
 
@@ -35,6 +37,7 @@ class Scaled:
 
     problem: Problem
     horizon_s: float
+    bits: int = BITS
 
     @cached_property
     def per_second(self) -> float:
@@ -47,11 +50,11 @@ class Scaled:
             [max(problem.transfer_s(t, a, b) for a in devices for b in devices) for t in range(graph.n_tensors)]
         )
         sent_s = np.minimum(longest_s, self.horizon_s).sum() * (len(devices) - 1)
-        return 2.0 ** (BITS - math.frexp(work_s + sent_s + self.horizon_s)[1])
+        return 2.0 ** (self.bits - math.frexp(work_s + sent_s + self.horizon_s)[1])
 
     @property
     def horizon(self) -> int:
-        """No better schedule is longer."""
+        """No schedule of interest is longer."""
         return math.floor(self.horizon_s * self.per_second)
 
     @cached_property
@@ -107,32 +110,40 @@ class Model:
         return self.where[self.scaled.problem.group_of[op]].get(device)
 
 
-def build(problem: Problem, schedule: Schedule, lower_bound_s: float) -> Model:
-    """The programme of a problem, hinted with a schedule, whose makespan is its horizon."""
+def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s: float, bits: int = BITS) -> Model:
+    """The programme of a problem, hinted with a schedule.
+
+    Args:
+        horizon_s: schedules that take longer are of no interest.
+        lower_bound_s: no schedule takes less.
+        bits: all durations together stay below 2**bits units.
+    """
     from ortools.sat.python import cp_model
 
-    scaled = Scaled(problem, schedule.step_time_s)
+    scaled = Scaled(problem, horizon_s, bits)
     model = cp_model.CpModel()
     least = min(int(scaled.floor(lower_bound_s)), scaled.horizon)
     makespan = model.new_int_var(least, scaled.horizon, "makespan")
-    model.add_hint(makespan, scaled.horizon)
-    where, device = _places(model, problem, schedule)
+    model.add_hint(makespan, min(scaled.horizon, int(scaled.floor(schedule.step_time_s))))
+    where, device = _places(model, problem, schedule, horizon_s)
     made = Model(scaled, model, makespan, where, device)
     _ops(made, schedule)
     _transfers(made, schedule)
     _redundant(made)
-    if _memory_may_bind(problem):
+    if memory_may_bind(problem):
         _memory(made)
     model.minimize(makespan)
     return made
 
 
-def _places(model: Any, problem: Problem, schedule: Schedule) -> tuple[list[dict[int, Any]], IntArray]:
+def _places(
+    model: Any, problem: Problem, schedule: Schedule, horizon_s: float
+) -> tuple[list[dict[int, Any]], IntArray]:
     """One device for each unit. Devices that are alike are used in order: one of their renamings is left."""
     units = Units(problem)
     placed = schedule.device[units.first_op]
     renamed = np.arange(problem.cluster.n_devices)
-    quick = np.logical_and.reduceat(problem.op_s[units.members] <= schedule.step_time_s, units.ptr[:-1], axis=0)
+    quick = np.logical_and.reduceat(problem.op_s[units.members] <= horizon_s, units.ptr[:-1], axis=0)
     possible = units.allowed & quick  # where one op alone takes longer than the whole step, no better step has it
     where = [
         {d: model.new_bool_var(f"unit {u} on {d}") for d in np.flatnonzero(possible[u]).tolist()}
@@ -321,7 +332,15 @@ def _descendants(problem: Problem) -> Any:
     return after
 
 
-def _memory_may_bind(problem: Problem) -> bool:
+def serial_s(problem: Problem) -> float:
+    """Some schedule takes no longer, if there is any: without a moment when nothing runs and nothing is sent."""
+    devices, graph = range(problem.cluster.n_devices), problem.graph
+    work_s = np.where(problem.allowed, problem.op_s, 0.0).max(axis=1).sum()
+    longest_s = [max(problem.transfer_s(t, a, b) for a in devices for b in devices) for t in range(graph.n_tensors)]
+    return float(work_s + sum(longest_s) * (len(devices) - 1))
+
+
+def memory_may_bind(problem: Problem) -> bool:
     """Whether some placement might not fit: everything on the smallest device would be too much."""
     graph = problem.graph
     everything = int(graph.kept_bytes.sum() + graph.tensor_bytes.sum() + graph.workspace_bytes.max(initial=0))

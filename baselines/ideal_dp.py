@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baselines.atoms import Atoms
+from baselines.deadline import OutOfTimeError, check_time
 from baselines.linear_dp import (
     MemoryOf,
     Order,
@@ -102,6 +103,10 @@ def _splits(
         except OverBudgetError:
             gave_up = True
             continue
+        except OutOfTimeError:
+            if not chains:
+                raise
+            break
         finest = atoms.count
         if chain:
             limit_s, better = chain.value_s, (atoms, chain)
@@ -114,6 +119,7 @@ def _levels(problem: Problem, quotient: Quotient) -> list[Level]:
     share_s = float(problem.mean_op_s.sum()) / problem.cluster.n_devices
     result: list[Level] = []
     for part in _LIGHT:
+        check_time()
         coarse = without_light_parts(problem, quotient, part * share_s) if part else quotient
         if result and coarse.count == result[-1].views[0].count:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baselines.fitting import fitting
 from baselines.plan import Plan
 from baselines.search import Budget, Found
 from env.problem import THROUGHPUT, Problem
@@ -12,8 +13,18 @@ from env.problem import THROUGHPUT, Problem
 def local_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     """Annealed local search from the best of the plans: of the schedule for latency, of the loads for throughput.
 
-    See `baselines.makespan_search` and `baselines.load_search`.
+    See `baselines.makespan_search` and `baselines.load_search`; without a plan it looks for one by `baselines.fitting`.
+
+    Raises:
+        NotFoundError: there was no plan, and none was found.
     """
+    began = budget.spent
+    plans = starts or [fitting(problem, seed, budget)]
+    found = _search(problem, seed, plans, budget)
+    return Found(found.plan, found.lower_bound_s, budget.spent - began)
+
+
+def _search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     if problem.objective == THROUGHPUT:
         from baselines.load_search import load_search  # the compiled searches load when first used
 

@@ -212,7 +212,7 @@ def instance_of(problem: Problem) -> Instance:
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,
-        output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
+        output_bytes=graph.output_bytes,
         capacity_bytes=problem.capacity_bytes,
         unit_of=_index(problem.group_of),
         unit_ptr=_index(units.ptr),

@@ -241,7 +241,7 @@ def _fits_over_time(g, s, n, m, e, n_devices, d, step_s):  # type: ignore[no-unt
     trial = 1 - s.counts[CURRENT]
     n_o, x_o = trial * n, trial * (e + 1)
     buckets = max(16, n // n_devices)
-    per_second = buckets / step_s if step_s > 0 else 0.0
+    per_second = min(buckets / step_s, 1e300) if step_s > 0 else 0.0  # finite, or 0 s would be in no bucket
     for bucket in range(buckets):
         s.bucket_in[bucket] = s.bucket_out[bucket] = 0
         s.bucket_head[bucket] = -1

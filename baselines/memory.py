@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.deadline import check_time
 from baselines.plan import Plan
 from baselines.units import Units
 from env.loads import loads
@@ -85,9 +86,11 @@ def no_room(
     device = int(free.argmax())
     others = int(units.size[unit]) - 1
     group = f" with the {others} ops of its colocation group" if others else ""
+    left = max(0, int(free[device]))
     return InfeasibleError(
         f"op {units.label[unit]!r}{group} needs {exact_bytes(needed)} on {units.problem.cluster.devices[device].name}, "
-        f"where {exact_bytes(max(0, int(free[device])))} are free, and no other device has more room for it."
+        f"where {exact_bytes(left)} are free, and no other device has more room for it.",
+        needed - left,
     )
 
 
@@ -102,7 +105,9 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     """
     held, share = np.zeros(units.count, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            check_time()
         charged = (share * held).astype(np.int64)
         try:
             plan = build(Allowance(units.kept_bytes + charged, np.maximum(units.working_bytes - charged, 0)))
@@ -157,7 +162,7 @@ def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
         _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
         reason = overflow_reason(problem, schedule)
     assert reason is not None, "the score and its reason disagree about memory"
-    return InfeasibleError(reason)
+    return InfeasibleError(reason, int(excess_bytes(problem, plan).max()))
 
 
 def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from baselines.milp_model import Model, build_model
 from baselines.milp_symmetry import interchangeable
 from baselines.plan import Plan
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from highspy import Highs, HighsLp
 
 MOST_TERMS = 150_000  # coefficients of a model worth trying: beyond, the first relaxation alone takes a minute
+_START_SHARE = 0.3  # of the budget, to find a plan that fits where none is known
 _SAFETY = 5e-10  # HiGHS proves bounds up to its tolerances, a few 1e-10 in the units of the model
 
 
@@ -40,7 +42,7 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
     Args:
         problem: of the objective throughput.
         seed: of HiGHS' random choices.
-        starts: at least one. The search begins with the best.
+        starts: the search begins with the best; without any it looks for one itself.
         budget: its evaluations are nodes of the branch and bound; with these only, the answer is the same each time.
         contiguous: only placements whose forward pass never leaves a device and comes back (what must then stay
             together: `baselines.quotient.contract`). Only such starts count; plan and bound are of such placements.
@@ -51,27 +53,50 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
 
     Raises:
         MismatchError: another objective.
+        NotFoundError: there was no plan, and none was found.
+        InfeasibleError: no placement fits: proved.
     """
     if problem.objective != THROUGHPUT:
         raise MismatchError(
             f"milp minimises the largest load, but the objective is {problem.objective!r}; use cp_sat or throughput."
         )
+    starts = starts or [_start(problem, seed, budget)]
     values = [_value_s(problem, plan.device) for plan in starts]
     best = starts[int(np.argmin(values))]
     if not contiguous:
-        return _solve(problem, seed, best, best, None, budget)
+        return _fitting(problem, _solve(problem, seed, best, best if min(values) < np.inf else None, None, budget))
     quotient = contract(problem)
     try:
         whole = Problem(replace(problem.graph, colocation=quotient.of_op), problem.cluster, problem.objective)
     except InfeasibleError:
-        return Found(replace(best, note="no contiguous placement exists: parts of it must run on different devices."))
+        note = "no contiguous placement exists: parts of it must run on different devices."
+        return _fitting(problem, Found(replace(best, note=note)))
     candidates = [*starts, *(Plan(np.full(problem.graph.n_ops, d)) for d in range(problem.cluster.n_devices))]
     convex = [plan for plan in candidates if is_convex(quotient, plan.device) and _is_allowed(problem, plan.device)]
     begin = min(convex, key=lambda plan: _value_s(problem, plan.device), default=None)
     if begin is not None and _value_s(problem, begin.device) == np.inf:
         begin = None
     fallback = begin or replace(best, note="no contiguous placement was found.")
-    return _solve(whole, seed, fallback, begin, _unit_pairs(whole, quotient), budget)
+    return _fitting(problem, _solve(whole, seed, fallback, begin, _unit_pairs(whole, quotient), budget))
+
+
+def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
+    """Where no plan is known, one that fits, or one that nearly does."""
+    part = budget.part(_START_SHARE)
+    nearest = nearest_to_fitting(problem, seed, part)
+    budget.absorb(part)
+    return Plan(nearest.device)
+
+
+def _fitting(problem: Problem, found: Found) -> Found:
+    """What was found, if it fits.
+
+    Raises:
+        NotFoundError: it does not.
+    """
+    if _value_s(problem, found.plan.device) == np.inf:
+        raise not_found(problem)
+    return found
 
 
 def tractable(problem: Problem) -> bool:
@@ -109,11 +134,17 @@ def is_convex(quotient: Quotient, device: IntArray) -> bool:
 def _solve(
     problem: Problem, seed: int, fallback: Plan, begin: Plan | None, precedence: IntArray | None, budget: Budget
 ) -> Found:
-    """Branch and bound from ``begin``, a solution of the model if there is one."""
+    """Branch and bound from ``begin``, a solution of the model if there is one.
+
+    Raises:
+        InfeasibleError: the model of all placements has no solution.
+    """
     limit_s = np.inf if begin is None else loads(problem, begin.device).value_s
+    import highspy
+
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
         return Found(fallback)
-    model = build_model(problem, fallback.device, limit_s, precedence)
+    first = model = build_model(problem, fallback.device, limit_s, precedence)
     plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
     while not (budget.over() or budget.reached(value_s)):
         solver = _solver(model, seed, budget, warm=begin is not None)
@@ -121,8 +152,11 @@ def _solve(
         info = solver.getInfo()
         nodes += max(0, int(info.mip_node_count))
         budget.spend(max(1, int(info.mip_node_count)))
+        nothing_left = solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
+        if nothing_left and begin is None and precedence is None and model is first:
+            raise none_fits(problem)
         if proves:
-            bound_s = min(float(info.mip_dual_bound) / model.scale, value_s)
+            bound_s = value_s if nothing_left else float(info.mip_dual_bound) / model.scale
         solution: FloatArray = np.array(solver.getSolution().col_value)
         if not (len(solution) and solver.getSolution().value_valid):
             break
@@ -135,7 +169,7 @@ def _solve(
         model = model.without(found)
         # Equal devices are told apart by ties only, but the model knows one way to use them: no proof from then on.
         proves = proves and not interchangeable(problem)
-    bound_s = min(bound_s, value_s) * (1 - _SAFETY)
+    bound_s *= 1 - _SAFETY
     return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
 
 

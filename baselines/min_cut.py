@@ -101,7 +101,7 @@ def _parts(units: Units, edges: UnitGraph, allowance: Allowance, memory_share: f
         op_s, size = units.op_s[np.ix_(chosen, devices)], allowance.unit_bytes[chosen].astype(np.float64)
         weight = (1 - memory_share) * _shares(op_s.mean(axis=1)) + memory_share * _shares(size)
         total_s = op_s.sum(axis=0)
-        speed = _shares(1.0 / total_s if total_s.all() else np.ones(len(devices)))
+        speed = _shares(1.0 / total_s if total_s.min() > 1e-300 else np.ones(len(devices)))
         room = _shares(units.problem.capacity_bytes[devices].astype(np.float64))
         target = (1 - memory_share) * speed + memory_share * room
         result[chosen] = devices[bisected(edges.within(chosen), weight, target, _group_sizes(units, devices), seed)]

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from baselines.deadline import check_time
 from baselines.network_levels import Level
 from graphs.opgraph import FloatArray, IntArray
 
@@ -201,6 +202,7 @@ class _Table:
         n = len(self.sent_s)
         result = np.full((self.level.count + 1, n + 1, n - self.first_column), np.inf)
         for last in range(n - 1, -1, -1):
+            check_time()
             firsts, later = slice(0, last + 1), slice(max(last + 1 - self.first_column, 0), None)
             alone_s = self.alone_s(firsts, last)
             for m in range(1, self.level.count + 1):

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from baselines.deadline import Deadline, OutOfTimeError
+from baselines.fitting import not_found
+from baselines.no_fit import all_failed
 from baselines.plan import Method, Plan
 from baselines.search import Budget, Search
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.scoring import Scorer
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, NotFoundError
 
-# Quick at any size, and run whatever the budget: the best of these is near what any other heuristic finds.
+# Every search starts from these, in this order: those that were best most often in docs/results/suite.md come first.
+# Each takes some milliseconds per thousand ops, `dp_linear` on unlike devices seconds.
 STARTS = {
-    THROUGHPUT: ("single_device", "expert", "min_cut", "dp_linear"),
-    LATENCY: ("single_device", "expert", "heft", "m_etf"),
-}
+    THROUGHPUT: (
+        "single_device", "expert", "dp_linear", "min_cut", "m_topo", "chain_time", "chain_bytes", "sequential_fill",
+        "round_robin", "hash", "random",
+    ),
+    LATENCY: (
+        "single_device", "heft", "m_etf", "min_cut", "mite", "dfs", "peft", "expert", "cpop", "divide_path", "m_topo",
+        "batch_split", "chain_time", "chain_bytes", "critical_path", "sequential_fill", "round_robin", "hash", "random",
+    ),
+}  # fmt: skip
+# Run to their end whatever the budget, so that there is always an answer, one device among them.
+ALWAYS = {THROUGHPUT: ("single_device", "expert"), LATENCY: ("single_device", "heft")}
+_QUICK_SHARE, _QUICK_S = 0.1, 0.2  # of the time, or so many seconds if that is more, may go into `STARTS`
+# What `auto` may spend on the other heuristics, which take seconds: they plan pipelines, not steps.
+_SLOW_SHARE = {THROUGHPUT: 0.2, LATENCY: 0.0}
+_NOTHING_FITS_SHARE = 0.2  # the same where nothing quick fits
 _MOST_STARTS = 6  # more would leave each too little of the budget
 _LOCAL, _EXACT = "local_search", "exact"
+_EXACT_SHARE = 0.5  # of what the first local search leaves
 _POLL_S = 0.2
 
 
@@ -39,38 +58,53 @@ class Outcome:
     Attributes:
         best: the best candidate.
         lower_bound_s: the best bound that a search has proved; 0 if none.
+        prover: the search that has proved it, or "".
     """
 
     best: Candidate
     lower_bound_s: float
+    prover: str = ""
 
 
-def candidates(problem: Problem, seed: int, methods: Mapping[str, Method], budget: Budget) -> list[Candidate]:
+def candidates(
+    problem: Problem,
+    seed: int,
+    methods: Mapping[str, Method],
+    budget: Budget,
+    always: Sequence[str] = (),
+    failed: dict[str, InfeasibleError] | None = None,
+) -> list[Candidate]:
     """Run constructive methods, as many at once as there are cores; best first.
 
-    Each counts as one evaluation. Once the time is over no further method starts, but for those of `STARTS`, so that
-    there is always a good answer.
+    Each counts as one evaluation; it is not stopped for lack of evaluations. Once the time is over no further method
+    starts and those that run stop, but for those of `always`.
+
+    Args:
+        failed: gets the errors of methods that find no placement that fits; those of earlier calls may be in it.
 
     Raises:
-        InfeasibleError: none of them fits; the reason of the first.
+        NotFoundError: none of them fits; the reason of the one that came nearest.
     """
-    scorer = Scorer(problem)
-    quick_first = sorted(methods, key=lambda name: name not in STARTS[problem.objective])
+    scorer, deadline = Scorer(problem), Deadline.after(budget.left_s())
     found: list[Candidate] = []
-    reasons: dict[str, InfeasibleError] = {}
+    reasons: dict[str, InfeasibleError] = {} if failed is None else failed
 
     def run(name: str) -> Candidate | None:
-        if name not in STARTS[problem.objective] and (budget.interrupted or budget.left_s() <= 0):
+        own = Deadline() if name in always else deadline
+        if own.left_s() <= 0:
             return None
         try:
-            plan = methods[name](problem, seed)
+            with own.kept():
+                plan = methods[name](problem, seed)
         except InfeasibleError as error:
             reasons[name] = error
+            return None
+        except OutOfTimeError:
             return None
         return Candidate(name, plan, scorer.value(plan.device, plan.order, plan.transfer_order))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        waiting: set[Future[Candidate | None]] = {pool.submit(run, name) for name in quick_first}
+        waiting: set[Future[Candidate | None]] = {pool.submit(run, name) for name in methods}
         while waiting:
             try:
                 ended, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
@@ -78,11 +112,47 @@ def candidates(problem: Problem, seed: int, methods: Mapping[str, Method], budge
                 if budget.interrupted:
                     raise  # asked twice: leave at once
                 budget.interrupted = True
+                deadline.bring_forward()
                 continue
             found += [candidate for future in ended if (candidate := future.result()) is not None]
             budget.spend(len(ended))
     if not found:
-        raise next(reasons[name] for name in methods if name in reasons)
+        raise all_failed(reasons) if reasons else not_found(problem)
+    return _ranked(found, methods)
+
+
+def starts(
+    problem: Problem, seed: int, methods: Mapping[str, Method], budget: Budget, every: bool = False
+) -> list[Candidate]:
+    """What a search of these heuristics begins with: those of `STARTS` and, with `every`, the others; best first.
+
+    With the time limited, the quick ones take a tenth of it and the slow ones, for a steady state or where nothing
+    fits, a fifth of what is left. With the time unlimited all run to their end.
+
+    Raises:
+        NotFoundError: none of them fits; the reason of the one that came nearest.
+    """
+    names = STARTS[problem.objective]
+    quick = {name: methods[name] for name in names if name in methods}
+    slow = {name: method for name, method in methods.items() if every and name not in quick}
+    found: list[Candidate] = []
+    part = budget.part_s(max(_QUICK_S, _QUICK_SHARE * budget.left_s()))
+    failed: dict[str, InfeasibleError] = {}
+    with contextlib.suppress(NotFoundError):
+        found = candidates(problem, seed, quick, part, ALWAYS[problem.objective], failed)
+    budget.absorb(part)
+    share = _SLOW_SHARE[problem.objective] if found else _NOTHING_FITS_SHARE
+    if slow and not budget.interrupted and (share or math.isinf(budget.seconds)):
+        part = budget.part_s(share * budget.left_s() if share else math.inf)
+        with contextlib.suppress(NotFoundError):
+            found += candidates(problem, seed, slow, part, failed=failed)
+        budget.absorb(part)
+    if failed and not found:
+        raise all_failed(failed)
+    return _ranked(found, methods)
+
+
+def _ranked(found: Sequence[Candidate], methods: Iterable[str]) -> list[Candidate]:
     rank = {name: k for k, name in enumerate(methods)}
     return sorted(found, key=lambda candidate: (candidate.value_s, rank[candidate.method]))
 
@@ -90,27 +160,37 @@ def candidates(problem: Problem, seed: int, methods: Mapping[str, Method], budge
 def improve(
     problem: Problem, seed: int, found: Sequence[Candidate], stages: Sequence[tuple[str, Search, float]], budget: Budget
 ) -> Outcome:
-    """Let searches improve on candidates (best first, at least one), until the budget is over or a proof is found.
+    """Let searches improve on candidates (best first, possibly none), until the budget is over or a proof is found.
 
     Args:
         stages: name of a search, the search, and the fraction it may use of the budget that is left.
+
+    Raises:
+        NotFoundError: there were no candidates, and no search found one.
+        InfeasibleError: a search has proved that there are none.
     """
     scorer = Scorer(problem)
-    ranked, bound_s = list(found), 0.0
+    ranked, bound_s, prover = list(found), 0.0, ""
     for number, (name, search, fraction) in enumerate(stages):
-        if budget.over() or budget.reached(ranked[0].value_s):
+        if budget.over() or (ranked and budget.reached(ranked[0].value_s)):
             break
         part = budget.part(fraction)
-        starts = [candidate.plan for candidate in ranked[:_MOST_STARTS]]
-        answer = search(problem, seed + number, starts, part)
-        budget.absorb(part)
-        bound_s = max(bound_s, answer.lower_bound_s)
+        try:
+            answer = search(problem, seed + number, [candidate.plan for candidate in ranked[:_MOST_STARTS]], part)
+        except NotFoundError:
+            continue
+        finally:
+            budget.absorb(part)
+        if answer.lower_bound_s > bound_s:
+            bound_s, prover = answer.lower_bound_s, name
         budget.target_s = max(budget.target_s, bound_s)
         plan = answer.plan
         value_s = scorer.value(plan.device, plan.order, plan.transfer_order)
-        if value_s < ranked[0].value_s:
+        if not ranked or value_s < ranked[0].value_s:
             ranked.insert(0, Candidate(name, plan, value_s))
-    return Outcome(ranked[0], bound_s)
+    if not ranked:
+        raise not_found(problem)
+    return Outcome(ranked[0], bound_s, prover)
 
 
 def stages(
@@ -119,10 +199,10 @@ def stages(
     """What `auto` does with its budget: the searches of `improve`.
 
     Where the whole problem is small enough for an exact solver, local search gets a short run first, since a solver
-    that starts from a good answer proves faster, and whatever time the solver leaves.
+    that starts from a good answer proves faster, and in all at least half of the budget.
     """
     local = (_LOCAL, searches[_LOCAL])
     if not exact_is_tractable:
         return [(*local, 1.0)]
-    first = 0.4 if problem.objective == THROUGHPUT else 0.2
-    return [(*local, first), (_EXACT, searches[_EXACT], 1.0), (*local, 1.0)]
+    first = 0.4 if problem.objective == THROUGHPUT else 0.1
+    return [(*local, first), (_EXACT, searches[_EXACT], _EXACT_SHARE), (*local, 1.0)]

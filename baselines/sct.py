@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.deadline import check_time, time_left_s
 from baselines.list_scheduling import (
     Scheduler,
     place_as_estimated,
@@ -128,8 +130,11 @@ def relaxation(problem: Problem, found: Arcs) -> tuple[FloatArray, float]:
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("solver", "ipm")  # its time grows evenly; that of the simplex method now and then explodes
     solver.setOptionValue("parallel", "off")
+    if (left_s := time_left_s()) < math.inf:
+        solver.setOptionValue("time_limit", left_s)
     solver.passModel(model)
     solver.run()
+    check_time()
     values = np.array(solver.getSolution().col_value)
     share = found.apart.astype(np.float64)
     share[found.costly] = values[: int(found.costly.sum())]

@@ -55,6 +55,11 @@ class Budget:
         evaluations = math.inf if math.isinf(self.evaluations) else math.ceil(fraction * self.evaluations_left())
         return Budget(fraction * self.left_s(), evaluations, self.target_s, self.interrupted)
 
+    def part_s(self, seconds: float) -> Budget:
+        """A budget of its own with this much time, whatever is left, and all evaluations; `absorb` it afterwards."""
+        seconds = math.inf if math.isinf(self.seconds) else seconds
+        return Budget(seconds, self.evaluations_left(), self.target_s, self.interrupted)
+
     def absorb(self, part: Budget) -> None:
         """Count what a part has spent."""
         self.spent += part.spent
@@ -80,6 +85,8 @@ class Found:
     evaluations: int = 0
 
 
+# From plans that fit, best first, to a better one. Without any the search looks for one itself and raises
+# `NotFoundError` where it finds none, another `InfeasibleError` where it has proved that there is none.
 Search = Callable[[Problem, int, Sequence[Plan], Budget], Found]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.atoms import Atoms
+from baselines.deadline import check_time, stopped_in_time
 from baselines.memory import Allowance
 from baselines.quotient import rows
 from baselines.units import Units
@@ -142,6 +143,7 @@ def best_chain(
 
     Raises:
         OverBudgetError: that does not suffice, or the table of ideals by states is too large.
+        OutOfTimeError: the deadline is over.
     """
     from baselines import ideal_kernel
 
@@ -161,7 +163,10 @@ def best_chain(
     allotted = int(part * visits.left)
     left = np.array([allotted])
     blocking = atoms.classes.problem.cluster.communication == BLOCKING
-    status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
+    with stopped_in_time(lambda: left.fill(-1)):
+        status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
+    check_time()
     visits.left -= allotted - max(0, int(left[0]))
     if status == ideal_kernel.GAVE_UP:
         raise OverBudgetError
@@ -235,10 +240,10 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     used, top, d = 0, 0, 0
     for atom in range(atoms.count):
         own, largest = int(memory.own_bytes[atom]), int(memory.top_bytes[atom])
-        while used + own + max(top, largest) > devices[d].memory_bytes:
+        while used + own + max(top, largest) > devices[d].usable_bytes:
             if d + 1 == len(devices):
                 op = int(np.flatnonzero(atoms.of_op == atom)[0])
-                free = max(0, devices[d].memory_bytes - used - max(0, top - largest))
+                free = max(0, devices[d].usable_bytes - used - max(0, top - largest))
                 group = f" with the {sizes[atom] - 1} ops that cannot be cut off it" if sizes[atom] > 1 else ""
                 return InfeasibleError(
                     f"op {names[op]!r}{group} needs {exact_bytes(own + largest)} on {devices[d].name}, where "
@@ -251,7 +256,7 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     d = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).argmax())
     return InfeasibleError(
         f"op {names[op]!r} needs {exact_bytes(int(memory.own_bytes[atom] + memory.top_bytes[atom]))} on "
-        f"{devices[d].name}, where at most {exact_bytes(devices[d].memory_bytes)} are free, and no contiguous split "
+        f"{devices[d].name}, where at most {exact_bytes(devices[d].usable_bytes)} are free, and no contiguous split "
         f"fits memory and pins of cluster {problem.cluster.name!r}; take a method without contiguity."
     )
 

@@ -96,15 +96,15 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     from env.simulator import Simulator
     from placement.models import read_example
     from placement.runtime.measure import local_cluster
-    from placement.runtime.op_times import Repeats
     from placement.runtime.profiling import measured_profile
+    from placement.runtime.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
     random = np.random.default_rng(options.seed)
 
     def profiled() -> Profile:
-        repeats = Repeats(dropped=0, least=2, most=8, budget_s=3.0)
+        repeats = Repeats(dropped=1, least=2, settled=8, most=8, budget_s=3.0)
         return measured_profile(
             example.model, example.args, example.kwargs, cluster, options.train, name=name, repeats=repeats
         )

@@ -309,10 +309,12 @@ class _Checked:
             kept[self.device[i]] += op.kept_bytes
         intervals = memory_intervals(self.op_list, self.tensor_list, self.device, self.start_s, self.end_s, self.sent)
         for device, peak in zip(self.cluster.devices, peak_memory(kept, intervals), strict=True):
-            if peak > device.memory_bytes:
+            room = device.memory_bytes - device.reserved_bytes
+            if peak > room:
+                reserved = f" beside the {exact_bytes(device.reserved_bytes)} reserved" if device.reserved_bytes else ""
                 yield (
                     f"device {device.name} holds up to {exact_bytes(peak)}, but its memory is "
-                    f"{exact_bytes(device.memory_bytes)}."
+                    f"{exact_bytes(room)}{reserved}."
                 )
 
     def sequences(self, order: Sequence[float], transfer_order: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -6,11 +6,12 @@ import difflib
 import hashlib
 import json
 import math
+import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,27 @@ from typing import Any
 import networkx as nx
 
 from env.measurer import measurer
+from env.routes import ROUTE_BYTES, Route, Routes, find_routes
+from graphs.disk import stem
 from graphs.errors import ClusterError, UnknownNameError
+from graphs.show import is_text
+
+__all__ = [
+    "BLOCKING",
+    "COMMUNICATIONS",
+    "OVERLAPPED",
+    "ROUTE_BYTES",
+    "UNLIMITED_BYTES",
+    "Cluster",
+    "Device",
+    "Link",
+    "Route",
+    "both_ways",
+]
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
+MOST_BYTES = 2**62  # no graph has as many bytes, and sums and differences with such numbers stay within int64
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
-ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
 
@@ -39,6 +56,9 @@ class Device:
         memory_bytes_per_s: bandwidth of its own memory.
         launch_overhead_s: fixed cost of one kernel.
         model: what it is, e.g. ``"V100-SXM2-16GB"``; pins and measured times may be given by it.
+        reserved_bytes: part of ``memory_bytes`` that no placement may use: contexts, libraries, communication buffers.
+        compute_efficiency: fraction of ``peak_flops`` that ops reach, as you measured it.
+        bandwidth_efficiency: fraction of ``memory_bytes_per_s`` that ops reach.
     """
 
     name: str
@@ -48,6 +68,9 @@ class Device:
     memory_bytes_per_s: float
     launch_overhead_s: float = 0.0
     model: str = ""
+    reserved_bytes: int = 0
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
@@ -60,14 +83,35 @@ class Device:
         if "float32" not in self.peak_flops:
             raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
         _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
-        _check_amount(what, "memory_bytes", self.memory_bytes)
-        if self.memory_bytes != int(self.memory_bytes):
-            raise _refusal(what, "memory_bytes", self.memory_bytes, "a whole number of bytes")
-        object.__setattr__(self, "memory_bytes", int(self.memory_bytes))  # 16e9 is how people write it
+        for key in ("memory_bytes", "reserved_bytes"):
+            object.__setattr__(self, key, _whole_bytes(what, key, getattr(self, key)))
+        if self.reserved_bytes > self.memory_bytes:
+            raise _refusal(what, "reserved_bytes", self.reserved_bytes, f"at most memory_bytes, {self.memory_bytes}")
+        for key in ("compute_efficiency", "bandwidth_efficiency"):
+            _check_fraction(what, key, getattr(self, key))
+
+    @property
+    def usable_bytes(self) -> int:
+        """What placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
+        return self.memory_bytes - self.reserved_bytes
 
     def flops_per_s(self, dtype: str) -> float:
-        """Peak FLOP/s for a dtype."""
-        return self.peak_flops.get(dtype, self.peak_flops["float32"])
+        """FLOP/s that ops of a dtype reach."""
+        return self.peak_flops.get(dtype, self.peak_flops["float32"]) * self.compute_efficiency
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of its own memory that ops move per second."""
+        return self.memory_bytes_per_s * self.bandwidth_efficiency
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields; the last three only where they differ from their defaults, as in files from before them."""
+        fields = asdict(self)
+        return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
+
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
 
 
 @dataclass(frozen=True)
@@ -109,21 +153,6 @@ def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) ->
 
 
 @dataclass(frozen=True)
-class Route:
-    """The fastest path from one device to another, around other devices where there is a way around.
-
-    Attributes:
-        links: indices into `Cluster.links`, in travelling order; free links left out.
-        latency_s: sum over the links.
-        bandwidth_bytes_per_s: of the slowest link; infinite without links.
-    """
-
-    links: tuple[int, ...]
-    latency_s: float
-    bandwidth_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class Cluster:
     """A frozen set of devices and links. `Cluster.preset(name)` for real machines, `from_toml` for your own.
 
@@ -149,6 +178,8 @@ class Cluster:
     communication: str = OVERLAPPED
 
     def __post_init__(self) -> None:
+        for key in ("name", "summary", "source"):
+            _check_string("a cluster", key, getattr(self, key), may_be_empty=True)
         if self.communication not in COMMUNICATIONS:
             raise _refusal(
                 f"cluster {self.name!r}", "communication", self.communication, " or ".join(map(repr, COMMUNICATIONS))
@@ -190,26 +221,48 @@ class Cluster:
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ClusterError(f"cannot read cluster file {path}: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except RecursionError:
+            raise ClusterError(f"{path} is not a TOML cluster file: it nests too deeply.") from None
+        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
         try:
-            return _from_dict(data, default_name=Path(path).stem)
+            return _from_dict(data, default_name=stem(path))
         except ClusterError as error:
             raise ClusterError(f"{path}: {error}") from None
 
+    def with_memory_fraction(self, fraction: float) -> Cluster:
+        """This cluster, of which placements may fill that share of each device's memory, whatever it reserved before.
+
+        Memory that is not modelled stays so.
+
+        Raises:
+            ClusterError: not above 0 and at most 1.
+        """
+        _check_fraction(f"cluster {self.name!r}", "memory fraction", fraction)
+        return replace(
+            self,
+            devices=tuple(
+                replace(device, reserved_bytes=device.memory_bytes - math.floor(device.memory_bytes * fraction))
+                if device.memory_bytes < UNLIMITED_BYTES
+                else device
+                for device in self.devices
+            ),
+        )
+
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
-        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
+        lines = [f"{key} = {_quoted(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
         for device in self.devices:
             lines += ["", "[[devices]]"]
-            for key, value in asdict(device).items():
+            for key, value in device.to_dict().items():
                 if key == "peak_flops":
-                    value = "{ " + ", ".join(f"{k} = {_number(v)}" for k, v in value.items()) + " }"
+                    rates = (f"{k if _BARE_KEY.fullmatch(k) else _quoted(k)} = {_number(v)}" for k, v in value.items())
+                    value = "{ " + ", ".join(rates) + " }"
                     lines.append(f"{key} = {value}")
                 else:
-                    lines.append(f"{key} = {json.dumps(value) if isinstance(value, str) else _number(value)}")
+                    lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
         for link in self.links:
-            lines += ["", "[[links]]", f"src = {json.dumps(link.src)}", f"dst = {json.dumps(link.dst)}"]
+            lines += ["", "[[links]]", f"src = {_quoted(link.src)}", f"dst = {_quoted(link.dst)}"]
             lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
             lines += [f"latency_s = {_number(link.latency_s)}"]
             lines += [] if link.exclusive else ["exclusive = false"]
@@ -235,14 +288,14 @@ class Cluster:
         return result
 
     @cached_property
-    def routes(self) -> dict[tuple[int, int], Route]:
+    def routes(self) -> Routes:
         """The fastest route for every ordered pair of different devices."""
-        return _routes(self)
+        return find_routes(self)
 
     @cached_property
     def hash(self) -> str:
         """Content hash (SHA-256, hex) of devices, links and communication."""
-        content: dict[str, Any] = {"devices": [asdict(d) for d in self.devices]}
+        content: dict[str, Any] = {"devices": [device.to_dict() for device in self.devices]}
         content |= {"links": [asdict(link) for link in self.links], "communication": self.communication}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -250,60 +303,11 @@ class Cluster:
         return hash(self.hash)
 
 
-def _routes(cluster: Cluster) -> dict[tuple[int, int], Route]:
-    n = cluster.n_devices
-    found = _fastest(cluster, forwarding=False)
-    if len(found) < n * (n - 1):
-        found = {**_fastest(cluster, forwarding=True), **found}
-    for source, device in enumerate(cluster.devices):
-        for target, other in enumerate(cluster.devices):
-            if source != target and (source, target) not in found:
-                raise ClusterError(
-                    f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; "
-                    "add the missing links."
-                )
-    return dict(sorted(found.items()))
-
-
-def _fastest(cluster: Cluster, forwarding: bool) -> dict[tuple[int, int], Route]:
-    """The fastest routes that exist; ``forwarding``: devices in between may pass a tensor on, as switches do."""
-    # A path's time is its latency plus size / its slowest link, which is no sum over links: so for every bandwidth
-    # that occurs, take the least latency over links at least that fast, and keep the best of these paths.
-    found: dict[tuple[int, int], tuple[float, int, Route]] = {}
-    for floor in sorted({link.bandwidth_bytes_per_s for link in cluster.links}, reverse=True):
-        for source, device in enumerate(cluster.devices):
-            fast = nx.DiGraph()
-            fast.add_nodes_from(cluster.graph)
-            for index, link in enumerate(cluster.links):
-                starts_here = forwarding or link.src == device.name or link.src not in cluster.device_index
-                if link.bandwidth_bytes_per_s >= floor and starts_here:
-                    fast.add_edge(link.src, link.dst, index=index, weight=link.latency_s + 1e-12)  # tie: fewer links
-            paths = nx.single_source_dijkstra_path(fast, device.name)
-            for target, other in enumerate(cluster.devices):
-                if source != target and other.name in paths:
-                    path = paths[other.name]
-                    route = _route(cluster, [fast.edges[edge]["index"] for edge in pairwise(path)])
-                    time_s = route.latency_s + ROUTE_BYTES / route.bandwidth_bytes_per_s
-                    best = found.get((source, target))
-                    if best is None or (time_s, len(path)) < best[:2]:
-                        found[source, target] = time_s, len(path), route
-    return {pair: route for pair, (_, _, route) in found.items()}
-
-
-def _route(cluster: Cluster, path: Iterable[int]) -> Route:
-    used = [i for i in path if not cluster.links[i].is_free]
-    return Route(
-        links=tuple(used),
-        latency_s=sum((cluster.links[i].latency_s for i in used), 0.0),
-        bandwidth_bytes_per_s=min((cluster.links[i].bandwidth_bytes_per_s for i in used), default=math.inf),
-    )
-
-
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
     known = ("name", "summary", "source", "communication", "devices", "links")
     for key in data:
         if key not in known:
-            raise ClusterError(f"a cluster has unknown key {key!r}; known: {', '.join(known)}.")
+            raise _unknown_key("a cluster", key, known)
     for key in ("devices", "links"):
         entries = data.get(key, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
@@ -339,7 +343,8 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     fields = kind.__dataclass_fields__
     unknown = set(entry) - set(fields)
     if unknown:
-        raise ClusterError(f"{what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
+        # A link in TOML may give both its directions at once.
+        raise _unknown_key(what, min(unknown), (*fields, "between") if kind is Link else fields)
     needed = [key for key, described in fields.items() if described.default is MISSING]
     for key in needed:
         if key not in entry:
@@ -347,19 +352,39 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     return kind(**entry)
 
 
+def _unknown_key(what: str, key: str, known: Iterable[str]) -> ClusterError:
+    near = difflib.get_close_matches(key, known := tuple(known), n=1)
+    hint = f", did you mean {near[0]!r}? Known" if near else "; known"
+    return ClusterError(f"{what} has unknown key {key!r}{hint}: {', '.join(known)}.")
+
+
 def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:
-    if not isinstance(value, str) or not (value or may_be_empty):
+    if not isinstance(value, str) or not (value or may_be_empty) or not is_text(value):
         raise _refusal(what, key, value, "a name in quotes")
 
 
 def _check_rate(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value > 0):
+    if not (_is_real(value) and (0 < value <= sys.float_info.max or value == math.inf)):
         raise _refusal(what, key, value, "a number above 0")
 
 
 def _check_amount(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and value >= 0 and math.isfinite(value)):
+    if not (_is_real(value) and 0 <= value <= sys.float_info.max):
         raise _refusal(what, key, value, "a finite number, 0 or more")
+
+
+def _check_fraction(what: str, key: str, value: Any) -> None:
+    if not (_is_real(value) and 0 < value <= 1):
+        raise _refusal(what, key, value, "a number above 0 and at most 1")
+
+
+def _whole_bytes(what: str, key: str, value: Any) -> int:
+    _check_amount(what, key, value)
+    if value != int(value):
+        raise _refusal(what, key, value, "a whole number of bytes")
+    if value > MOST_BYTES:
+        raise _refusal(what, key, value, f"at most {MOST_BYTES} bytes; a device whose memory does not matter has 2**60")
+    return int(value)  # 16e9 is how people write it
 
 
 def _is_real(value: Any) -> bool:
@@ -397,3 +422,8 @@ def _refuse_twice(names: Iterable[str], message: str) -> None:
 
 def _number(value: float) -> str:
     return repr(value) if isinstance(value, int) else repr(float(value))
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's, but half a surrogate pair is no escape of TOML's, and it escapes DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -75,7 +75,7 @@ class Pairs:
             most: ops brought to one device at most; the rest is left out, which weakens the bound. None: what a
                 second allows.
         """
-        return self._earliest(self.order, self.target, self.source, most)
+        return self._earliest(self.order.copy(), self.target, self.source, most)
 
     def tails(self, most: int | None = None) -> FloatArray:
         """float64 [n]: seconds that must pass after each op has ended: `heads` of the reversed graph."""
@@ -105,13 +105,21 @@ def _least_transfer_s(problem: Problem, producer: IntArray, consumer: IntArray, 
     result = np.full(len(tensor), np.inf)
     for k in np.unique(kind).tolist():
         ends = np.outer(choices[k // len(choices)], choices[k % len(choices)]) & ~np.eye(n, dtype=np.bool_)
-        routes = np.unique(
-            np.column_stack([problem.latency_s[ends], problem.bandwidth_bytes_per_s[ends], hops[ends]]), axis=0
-        )
         chosen = kind == k
         size, measured = graph.tensor_bytes[tensor[chosen]], graph.tensor_transfer_s[tensor[chosen]]
-        for latency_s, bandwidth, links in routes:
-            seconds = np.where(np.isnan(measured), latency_s + size / bandwidth, measured * links)
-            result[chosen] = np.minimum(result[chosen], seconds)
+        modelled = np.full(len(size), np.inf)
+        for latency_s, bandwidth in _undominated(problem.latency_s[ends], problem.bandwidth_bytes_per_s[ends]):
+            modelled = np.minimum(modelled, latency_s + size / bandwidth)
+        if ends.any():
+            result[chosen] = np.where(np.isnan(measured), modelled, measured * hops[ends].min())
     result[problem.group_of[producer] == problem.group_of[consumer]] = np.inf
     return result
+
+
+def _undominated(latency_s: FloatArray, bandwidth: FloatArray) -> list[tuple[float, float]]:
+    """The pairs of latency and bandwidth [k] of which no other has both as good."""
+    order = np.lexsort((-bandwidth, latency_s))
+    sorted_bandwidth = bandwidth[order]
+    best_before = np.concatenate([[0.0], np.maximum.accumulate(sorted_bandwidth)[:-1]]) if len(order) else bandwidth
+    kept = order[sorted_bandwidth > best_before]
+    return list(zip(latency_s[kept].tolist(), bandwidth[kept].tolist(), strict=True))

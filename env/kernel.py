@@ -27,6 +27,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
+MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
 Index = NDArray[np.int32]
 
 
@@ -526,7 +527,8 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
     if step_s == 0.0:
         return
     buckets = buckets_for(n, n_devices)
-    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, buckets / step_s)
+    per_second = min(buckets / step_s, MOST_PER_SECOND)
+    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second)
     for d in range(n_devices):
         kept = out.peak_bytes[d]
         peak = kept
@@ -562,7 +564,7 @@ def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-u
         copy_of: int32 [e], as in `State`; copy ``m + x`` is the x-th transfer of ``output``.
     """
     n, n_devices = graph.op_s.shape
-    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, 0)
+    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
     state.copy_of[:] = copy_of
     # A call of its own: numba would free `state` here before the pointers to it are used.
     _memory_in(graph, state, output, device, n_transfers)

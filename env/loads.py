@@ -98,13 +98,14 @@ class Charges:
         return self._pays(first=False)
 
     def _pays(self, first: bool) -> FloatArray:
-        cluster = self.problem.cluster
-        result = np.zeros((cluster.n_devices, cluster.n_devices))
-        for (a, b), route in cluster.routes.items():
-            if route.links:
-                link = cluster.links[route.links[0 if first else -1]]
-                result[a, b] = (link.src if first else link.dst) == cluster.devices[a if first else b].name
-        return result
+        cluster, n = self.problem.cluster, self.problem.cluster.n_devices
+        end_of = [cluster.device_index.get(link.src if first else link.dst, -1) for link in cluster.links]
+        ptr, links = self.problem.route
+        pair = np.flatnonzero(np.diff(ptr))
+        own = pair // n if first else pair % n
+        result: FloatArray = np.zeros(n * n)
+        result[pair] = np.array(end_of, dtype=np.int64)[links[ptr[pair] if first else ptr[pair + 1] - 1]] == own
+        return result.reshape(n, n)
 
     def busy_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
         """float64 [x]: seconds an end of the route is busy with each transfer; measured times are per link."""

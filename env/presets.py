@@ -14,6 +14,12 @@ Link figures, per direction:
 * Latency of a whole route: NVLink 3.4 us, PCIe 5.7 us, InfiniBand 14 us (NCCL 2.27, src/graph/tuning.cc, ring, Simple
   protocol). Half of it on each side of a switch. TCP over Ethernet: 50 us, an assumption.
 
+Of a GPU's memory 1 GiB is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
+"Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest.
+
+All rates are peaks that real kernels do not reach, so step times are best cases; `Device.compute_efficiency` and
+`Device.bandwidth_efficiency` take what you measured.
+
 A kernel launch costs 5 us on a GPU, the estimate of XLA's GPU cost model (gpu_performance_model.cc, 2023), and 1 us on
 a CPU (an assumption: a function call and waking the threads).
 """
@@ -26,6 +32,7 @@ from dataclasses import replace
 from env.cluster import Cluster, Device, Link, both_ways
 
 GIB = 2**30
+GPU_RESERVED_BYTES = 1 * GIB
 NVLINK2_BYTES_PER_S = 25e9  # one link; nominal
 A100_PORT_BYTES_PER_S = 300e9  # 12 third-generation links; nominal
 H100_PORT_BYTES_PER_S = 450e9  # 18 fourth-generation links; nominal
@@ -57,6 +64,7 @@ K40 = Device(
     peak_flops={"float32": 4.29e12, "float64": 1.43e12},
     memory_bytes_per_s=288e9,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 # NVIDIA Tesla P100 PCIe data sheet (2016), 12 GB version.
 P100 = Device(
@@ -67,6 +75,7 @@ P100 = Device(
     peak_flops={"float32": 9.3e12, "float16": 18.7e12, "float64": 4.7e12},
     memory_bytes_per_s=549e9,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 # NVIDIA V100 data sheet (2020).
 V100_PCIE = Device(
@@ -77,6 +86,7 @@ V100_PCIE = Device(
     peak_flops={"float32": 14e12, "float16": 112e12, "float64": 7e12},
     memory_bytes_per_s=900e9,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 V100_SXM2 = replace(
     V100_PCIE, model="V100-SXM2-16GB", peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12}
@@ -90,6 +100,7 @@ T4 = Device(
     peak_flops={"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
     memory_bytes_per_s=320e9,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 # NVIDIA A100 data sheet (2021); float64 on tensor cores.
 A100_PCIE = Device(
@@ -100,6 +111,7 @@ A100_PCIE = Device(
     peak_flops={"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12},
     memory_bytes_per_s=1555e9,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 A100_SXM4 = replace(A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9)
 # NVIDIA H100 data sheet (2023); the sheet's tensor core rates are with sparsity, twice these.
@@ -111,6 +123,7 @@ H100 = Device(
     peak_flops={"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12, "float64": 67e12},
     memory_bytes_per_s=3.35e12,
     launch_overhead_s=GPU_LAUNCH_S,
+    reserved_bytes=GPU_RESERVED_BYTES,
 )
 # Intel ARK. AVX2: two 8-wide fused multiply-adds a cycle. How much memory the hosts had is not published.
 HASWELL = Device(

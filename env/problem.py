@@ -9,14 +9,23 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from env.cluster import Cluster
-from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from env.cluster import ROUTE_BYTES, Cluster
+from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 
 BoolArray = NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 LATENCY, THROUGHPUT = "latency", "throughput"
 OBJECTIVES = (LATENCY, THROUGHPUT)
+SECONDS_LIMIT = 1e15  # of all times of a problem together, 30 million years: sums of them stay finite and exact enough
+
+
+def scope(objective: str) -> str:
+    """What "optimal", bound and gap refer to."""
+    return {
+        LATENCY: "among placements that split no op and overlap no steps",
+        THROUGHPUT: "among placements that split no op",
+    }[objective]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +39,9 @@ class Problem:
         UnknownNameError: an unknown objective.
         InfeasibleError: an op is pinned to devices the cluster does not have, or a colocation group has no
             device that all its ops may run on.
-        MismatchError: an op has measured times, but none for a device it may run on, and nothing to model it by.
+        ClusterError: a link so slow that 1 MiB over a route takes `SECONDS_LIMIT`.
+        MismatchError: an op has measured times, but none for a device it may run on, and nothing to model it by; or all
+            ops and transfers, each where it takes longest, add up to `SECONDS_LIMIT` or more.
     """
 
     graph: OpGraph
@@ -41,6 +52,7 @@ class Problem:
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", str(self.objective), OBJECTIVES)
         _ = self.allowed, self.op_s
+        self._refuse_endless_times()
 
     @cached_property
     def op_s(self) -> FloatArray:
@@ -51,9 +63,10 @@ class Problem:
         dtypes, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
         for d, device in enumerate(self.cluster.devices):
             peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
-            seconds = graph.kernels * device.launch_overhead_s + np.maximum(
-                graph.flops / peak, graph.bytes_moved / device.memory_bytes_per_s
-            )
+            with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
+                seconds = graph.kernels * device.launch_overhead_s + np.maximum(
+                    graph.flops / peak, graph.bytes_moved / device.bytes_per_s
+                )
             for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins
                 if key in column:
                     measured = graph.time_s[:, column[key]]
@@ -78,6 +91,38 @@ class Problem:
                     f"{device.name!r} (kind {device.kind!r}, model {device.model!r}) and no FLOPs or bytes to model it "
                     "by; measure it there or use a cluster it was measured on."
                 )
+
+    def _refuse_endless_times(self) -> None:
+        """Compiled code adds times up and must never meet an infinity; any placement has a score, pins or not."""
+        graph, cluster = self.graph, self.cluster
+        with np.errstate(over="ignore", invalid="ignore"):
+            slowest = self.latency_s + ROUTE_BYTES / self.bandwidth_bytes_per_s
+            per_byte = (1.0 / self.bandwidth_bytes_per_s).max()
+            links = np.diff(self.route[0]).max()
+            modelled = self.latency_s.max() + graph.tensor_bytes * per_byte
+            sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
+            sent_s = np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
+            op_s = self.op_s.max(axis=1)
+            total_s = float(op_s.sum() + sent_s.sum())
+        if not slowest.max() < SECONDS_LIMIT:
+            a, b = (cluster.devices[int(d)].name for d in np.unravel_index(slowest.argmax(), slowest.shape))
+            raise ClusterError(
+                f"cluster {cluster.name!r} takes {slowest.max():.3g} s for {ROUTE_BYTES} bytes from {a!r} to "
+                f"{b!r}; expected less than {SECONDS_LIMIT:g} s, correct bandwidth_bytes_per_s or latency_s."
+            )
+        if total_s < SECONDS_LIMIT:
+            return
+        if op_s.max() >= sent_s.max(initial=0.0):
+            i = int(op_s.argmax())
+            device = cluster.devices[int(self.op_s[i].argmax())]
+            what = f"op {graph.op_names[i]!r} takes {op_s[i]:.3g} s on {device.name!r}"
+        else:
+            t = int(sent_s.argmax())
+            what = f"sending an output of op {graph.op_names[graph.tensor_producer[t]]!r} takes {sent_s[t]:.3g} s"
+        raise MismatchError(
+            f"all times of graph {graph.name!r} on cluster {cluster.name!r} add up to {total_s:.3g} s, of which "
+            f"{what}; expected less than {SECONDS_LIMIT:g} s, correct its figures."
+        )
 
     @cached_property
     def allowed(self) -> BoolArray:
@@ -125,26 +170,23 @@ class Problem:
 
     @cached_property
     def capacity_bytes(self) -> IntArray:
-        """int64 [D]: memory of each device."""
-        return _frozen(np.array([device.memory_bytes for device in self.cluster.devices], dtype=np.int64))
+        """int64 [D]: memory of each device that placements may fill."""
+        return _frozen(np.array([device.usable_bytes for device in self.cluster.devices], dtype=np.int64))
 
-    @cached_property
+    @property
     def latency_s(self) -> FloatArray:
         """float64 [D, D]: latency of the route, 0 on the diagonal."""
-        return self._per_pair("latency_s", 0.0)
+        return self.cluster.routes.latency_s
 
-    @cached_property
+    @property
     def bandwidth_bytes_per_s(self) -> FloatArray:
         """float64 [D, D]: bandwidth of the route, infinite on the diagonal."""
-        return self._per_pair("bandwidth_bytes_per_s", np.inf)
+        return self.cluster.routes.bandwidth_bytes_per_s
 
-    @cached_property
+    @property
     def route(self) -> tuple[IntArray, IntArray]:
         """``(ptr [D * D + 1], links)``: the route from a to b is ``links[ptr[a * D + b]:ptr[a * D + b + 1]]``."""
-        n = self.cluster.n_devices
-        hops = [self.cluster.routes[a, b].links if a != b else () for a in range(n) for b in range(n)]
-        ptr = np.concatenate([[0], np.cumsum([len(h) for h in hops])]).astype(np.int64)
-        return _frozen(ptr), _frozen(np.array([link for h in hops for link in h], dtype=np.int64))
+        return self.cluster.routes.ptr, self.cluster.routes.links
 
     def transfer_s(self, tensor: int, source: int, target: int) -> float:
         """Seconds to move a tensor from one device to another over idle links."""
@@ -173,12 +215,6 @@ class Problem:
     def mean_op_s(self) -> FloatArray:
         """float64 [n]: mean seconds of each op over the devices it may run on."""
         return _frozen(np.where(self.allowed, self.op_s, 0.0).sum(axis=1) / self.allowed.sum(axis=1))
-
-    def _per_pair(self, key: str, diagonal: float) -> FloatArray:
-        result = np.full((self.cluster.n_devices, self.cluster.n_devices), diagonal)
-        for (a, b), route in self.cluster.routes.items():
-            result[a, b] = getattr(route, key)
-        return _frozen(result)
 
 
 def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:

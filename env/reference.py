@@ -108,7 +108,9 @@ def op_seconds(op: Op, device: Device) -> float:
         if key in op.time_s:
             return float(op.time_s[key])
     peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
-    return op.kernels * device.launch_overhead_s + max(op.flops / peak, op.bytes_moved / device.memory_bytes_per_s)
+    flops_s = op.flops / (peak * device.compute_efficiency)
+    moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
+    return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
 
 
 def transfer_seconds(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:

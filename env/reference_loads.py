@@ -85,7 +85,10 @@ def reference_loads(
         held_bytes=held,
         value_s=value_s,
         bytes_moved=moved,
-        feasible=all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True)),
+        feasible=all(
+            size <= device.memory_bytes - device.reserved_bytes
+            for size, device in zip(held, cluster.devices, strict=True)
+        ),
     )
 
 

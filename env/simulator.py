@@ -6,7 +6,6 @@ The meaning of every number is docs/score.md; the compiled loop is `env.kernel`.
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -213,7 +212,8 @@ class Simulator:
     def _mode(self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]) -> tuple[int, FloatArray]:
         if order is None:
             return _MODE[Priority.of(priority)], np.empty((0,) if len(shape) == 1 else (1, 0))
-        explicit = np.ascontiguousarray(order, dtype=np.float64)
+        # A copy, since a plan's order is read-only, and numba would compile everything again for such an array.
+        explicit = np.array(order, dtype=np.float64, order="C")
         if explicit.shape != tuple(shape) or np.isnan(explicit).any():
             raise MismatchError(
                 f"an explicit order has one number per op, shape {tuple(shape)} and none of them NaN, got shape "
@@ -244,7 +244,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,
-        output_bytes=np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.int64),
+        output_bytes=graph.output_bytes,
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
         hops=np.diff(route_ptr).astype(np.float64),
@@ -259,12 +259,17 @@ def _padded_routes(problem: Problem) -> tuple[kernel.Index, kernel.Index]:
     """``(route, route_held)`` of `kernel.Arrays`: all of one length, so that the loop over them never mispredicts."""
     links, n_devices = problem.cluster.links, problem.cluster.n_devices
     ptr, route_link = problem.route
-    routes = [[k for k in route_link[a:b].tolist() if links[k].exclusive] for a, b in itertools.pairwise(ptr)]
-    longest = max(1, *map(len, routes))
+    pair = np.repeat(np.arange(n_devices * n_devices), np.diff(ptr))
+    waits = np.array([link.exclusive for link in links], dtype=np.bool_)[route_link]
+    pair, link = pair[waits], route_link[waits]
+    count = np.bincount(pair, minlength=n_devices * n_devices)
+    longest = max(1, int(count.max()))
     waited = np.full((n_devices * n_devices, longest), len(links), np.int32)
     held = waited + np.int32(1)
-    for pair, route in enumerate(routes):
-        if route:
-            waited[pair] = held[pair] = route + route[-1:] * (longest - len(route))
+    some = np.flatnonzero(count)
+    last = link[np.cumsum(count)[some] - 1]
+    waited[some] = held[some] = last[:, None]
+    place = np.arange(len(pair)) - (np.cumsum(count) - count)[pair]
+    waited[pair, place] = held[pair, place] = link
     shape = (n_devices, n_devices, longest)
     return waited.reshape(shape), held.reshape(shape)

@@ -6,14 +6,22 @@ import errno
 import glob
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from graphs.errors import GraphFileError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FOLDERS, _LOCK = "placement-", "lock"
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -23,7 +31,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         OSError: as `check_target`, or the disk is full.
     """
     with atomic_file(path) as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -39,17 +47,22 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     check_target(path)
     target = Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, _mode(target))
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # the error of a write names no file
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
@@ -57,6 +70,73 @@ def remove_leftovers(path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     for temporary in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in the system's temporary folder, removed with all that is in it when the block ends.
+
+    A process that is killed cannot remove its own. So each holds a lock in it for as long as it lives, which the system
+    takes from a dead one, and whoever makes the next folder removes those of this user that nobody holds.
+    """
+    with ExitStack() as stack:
+        folder = lock = None
+        while lock is None:  # another process may have swept the folder before it was locked
+            _remove_abandoned()
+            folder = Path(stack.enter_context(_removed_at_the_end(tempfile.mkdtemp(prefix=_FOLDERS))))
+            lock = _locked(folder, os.O_CREAT)
+        stack.callback(os.close, lock)
+        assert folder is not None
+        yield folder
+
+
+@contextmanager
+def _removed_at_the_end(folder: str) -> Iterator[str]:
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the temporary folders of this user's processes that have ended without doing so."""
+    if fcntl is None:  # a lock cannot be asked for, and one that is open keeps its folder from being removed anyway
+        return
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        try:
+            found = folder.lstat()
+            # One without a lock is being made now, or is of an earlier version: left alone.
+            lock = _locked(folder, 0) if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() else None
+        except OSError:
+            continue
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path, flags: int) -> int | None:
+    """A descriptor of the folder's lock, held by this process; None where another one holds it, or has removed it.
+
+    Raises:
+        OSError: there is none, and the flags do not make one.
+    """
+    path = folder / _LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except FileNotFoundError:
+        if flags:
+            return None  # the folder is gone
+        raise
+    if fcntl is None:
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
@@ -85,6 +165,12 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file, give a file name", os.fspath(path))
     if not os.access(target.parent, os.W_OK):
         raise PermissionError(errno.EACCES, f"no permission to write in {target.parent}", os.fspath(path))
+
+
+def stem(path: str | os.PathLike[str]) -> str:
+    """A file's name without folder and ending, as text: a byte that is not UTF-8 becomes ``\\xff``."""
+    name = os.path.splitext(os.path.basename(os.fspath(path)))[0]
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = -1) -> bytes:

@@ -18,13 +18,20 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError
 from graphs.networkx_io import records_from_networkx, records_to_networkx
-from graphs.opgraph_checks import amounts, check_arrays, counts, cycle_message, lookup
+from graphs.opgraph_checks import amount, amounts, check_arrays, counts, cycle_message, lookup
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 
 __all__ = ["ANY_DEVICE", "FloatArray", "IntArray", "Op", "OpGraph", "Phase", "Tensor"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+def sums(index: IntArray, values: IntArray, size: int) -> IntArray:
+    """int64 [size]: the whole numbers of each index added up, exactly (`numpy.bincount` adds them as floats)."""
+    result = np.zeros(size, dtype=np.int64)
+    np.add.at(result, index, values)
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +117,7 @@ class OpGraph:
             for key, seconds in op.time_s.items():
                 if seconds != seconds:
                     raise GraphError(f"op {op.name!r} has time_s on {key!r} = nan; leave an unmeasured time out.")
-                time_s[i, column[key]] = seconds + 0.0
+                time_s[i, column[key]] = amount(op.name, seconds, f"time_s on {key!r}")
         return OpGraph(
             name=name,
             op_names=tuple(op.name for op in ops),
@@ -140,8 +147,10 @@ class OpGraph:
             tensor_producer=np.array([index[t.producer] for t in listed], dtype=np.int64),
             tensor_bytes=counts([t.producer for t in listed], [t.bytes for t in listed], "output bytes"),
             # A tensor nobody reads is never sent, so a transfer time on it would only change the hash.
-            tensor_transfer_s=np.array(
-                [np.nan if t.transfer_s is None or not t.consumers else t.transfer_s for t in listed], dtype=np.float64
+            tensor_transfer_s=amounts(
+                [t.producer for t in listed],
+                [np.nan if t.transfer_s is None or not t.consumers else t.transfer_s for t in listed],
+                "transfer_s",
             ),
             consumer_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64),
             consumers=np.array([c for row in rows for c in row], dtype=np.int64),
@@ -236,6 +245,11 @@ class OpGraph:
     def output_ptr(self) -> IntArray:
         """int64 [n + 1]: op i writes tensors ``output_ptr[i] .. output_ptr[i + 1] - 1``."""
         return np.searchsorted(self.tensor_producer, np.arange(self.n_ops + 1)).astype(np.int64)
+
+    @cached_property
+    def output_bytes(self) -> IntArray:
+        """int64 [n]: bytes of all tensors each op writes."""
+        return sums(self.tensor_producer, self.tensor_bytes, self.n_ops)
 
     @cached_property
     def inputs(self) -> tuple[IntArray, IntArray]:

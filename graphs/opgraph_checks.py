@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError
 from graphs.records import Phase
+from graphs.show import is_text
 
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray, OpGraph
+
+BYTES_LIMIT = 2**62  # of all bytes of a graph together: sums and differences of them stay within int64
 
 
 def check_arrays(graph: OpGraph) -> None:
@@ -23,6 +26,7 @@ def check_arrays(graph: OpGraph) -> None:
         GraphError: the first rule that is broken.
     """
     n, m = graph.n_ops, graph.n_tensors
+    _check_text(graph)
     if n == 0:
         raise GraphError(f"graph {graph.name!r} has no ops; there is nothing to place.")
     if len(set(graph.op_names)) < n:
@@ -61,6 +65,34 @@ def check_arrays(graph: OpGraph) -> None:
     row = np.repeat(np.arange(m), np.diff(graph.consumer_ptr))
     if np.any((np.diff(ends) <= 0) & (np.diff(row) == 0)):
         raise GraphError("the consumers of a tensor must increase; each reads it once.")
+    _check_bytes(graph)
+
+
+def _check_text(graph: OpGraph) -> None:
+    pins = (pin for listed in graph.pins for pin in listed)
+    texts = [graph.name, *graph.op_names, *graph.kinds, *graph.dtypes, *graph.modules, *graph.time_keys, *pins]
+    if not is_text("".join(map(str, texts))):
+        wrong = next((text for text in texts if not is_text(text)), graph.name)
+        raise GraphError(f"graph {graph.name!r} has {wrong!r} for a name, which is not Unicode text; rename it.")
+
+
+def _check_bytes(graph: OpGraph) -> None:
+    """All bytes, a tensor's once for each op that may hold a copy, must stay far from where int64 wraps around."""
+    readers = np.diff(graph.consumer_ptr)
+    roughly = float(graph.kept_bytes.sum(dtype=float) + graph.workspace_bytes.sum(dtype=float))
+    if roughly + float((graph.tensor_bytes * (1.0 + readers)).sum()) < BYTES_LIMIT / 2:
+        return
+    producer, sizes = graph.tensor_producer.tolist(), graph.tensor_bytes.tolist()
+    of_op = [a + b for a, b in zip(graph.kept_bytes.tolist(), graph.workspace_bytes.tolist(), strict=True)]
+    for op, size, count in zip(producer, sizes, readers.tolist(), strict=True):
+        of_op[op] += size * (1 + count)
+    total = sum(of_op)
+    if total >= BYTES_LIMIT:
+        name = graph.op_names[of_op.index(max(of_op))]
+        raise GraphError(
+            f"the bytes of graph {graph.name!r} (kept, workspace, and each tensor for its producer and every reader) "
+            f"add up to {total:.3g}, most of them of op {name!r}; expected less than 2**62, correct its sizes."
+        )
 
 
 def _check_not_negative(names: Sequence[str], values: NDArray[Any], what: str, nan_ok: bool = False) -> None:
@@ -103,9 +135,14 @@ def counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
+def amount(name: str, value: Any, what: str) -> float:
+    """A number as a float; refuses what is no number or would become infinite."""
+    largest = sys.float_info.max
+    if not isinstance(value, int | float | np.integer | np.floating) or value > largest or value < -largest:
+        raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
+    return float(value) + 0.0  # + 0.0: minus zero would change the hash
+
+
 def amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
-    """Numbers as float64; refuses what is no number or would become infinite."""
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, int | float | np.integer | np.floating) or value > sys.float_info.max:
-            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
-    return np.array(values, dtype=np.float64) + 0.0  # + 0.0: minus zero would change the hash
+    """Numbers as float64; refuses as `amount`."""
+    return np.array([amount(name, value, what) for name, value in zip(names, values, strict=True)], dtype=np.float64)

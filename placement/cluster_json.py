@@ -19,7 +19,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "summary": cluster.summary,
         "source": cluster.source,
         "communication": cluster.communication,
-        "devices": [_plain(asdict(device)) for device in cluster.devices],
+        "devices": [_plain(device.to_dict()) for device in cluster.devices],
         "links": [_plain(asdict(link)) for link in cluster.links],
     }
 

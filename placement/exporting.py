@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
-from placement.module_places import device_map, module_seconds
+from placement.module_places import DeviceMap, device_map, module_seconds
 from placement.pipeline_split import PipelineSplit, pipeline_split
 from placement.result import Result
 
@@ -22,7 +22,7 @@ VERSION = 1
 @overload
 def export(
     result: Result, to: Literal["device_map"], *, model: nn.Module | None = ..., no_split: Iterable[str] | None = ...
-) -> dict[str, int | str]: ...
+) -> DeviceMap: ...
 @overload
 def export(result: Result, to: Literal["pipeline"], *, model: nn.Module | None = ...) -> PipelineSplit: ...
 @overload
@@ -38,8 +38,9 @@ def export(
 
     Args:
         result: a placement of a graph captured from a model.
-        to: ``"device_map"``: module path -> number of the GPU or ``"cpu"``, for transformers and accelerate.
-            ``"pipeline"``: stages for ``torch.distributed.pipelining``.
+        to: ``"device_map"``: module path -> number of the GPU or ``"cpu"``, for transformers and accelerate, with one
+            stretch of the modules on each device, within its memory.
+            ``"pipeline"``: stages for ``torch.distributed.pipelining``, within the memory of their devices.
             ``"json"``: everything, under a documented schema.
         model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
             does not use, too; and a pipeline is checked against the names of its modules.
@@ -48,7 +49,7 @@ def export(
 
     Raises:
         UnknownNameError: no such target, or no module of a class in `no_split`.
-        InfeasibleError: the result has no placement.
+        InfeasibleError: the result has no placement, or no such map or pipeline fits; says what is missing where.
         MismatchError: the graph does not say which modules its ops are from, or names modules that the model does not
             have; or an argument that the target has no use for.
     """

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from env.problem import Problem
-from graphs.errors import MismatchError
+from env.problem import THROUGHPUT, Problem
+from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
+from graphs.units import format_seconds
 from placement.module_tree import compressed, prefixes, runs_modules
 from placement.result import Result
+from placement.stretches import chain, nearest, needs, no_stretches
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.pipelining import SplitPoint
+
+_UNEVEN = 1.5  # a longest stage of so many mean ones is worth a word
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Stage:
         moved_ops: those of them that the placement has on another device.
         forward_s: seconds of its forward ops, at the cost model of its device.
         kept_bytes: what its ops keep: parameters, in training gradients and optimizer state.
+        in_flight: steps whose activations it stores at once, under the schedule 1F1B and with the captured batch as
+            micro-batch: in training the number of stages from it on.
+        taken_bytes: what it needs with these activations and room for the largest op.
+        usable_bytes: what its device has.
     """
 
     device: str
@@ -39,6 +48,9 @@ class Stage:
     moved_ops: int
     forward_s: float
     kept_bytes: int
+    in_flight: int
+    taken_bytes: int
+    usable_bytes: int
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,13 @@ class PipelineSplit:
         before: the module that each stage but the first begins with.
         shared: modules that share a parameter and are in several stages: each has a copy, whose gradients are to be
             summed over the stages before the optimizer's step.
+        notes: sentences about what to mind.
     """
 
     stages: tuple[Stage, ...]
     before: tuple[str, ...]
     shared: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def moved_ops(self) -> int:
@@ -76,11 +90,16 @@ class PipelineSplit:
             "ops": sum(stage.ops for stage in self.stages),
             "moved_ops": self.moved_ops,
             "shared": [list(paths) for paths in self.shared],
+            "notes": list(self.notes),
         }
 
 
 def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
-    """`placement.export` to a pipeline; arguments and errors as there."""
+    """`placement.export` to a pipeline; arguments and errors as there.
+
+    Raises:
+        InfeasibleError: no stages fit.
+    """
     graph, cluster = result.graph, result.cluster
     if not runs_modules(graph):
         raise MismatchError(
@@ -90,21 +109,27 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
     order = graph.topological_order
     ops = order[(graph.phase[order] == Phase.FORWARD) & (graph.kernels[order] > 0)]
     numbers = result.device_numbers()[ops]
-    devices = _chain(numbers)
-    op_s = Problem(graph, cluster).op_s[ops]
+    problem = Problem(graph, cluster)
+    op_s = problem.op_s[ops]
     starts = _starts(graph, ops)
     _check_modules(starts.values(), model)
-    cuts = _cuts(numbers, op_s, devices, sorted(starts))
-    bounds = [*cuts, len(ops)]
+    points = np.array([0, *sorted(starts)])
+    part = _parts(graph, ops, points)
+    is_training = bool((graph.phase == Phase.BACKWARD).any())
+    needed = needs(graph, part, _kept_bytes(graph, part, len(points)), _copies(graph, part))
+    moved_s = np.add.reduceat(_moved_s(numbers, op_s), points, axis=1)
+    found = nearest(needed, moved_s, problem.capacity_bytes, chain(numbers), is_training)
+    if any(found.missing):
+        names = [cluster.devices[device].name for device in found.devices]
+        raise InfeasibleError(no_stretches(f"pipeline of {graph.name!r}", names, found, is_training))
+    used = [k for k, (begin, end) in enumerate(itertools.pairwise(found.bounds)) if begin < end]
+    ends = np.append(points, len(ops))[list(found.bounds)]
+    stages = [(found.devices[k], int(ends[k]), int(ends[k + 1])) for k in used]
     stage_of = np.full(graph.n_ops, -1)
-    stages: list[tuple[int, int, int]] = []  # device, first and last forward op
-    for device, begin, end in zip(devices, cuts, bounds[1:], strict=True):
-        if begin < end:
-            stage_of[ops[begin:end]] = len(stages)
-            stages.append((device, begin, end))
+    for k, (_, begin, end) in enumerate(stages):
+        stage_of[ops[begin:end]] = k
     modules = _modules(graph, ops, stage_of, len(stages))
-    kept = _kept_bytes(graph, stage_of, len(stages))
-    return PipelineSplit(
+    split = PipelineSplit(
         tuple(
             Stage(
                 cluster.devices[device].name,
@@ -112,20 +137,42 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
                 end - begin,
                 int((numbers[begin:end] != device).sum()),
                 float(op_s[begin:end, device].sum()),
-                kept[k],
+                int(needed.kept_bytes(found.bounds[used[k]], found.bounds[used[k] + 1])),
+                len(stages) - k if is_training else 1,
+                found.taken[used[k]],
+                found.usable[used[k]],
             )
             for k, (device, begin, end) in enumerate(stages)
         ),
         tuple(starts[begin] for _, begin, _ in stages[1:]),
         _shared(graph, ops, stage_of),
+        tuple(_notes(result, stages, op_s, model)),
     )
+    for note in split.notes:
+        warnings.warn(note, stacklevel=3)
+    return split
 
 
-def _chain(numbers: IntArray) -> list[int]:
-    """The devices in use, by the mean place of their ops in the program."""
-    place = np.arange(len(numbers))
-    used = np.unique(numbers).tolist()
-    return sorted(used, key=lambda device: (float(place[numbers == device].mean()), device))
+def _notes(
+    result: Result, stages: Sequence[tuple[int, int, int]], op_s: FloatArray, model: nn.Module | None
+) -> Iterator[str]:
+    seconds = [float(op_s[begin:end, device].sum()) for device, begin, end in stages]
+    longest, mean = max(seconds), sum(seconds) / len(seconds)
+    advice = (
+        "" if result.objective == THROUGHPUT else "; place it with the objective throughput (--objective throughput)"
+    )
+    if len(stages) == 1 and result.cluster.n_devices > 1:
+        yield f"the placement is no pipeline: all of it is one stage{advice}."
+    elif longest > _UNEVEN * mean:
+        yield (
+            f"the placement is no pipeline: the longest of its {len(stages)} stages takes {format_seconds(longest)} of "
+            f"{format_seconds(sum(seconds))} in all, and the others wait for it{advice}."
+        )
+    if model is not None and getattr(getattr(model, "config", None), "use_cache", False):
+        yield (
+            f"{type(model).__name__} returns a cache, which torch.distributed.pipelining cannot capture; set "
+            "model.config.use_cache = False before you call pipeline()."
+        )
 
 
 # -- where stages can begin ---------------------------------------------------------------------------------------
@@ -169,31 +216,52 @@ def _check_modules(paths: Any, model: nn.Module | None) -> None:
             )
 
 
-# -- the cuts -----------------------------------------------------------------------------------------------------
+# -- the parts between them ---------------------------------------------------------------------------------------
 
 
-def _cuts(numbers: IntArray, op_s: FloatArray, devices: Sequence[int], starts: Sequence[int]) -> list[int]:
-    """Where the stage of each device begins, so that the ops that are not where they were placed take the least time.
+def _parts(graph: OpGraph, ops: IntArray, points: IntArray) -> IntArray:
+    """int64 [n_ops]: the part that each op is in; parts begin at the points, which number the forward ops.
 
-    By dynamic programming over the starts, O(devices x starts); a stage may be empty. Of equals, the fewest ops move.
+    A backward op is with its forward op, an update with the last op that it reads from, a table with its first reader.
     """
-    points = np.array([0, *starts, len(numbers)])
+    part = np.full(graph.n_ops, -1)
+    part[ops] = np.searchsorted(points, np.arange(len(ops)), side="right") - 1
+    ptr, tensors = graph.inputs
+    for op in graph.topological_order.tolist():
+        if part[op] < 0 and graph.phase[op] != Phase.FORWARD:
+            source = graph.forward_of[op]
+            read = graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]
+            part[op] = part[source] if source >= 0 else part[read].max(initial=-1)
+    producer, consumer, _ = graph.edge_list
+    for i, j in zip(producer[::-1].tolist(), consumer[::-1].tolist(), strict=True):
+        if part[i] < 0 or (not graph.kernels[i] and part[j] >= 0):
+            part[i] = part[j]
+    return part
+
+
+def _moved_s(numbers: IntArray, op_s: FloatArray) -> FloatArray:
+    """float64 [devices, ops]: seconds of each op for each device but its own. Of equals, the fewest ops move."""
     chosen_s = op_s[np.arange(len(numbers)), numbers]
     weight = chosen_s + max(float(chosen_s.mean()), 1e-12) * 1e-6
-    best = np.where(points == 0, 0.0, np.inf)
-    previous: list[NDArray[np.int64]] = []
-    for device in devices:
-        moved = np.concatenate([[0.0], np.cumsum(np.where(numbers == device, 0.0, weight))])[points]
-        without = best - moved
-        lowest = np.minimum.accumulate(without)
-        changes = np.concatenate([[True], without[1:] < lowest[:-1]])
-        previous.append(np.maximum.accumulate(np.where(changes, np.arange(len(points)), 0)))
-        best = lowest + moved
-    cuts, point = [], len(points) - 1
-    for choice in reversed(previous):
-        point = int(choice[point])
-        cuts.append(int(points[point]))
-    return cuts[::-1]
+    return np.where(numbers[None, :] == np.arange(op_s.shape[1])[:, None], 0.0, weight[None, :])
+
+
+def _kept_bytes(graph: OpGraph, part: IntArray, n_parts: int) -> IntArray:
+    """int64 [parts]; what belongs to no part is in the first."""
+    kept = np.zeros(n_parts, dtype=np.int64)
+    np.add.at(kept, np.maximum(part, 0), graph.kept_bytes)
+    return kept
+
+
+def _copies(graph: OpGraph, part: IntArray) -> list[tuple[int, int, int]]:
+    """For `needs`: a parameter that several parts use is kept by each stage that has one of them."""
+    found = []
+    for group in range(int(graph.colocation.max(initial=-1)) + 1):
+        members = np.flatnonzero(graph.colocation == group)
+        users = np.unique(part[members][part[members] >= 0]).tolist()
+        size = int(graph.kept_bytes[members].max())
+        found += [(one, other, size) for one, other in itertools.pairwise(users)]
+    return found
 
 
 # -- what is in a stage -------------------------------------------------------------------------------------------
@@ -205,21 +273,6 @@ def _modules(graph: OpGraph, ops: IntArray, stage_of: IntArray, n_stages: int) -
         stages.setdefault(graph.modules[op], set()).add(int(stage_of[op]))
     whole = compressed({path: next(iter(found)) if len(found) == 1 else None for path, found in stages.items()})
     return [[path for path, stage in whole.items() if stage == k] for k in range(n_stages)]
-
-
-def _kept_bytes(graph: OpGraph, stage_of: IntArray, n_stages: int) -> list[int]:
-    """Bytes kept by ops that are no forward op, tables for one, count where they are read first."""
-    kept = [0] * n_stages
-    readers: Mapping[int, int] = {}
-    if (graph.kept_bytes[stage_of < 0] > 0).any():
-        producer, consumer, _ = graph.edge_list
-        is_known = stage_of[consumer] >= 0
-        readers = dict(zip(producer[is_known][::-1].tolist(), stage_of[consumer[is_known]][::-1].tolist(), strict=True))
-    for op, size in enumerate(graph.kept_bytes.tolist()):
-        if size:
-            stage = int(stage_of[op])
-            kept[stage if stage >= 0 else readers.get(op, 0)] += size
-    return kept
 
 
 def _shared(graph: OpGraph, ops: IntArray, stage_of: IntArray) -> tuple[tuple[str, ...], ...]:

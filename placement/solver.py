@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import baselines
 from baselines.plan import Plan
-from baselines.portfolio import STARTS, Outcome, candidates, improve, stages
+from baselines.portfolio import Candidate, Outcome, improve, stages, starts
 from baselines.search import Budget
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.loads import loads
+from env.memory_advice import what_would_help
+from env.memory_bounds import working_set_bytes
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
 from env.steady_memory import steady_memory
 from env.timeline import overflow_reason
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, heuristics_for, is_learned
-from placement.result import OWN_ORDER, Result, named_transfers, order_by_device, relative_gap, versions
-from placement.two_ops import two_ops
+from placement.compiling import compile_for
+from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, heuristics_for, is_learned
+from placement.result import (
+    OWN_ORDER,
+    Result,
+    agreed_bound_s,
+    named_transfers,
+    order_by_device,
+    relative_gap,
+    versions,
+)
 
 if TYPE_CHECKING:
     from placement.learning.placing import Place
@@ -48,27 +56,38 @@ class _Run:
 class Solver:
     """A problem with its bound and simulator, for any number of methods.
 
+    Args:
+        methods, search: what to compile for at once (`placement.compiling.compile_for`); the rest when it is prepared.
+
     Raises:
         InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
     """
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, seed: int, objective: str, priority: str) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        seed: int,
+        objective: str,
+        priority: str,
+        methods: Sequence[str] = (),
+        search: bool = True,
+    ) -> None:
         self.problem = Problem(graph, cluster, objective)
+        compile_for(self.problem, methods, search)
         bound = lower_bound(self.problem)
         if bound.memory_reason is not None:
             raise InfeasibleError(bound.memory_reason)
         self.lower_bound_s = bound.value_s
         self._scorer = Scorer(self.problem)
-        self._compile()
         self._seed, self._priority = seed, priority
         self._learned: dict[str, Place] = {}
 
-    def _compile(self) -> None:
-        """Let numba compile or load the simulator now: it would count as solve time of whichever method comes first."""
-        self._scorer.simulator.score(self.problem.allowed.argmax(axis=1))
-
-    def prepare(self, method: str) -> None:
+    def prepare(self, method: str, search: bool = True) -> None:
         """Load what a method needs before its time begins to count, and check that it can be used here.
+
+        Args:
+            search: it has a budget to search.
 
         Raises:
             PolicyFileError: a policy file that cannot be read.
@@ -78,8 +97,7 @@ class Solver:
             from placement.learning.placing import prepared  # loads torch
 
             self._learned[method] = prepared(self.problem, method)
-        if method.endswith(REFINED) or not (is_learned(method) or method in HEURISTICS):
-            _compile_search(self.problem.objective)
+        compile_for(self.problem, [method], search)
 
     def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
@@ -88,25 +106,31 @@ class Solver:
             PolicyFileError, MismatchError: as `prepare`.
         """
         searching = method not in HEURISTICS
-        if is_learned(method) or (searching and budget_s != 0):
-            self.prepare(method)
+        self.prepare(method, search=budget_s != 0)
         began = time.perf_counter()
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
         plan: Plan | str
         try:
-            chosen, plan, bound_s = self._plan(method, budget)
+            chosen, plan, bound_s, prover = self._plan(method, budget)
         except InfeasibleError as error:
-            chosen, plan, bound_s = method, str(error), 0.0
+            chosen, plan, bound_s, prover = method, self._failed(method, error), 0.0, ""
         return self.result(
             plan,
             method,
             chosen=chosen,
             bound_s=bound_s,
+            prover=prover,
             budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
             evaluations=budget.spent if searching else None,
             interrupted=budget.interrupted,
             began_s=began,
         )
+
+    def _failed(self, method: str, error: InfeasibleError) -> str:
+        """Why a method found nothing, with advice where it is one that searches."""
+        if method in HEURISTICS:
+            return str(error)
+        return f"{error} {what_would_help(self.problem, working_set_bytes(self.problem))}"
 
     def result(
         self,
@@ -119,19 +143,23 @@ class Solver:
         evaluations: int | None,
         interrupted: bool,
         bound_s: float = 0.0,
+        prover: str = "",
         as_given: bool = False,
     ) -> Result:
         """A plan as a result, or, where there is none, the sentence that says why; fields as in `Result`.
 
         Args:
             began_s: when the method began, by ``time.perf_counter``.
-            bound_s: what the method itself has proved.
+            bound_s: what the method itself has proved, or `prover`, a search that it called.
             as_given: keep to the plan's own order, if it has one, even where the priority is faster.
+
+        Raises:
+            BoundError: the plan beats the bound, so one of them is wrong.
         """
         if isinstance(plan, str):
             answer = _no_answer(self.lower_bound_s, self._priority, plan)
         else:
-            answer = self._answer(self._run(plan, as_given), bound_s)
+            answer = self._answer(self._run(plan, as_given), bound_s, prover or method)
         return Result(
             graph=self.problem.graph,
             cluster=self.problem.cluster,
@@ -147,25 +175,32 @@ class Solver:
             **answer,
         )
 
-    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float]:
-        """Who found the plan, the plan, and the bound proved on the way."""
+    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float, str]:
+        """Who found the plan, the plan, the bound proved on the way, and who has proved it."""
         if method in HEURISTICS:
-            return method, baselines.METHODS[method](self.problem, self._seed), 0.0
+            return method, baselines.METHODS[method](self.problem, self._seed), 0.0, ""
         if is_learned(method):
             found = self._learned[method](self._seed, budget)
-            return found.method, found.plan, 0.0
+            return found.method, found.plan, 0.0, ""
         outcome = self._search(method, budget)
-        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s
+        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s, outcome.prover
 
     def _search(self, method: str, budget: Budget) -> Outcome:
         problem = self.problem
         if method == AUTO:
-            methods = heuristics_for(problem)
             searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
         else:
-            methods = {name: baselines.METHODS[name] for name in STARTS[problem.objective]}
             searches = [(method, baselines.SEARCHES[method], 1.0)]
-        return improve(problem, self._seed, candidates(problem, self._seed, methods, budget), searches, budget)
+        found: list[Candidate] = []
+        reason = ""
+        try:
+            found = starts(problem, self._seed, heuristics_for(problem), budget, every=method == AUTO)
+        except InfeasibleError as error:
+            reason = f" {error}"
+        try:
+            return improve(problem, self._seed, found, searches, budget)
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}{reason}") from None
 
     def _run(self, plan: Plan, as_given: bool) -> _Run:
         """Run a plan under its own order, if it has one, and under the asked priority, and keep the better.
@@ -191,13 +226,15 @@ class Solver:
         reason = overflow_reason(self.problem, schedule)
         return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)
 
-    def _answer(self, run: _Run, bound_s: float) -> dict[str, Any]:
+    def _answer(self, run: _Run, bound_s: float, prover: str) -> dict[str, Any]:
         if run.reason is not None:
             return _no_answer(self.lower_bound_s, run.priority, run.reason)
         graph, cluster, schedule = self.problem.graph, self.problem.cluster, run.schedule
         names = [device.name for device in cluster.devices]
-        # Solvers prove within their own rounding; a bound above what was reached is that rounding.
-        bound_s = max(self.lower_bound_s, min(bound_s, run.objective_s))
+        bound_s = max(
+            agreed_bound_s(self.lower_bound_s, run.objective_s, "the bound of the problem"),
+            agreed_bound_s(bound_s, run.objective_s, f"method {prover!r}"),
+        )
         fixed = run.plan.transfer_order is not None
         return {
             "priority": run.priority,
@@ -215,14 +252,6 @@ class Solver:
             "gap": relative_gap(run.objective_s, bound_s),
             "note": run.plan.note,
         }
-
-
-@functools.cache
-def _compile_search(objective: str) -> None:
-    """Let numba compile or load local search on a problem of two ops: that is no part of anyone's budget."""
-    baselines.SEARCHES["local_search"](
-        two_ops(objective), 0, [Plan(np.zeros(2, dtype=np.int64))], Budget(evaluations=2)
-    )
 
 
 def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:

@@ -17,6 +17,7 @@ from env.reference_loads import reference_loads
 from env.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
+from graphs.show import show, show_line
 from graphs.units import format_seconds
 from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
 from placement.result import OWN_ORDER, Result, relative_gap
@@ -49,10 +50,10 @@ class Verification:
 
     def summary(self) -> str:
         """One line for people, or one per problem."""
-        what = f"{self.result.graph_name} on {self.result.cluster_name}, method {self.result.method}"
+        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, method {show(self.result.method)}"
         if self.holds:
             return f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
-        return "\n".join([f"does not hold: {what}", *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([f"does not hold: {what}", *(f"  {show_line(problem)}" for problem in self.problems)])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -148,7 +149,7 @@ def _differences(found: Verification) -> Iterator[str]:
             yield f"{name} is {computed}, the result says {said}."
     said_peaks = result.peak_bytes or {}
     for device, peak in found.peak_bytes.items():
-        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].memory_bytes
+        memory_bytes = result.cluster.devices[result.cluster.device_index[device]].usable_bytes
         if result.objective == THROUGHPUT and peak > memory_bytes:  # one step alone may fit all the same
             yield f"{device} holds {peak} bytes in steady state, but its memory is {memory_bytes} bytes."
         if said_peaks.get(device) != peak:

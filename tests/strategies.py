@@ -40,6 +40,8 @@ def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool 
             memory_bytes_per_s=draw(rates),
             launch_overhead_s=draw(amounts(whole)) if draw(st.booleans()) else 0.0,
             model=draw(st.sampled_from(MODELS)),
+            compute_efficiency=draw(st.sampled_from((1.0, 1.0, 0.5))),
+            bandwidth_efficiency=draw(st.sampled_from((1.0, 1.0, 0.25))),
         )
         for i in range(n)
     )

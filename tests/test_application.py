@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from placement.cli import run
 from placement.result import Result
 from placement.runtime.recording import whole
 from placement.runtime.stamps import Stretch
-from placement.runtime.trial_work import equal, equal_gradients
-from placement.trial import try_out
+from placement.runtime.trial_work import equal
+from placement.trial import _equal, try_out
 
 TOWERS = """
 import torch
@@ -172,9 +173,35 @@ def test_when_results_are_equal() -> None:
     assert equal(wave * (1 + 1e-7), wave)
     assert not equal(wave * 1.1, wave)
     assert not equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
-    assert equal_gradients(None, None)
-    assert not equal_gradients(masked, None)
-    assert not equal_gradients(None, masked)
+    assert not equal(torch.ones(1), torch.ones(3))
+
+
+def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:
+    return {"compared": {name: name != unequal for name in names}}
+
+
+@pytest.mark.parametrize(
+    ("computed", "ranks", "of_gradients", "is_equal"),
+    [
+        # What the plain model computed is the same on the ranks that have it.
+        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss", "gradient/b")], True, True),
+        (["loss", "gradient/w"], [("loss", "gradient/w")], False, True),
+        # Nothing of the kind was computed, so nothing was compared.
+        (["output/0"], [("output/0",), ("output/0",)], True, None),
+        ([], [(), ()], False, None),
+        # A rank has computed too little, or too much.
+        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss",)], True, False),
+        (["output/0", "output/1"], [("output/0",)], False, False),
+    ],
+)
+def test_what_is_equal_was_compared(
+    computed: list[str], ranks: list[tuple[str, ...]], of_gradients: bool, is_equal: bool | None
+) -> None:
+    assert _equal(computed, [rank_that_compared(*names) for names in ranks], of_gradients) is is_equal
+    if is_equal:
+        name = next(name for name in computed if name.startswith("gradient/") == of_gradients)
+        unequal = [rank_that_compared(*names, unequal=name) for names in ranks]
+        assert _equal(computed, unequal, of_gradients) is False
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -194,9 +221,12 @@ def test_the_command_runs_two_processes(
     captured = capfd.readouterr()
     assert "forward" in captured.err  # what the model prints is no part of the answer
     found = json.loads(captured.out)
-    assert found["outputs_equal"] is found["gradients_equal"] is True
+    assert found["outputs_equal"] is True
+    assert found["gradients_equal"] is (True if train else None)  # inference has none that could be equal
     assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
     assert found["predicted_step_s"] > 0
+    assert found["op_times"] == "cost model"
+    assert (found["steps"], found["dropped"], found["single_steps"], found["single_dropped"]) == (4, 2, 4, 2)
     # Each process has its own parameters and no others.
     all_bytes = sum(parameter.nbytes for parameter in towers[0].parameters())
     kept = [device["kept_bytes"] for device in found["devices"]]
@@ -268,6 +298,41 @@ def test_outputs_do_not_take_the_place_of_inputs(
         assert f"{name} is also what the command reads" in capsys.readouterr().err
     assert run(["apply", "model.py:make", "--trace", "t.json", "-o", "t.json"]) == 2
     assert "given for two outputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_command_runs_the_plain_model_once_where_one_device_is_best(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
+    train: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
+    (tmp_path / "other.py").write_text(OTHER, encoding="utf-8")
+    graph = placement.capture(*towers, train=train)
+    placement.optimize(graph, two(), "single_device").save("p.json")
+    words = [*(["--train"] if train else []), "--steps", "2"]
+    capfd.readouterr()
+    assert run(["apply", "model.py:make", "p.json", *words, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [device["name"] for device in found["devices"]] == ["cpu0"]
+    assert found["speedup"] is found["outputs_equal"] is found["gradients_equal"] is None
+    assert found["measured_step_s"] == found["measured_single_step_s"] > 0
+    assert found["spread"] == found["single_spread"] >= 0
+    assert run(["apply", "model.py:make", "p.json", *words]) == 0
+    out = capfd.readouterr().out
+    assert "one device is best: the model runs as it is; " in out
+    assert ", median of 1 steps, spread 0.0%" in out
+    assert "op times are the cost model's" in out
+    assert not re.search("speed-up|equal", out)
+    # What ran is the plain model, of which the placement is: another one is refused.
+    assert run(["apply", "other.py:make", "p.json", *words]) == 2
+    assert "this model gives another one" in capfd.readouterr().err
+
+
+OTHER = "import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2), (torch.rand(1, 2),)\n"
 
 
 # -- what cannot be traced ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from env.cluster import Cluster, Device, both_ways
 from env.head_bounds import Pairs
 from env.problem import Problem
 from env.simulator import Simulator
-from graphs.errors import MismatchError
+from graphs.errors import ClusterError, MismatchError
 from graphs.generators import GENERATORS
 from graphs.opgraph import Op, OpGraph, Tensor
 
@@ -317,7 +317,8 @@ def test_an_op_too_large_for_every_device_is_named() -> None:
     ops = [op("small", 1.0), op("huge", 1.0, kept_bytes=900, workspace_bytes=200)]
     needed, free = "1.1 kB (1100 bytes)", "1 kB (1000 bytes)"
     assert bound(ops, [], equal(3)).memory_reason == (
-        f"op 'huge' needs {needed} on one device, where the largest that suits, d0, has {free} free."
+        f"op 'huge' needs {needed} on one device, where the largest that suits, d0, has {free} free: "
+        "100 bytes too little, however many such devices there are; it would fit with half precision (550 bytes)."
     )
 
 
@@ -332,8 +333,10 @@ def test_more_kept_than_all_devices_hold_is_said() -> None:
     ops = [op(f"op{i}", 1.0, kept_bytes=600) for i in range(4)]
     reason = bound(ops, [], equal(2)).memory_reason
     assert reason is not None
-    assert "keep 2.4 kB (2400 bytes)" in reason
-    assert "2 kB (2000 bytes) are free" in reason
+    assert "keeps 2.4 kB" in reason
+    assert "the 2 devices of 'test' have 2 kB (2000 bytes) free together: 400 bytes too little" in reason
+    assert "at least 3 such devices or 2 with half precision (1.2 kB kept)" in reason
+    assert "only on" not in reason  # no op is restricted
 
 
 def test_more_pinned_than_its_kind_holds_is_said() -> None:
@@ -391,3 +394,72 @@ def test_layers_share_the_memory_that_their_whole_group_keeps() -> None:
     graph = OpGraph.build(ops, tensors)
     assert lower_bound(Problem(graph, cluster(device("d0", 10), device("d1", 10)))).value_s == pytest.approx(3 + 4)
     assert lower_bound(Problem(graph, cluster(device("d0", 11), device("d1", 11)))).value_s == pytest.approx(3)
+
+
+# -- transfers ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(problems(max_ops=6))
+def test_the_least_transfer_is_that_over_some_pair_of_devices_where_both_ends_may_run(problem: Problem) -> None:
+    pairs = Pairs.of(problem)
+    n, graph = problem.cluster.n_devices, problem.graph
+    for source, target, remote_s in zip(pairs.source.tolist(), pairs.target.tolist(), pairs.remote_s, strict=True):
+        ends = [
+            (a, b)
+            for a, b in itertools.permutations(range(n), 2)
+            if problem.allowed[source, a] and problem.allowed[target, b]
+        ]
+        tensors = [t for t in range(graph.n_tensors) if graph.tensor_producer[t] == source]
+        tensors = [t for t in tensors if target in graph.consumers_of(t)]
+        apart = problem.group_of[source] != problem.group_of[target]
+        least = [min((problem.transfer_s(t, *end) for end in ends), default=math.inf) for t in tensors]
+        assert remote_s == (max(least) if apart else math.inf)
+
+
+# -- times and bytes that no sum can hold -----------------------------------------------------------------------------
+
+
+def chain(seconds: list[float]) -> OpGraph:
+    edges = [Tensor(f"o{i}", 1, (f"o{i + 1}",)) for i in range(len(seconds) - 1)]
+    return OpGraph.build([op(f"o{i}", s) for i, s in enumerate(seconds)], edges, "endless")
+
+
+@pytest.mark.parametrize("seconds", [[1.0, 1e308], [1e308] * 5, [1e307] * 20, [1.0, 1e15]])
+def test_ops_that_take_for_ever_together_are_refused_by_name(seconds: list[float]) -> None:
+    longest = f"o{seconds.index(max(seconds))}"
+    with pytest.raises(MismatchError, match=rf"graph 'endless' .* of which op '{longest}' takes .* on 'd0'; expected"):
+        Problem(chain(seconds), equal(2))
+
+
+def test_an_op_whose_modelled_time_overflows_is_refused_by_name() -> None:
+    slow = cluster(replace(device("d0"), peak_flops={"float32": 1e-300}), device("d1"))
+    with pytest.raises(MismatchError, match="op 'big' takes inf s on 'd0'"):
+        Problem(OpGraph.build([Op("big", flops=1e308)], []), slow)
+
+
+def test_transfers_that_take_for_ever_are_refused_by_name() -> None:
+    slow = Cluster("slow", (device("d0"), device("d1")), both_ways("d0", "d1", 1e-308, 0.0))
+    with pytest.raises(ClusterError, match="cluster 'slow' takes inf s for 1048576 bytes from 'd0' to 'd1'"):
+        Problem(chain([1.0]), slow)
+    graph = OpGraph.build([op("a", 1.0), op("b", 1.0)], [Tensor("a", 1, ("b",), transfer_s=1e300)])
+    with pytest.raises(MismatchError, match="sending an output of op 'a' takes 2e\\+300 s"):
+        Problem(graph, equal(2))
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-310, 1e-300])
+def test_steps_shorter_than_any_clock_have_a_peak(seconds: float) -> None:
+    graph = OpGraph.build([op(f"o{i}", seconds, workspace_bytes=7) for i in range(5)], [])
+    score = Simulator(Problem(graph, equal(2))).score([0, 1, 0, 1, 0])
+    assert score.peak_bytes.tolist() == [7, 7]
+
+
+def test_sums_of_bytes_beyond_the_digits_of_a_float_are_exact() -> None:
+    sizes = [2**58 + 1, 2**55 + 3, 2**54 + 1]
+    ops = [op(name, 1.0, kept_bytes=2**54 + 1, colocation="x") for name in "ab"]
+    graph = OpGraph.build(ops, [Tensor("a", size) for size in sizes])
+    room = sum(sizes) + 2 * (2**54 + 1)
+    for short in (0, 1):
+        problem = Problem(graph, cluster(device("d0", room - short)))
+        assert Simulator(problem).score([0, 0]).feasible == (short == 0)
+        assert (lower_bound(problem).memory_reason is None) == (short == 0)

@@ -181,6 +181,11 @@ def test_every_truncation_of_a_saved_graph_is_said_to_be_one(graph: OpGraph, tmp
             with_ops([{"name": "a", "phase": "x"}]),
             "op 'a' has phase = 'x'; expected one of forward, backward, update",
         ),
+        (
+            with_ops([{"name": "a", "time_s": {"*": 10**400}}]),
+            r"op 'a' has time_s on '\*' = 1000.*; expected a finite",
+        ),
+        (with_ops([{"name": "a", "time_s": {"*": -(10**400)}}]), "expected a finite number, 0 or more"),
         (with_ops([{"name": "a", "time_s": 1}]), "op 'a' has time_s = 1; expected an object"),
         (with_ops([{"name": "a", "colocation": [1]}]), r"op 'a' has colocation = \[1\]"),
         (with_ops([{"name": "a"}, {"name": "a"}]), "op name 'a' appears twice"),

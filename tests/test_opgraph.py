@@ -194,6 +194,10 @@ def test_networkx_errors(source: nx.DiGraph, message: str) -> None:
         ([Op("a"), Op("b")], [Tensor("a", 1, ("b",), -1.0)], "op 'a' has transfer_s = -1.0"),
         ([Op("a"), Op("b")], [Tensor("a", 1, ("b",), math.nan)], "op 'a' has transfer_s = nan"),
         ([Op("a", phase=7)], [], "op 'a' has phase = 7; expected 0 to 2"),
+        ([Op("a"), Op("b", workspace_bytes=2**62)], [], r"add up to 4.61e\+18, most of them of op 'b'; expected less"),
+        ([Op("a", workspace_bytes=2**63 - 1, kept_bytes=5000)], [], "most of them of op 'a'; expected less than 2"),
+        ([Op(f"o{i}", kept_bytes=2**60) for i in range(16)], [], r"bytes of graph 'graph' .* add up to 1.84e\+19"),
+        ([Op("a"), Op("b"), Op("c")], [Tensor("a", 2**61, ("b", "c"))], r"add up to 6.92e\+18, most of them of op 'a'"),
     ],
 )
 def test_broken_rules_name_the_op(ops: list[Op], tensors: list[Tensor], message: str) -> None:

@@ -258,6 +258,11 @@ def test_ranks_that_wait_for_each_other_end_the_run() -> None:
         launch("rank_failures:mixed", None, ["cpu", "cpu"], limit_s=LIMIT_S)
 
 
+def test_a_message_that_does_not_come_is_not_called_an_op() -> None:
+    with pytest.raises(RankError, match=r"^rank 1 has ended.*rank 0 (is waiting for|needs) a message of it"):
+        launch("rank_failures:silent", None, ["cpu", "cpu"], limit_s=LIMIT_S)
+
+
 def test_a_stopped_rank_ends_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(

@@ -1,11 +1,12 @@
-"""Readers of others' formats, on small files written here: NeurIPS 2020, PipeDream, ONNX and `.pt2`."""
+"""Readers of others' formats, on small files written here: NeurIPS 2020, PipeDream and ONNX."""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
-import pickle
-import zipfile
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 from graphs import GraphFileError, Op, OpGraph, Phase
 from graphs.files import load_graph
 from graphs.readers.onnx_graph import read_onnx
-from graphs.readers.pt2 import read_pt2
 from graphs.readers.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
 
 # onnx reads its own C extension's types with a deprecated call on some Python versions.
@@ -90,6 +90,21 @@ def test_neurips_ids_stand_in_for_names_that_repeat(tmp_path: Path) -> None:
     assert graph.op_names == ("1", "9")
 
 
+def test_neurips_latency_problems_say_that_their_authors_model_is_another_one(tmp_path: Path) -> None:
+    path = saved(tmp_path, problem(nodes=[node(1, layerId=1), node(2, layerId=2)], edges=[]))
+    with pytest.warns(UserWarning, match=r"problem\.json is a latency problem .*call an accelerator as a whole"):
+        graph, _ = read_neurips(path)
+    with pytest.warns(UserWarning, match="compare no step time with theirs"):
+        assert load_graph(path) == graph
+    assert run_as_a_command(["capture", str(path), "--json"]).count("placement: note: ") == 1
+
+
+def run_as_a_command(words: list[str]) -> str:
+    """What a command says on stderr."""
+    command = [sys.executable, "-m", "placement", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
 def test_neurips_is_told_from_a_saved_graph(tmp_path: Path) -> None:
     assert is_neurips(saved(tmp_path, problem()))
     assert not is_neurips(saved(tmp_path, {"schema": "placement.opgraph", "nodes": [], "edges": []}))
@@ -115,6 +130,8 @@ EDGE = {"sourceId": 1, "destId": 2, "cost": 1.0}
         ({"nodes": [], "edges": []}, "has no ops"),
         ({"maxFPGAs": -1}, "maxFPGAs = -1"),
         ({"maxFPGAs": 0, "maxCPUs": 0}, "at least one in all"),
+        ({"maxCPUs": 1e10}, r"maxFPGAs 2 and maxCPUs 1e\+10 are more than 1024 devices; lower them"),
+        ({"maxFPGAs": 1024}, "are more than 1024 devices"),
     ],
 )
 def test_neurips_errors(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -409,6 +426,76 @@ def test_onnx_errors_name_the_op(nodes: list[onnx.NodeProto], message: str, tmp_
         read_onnx(path)
 
 
+def changed(path: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
+    model = onnx.load(path)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("element", [99, -1, 2**31 - 1])
+def test_onnx_unknown_element_types(element: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = model(tmp_path, nodes, [weights("w", 64, 64)], {"x": [1, 64]}, {"y": [1, 64]})
+
+    def of_value(model: onnx.ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.elem_type = element
+
+    def of_weight(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].data_type = element
+
+    for change in (of_value, of_weight):
+        with pytest.raises(GraphFileError, match=r"model\.onnx"):
+            read_onnx(changed(path, change))
+
+
+@pytest.mark.parametrize("scopes", ["{'a': 1}", "-" * 3000 + "1", "[" * 100_000, "'" * 20_000, "7", "['']"])
+def test_onnx_name_scopes_that_are_no_list(scopes: str, tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    graph = read_onnx(model(tmp_path, [node], [], {"x": [2, 3]}, {"y": [2, 3]}))
+    assert graph.modules == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [({}, "op 'y' has the equation '', which does not fit its inputs"), ({"equation": "ijk,j->i"}, "'ijk,j->i'")],
+)
+def test_onnx_einsum_without_an_equation_that_fits(attributes: dict[str, str], message: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Einsum", ["x", "w"], ["y"], **attributes)]
+    path = model(tmp_path, nodes, [weights("w", 3)], {"x": [2, 3]}, {"y": [2]})
+    with pytest.raises(GraphFileError, match=message):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("dims", [[2**31] * 40, [2**62] * 5000])
+def test_onnx_weights_beyond_measure(dims: list[int], tmp_path: Path) -> None:
+    path = model(tmp_path, [helper.make_node("Add", ["x", "w"], ["y"])], [weights("w", 3)], {"x": [3]}, {"y": [3]})
+    with pytest.raises(GraphFileError, match=r"model\.onnx"):
+        read_onnx(changed(path, lambda model: model.graph.initializer[0].dims.__setitem__(slice(None), dims)))
+
+
+def test_onnx_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_bytes(bytes(16))
+    shape = helper.make_node("Constant", [], ["shape"], value=indices("shape", 3, 2))
+    path = model(tmp_path, [shape, helper.make_node("Reshape", ["x", "shape"], ["y"])], [], {"x": [2, 3]}, {"y": None})
+
+    def outside(model: onnx.ModelProto) -> None:
+        tensor = model.graph.node[0].attribute[0].t
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="other")
+
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "onnx.external_data_helper.load_external_data_for_tensor", lambda *given: opened.append("other")
+    )
+    with contextlib.suppress(GraphFileError):
+        read_onnx(changed(path, outside))
+    assert not opened
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage, not protobuf", b"\x08\x08"])
 def test_onnx_garbage(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
@@ -423,134 +510,3 @@ def test_onnx_external_weights_are_not_opened(tmp_path: Path) -> None:
     onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink()
     assert read_onnx(path).kept_bytes.tolist() == [0, 4 * 64 * 64]
-
-
-# -- .pt2 -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small program with a symbolic size, a buffer and a constant."""
-    torch = pytest.importorskip("torch")
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 3)
-            self.register_buffer("shift", torch.ones(3))
-
-        def forward(self, x: Any) -> Any:
-            return self.linear(x.reshape(-1, 4)).relu() + self.shift * torch.tensor([1.0, 2.0, 3.0])
-
-    n = torch.export.Dim("n", min=2, max=64)
-    program = torch.export.export(Net(), (torch.ones(8, 4),), dynamic_shapes=({0: 2 * n},))
-    path = tmp_path_factory.mktemp("exported") / "net.pt2"
-    torch.export.save(program, path)
-    return path
-
-
-def rewritten(source: Path, target: Path, change: dict[str, Any]) -> Path:
-    """A copy of an archive; `change` maps the end of a member's name to new bytes, or a function of the old."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            value = next((new for end, new in change.items() if name.endswith(end)), old.read(name))
-            new.writestr(name, value(old.read(name)) if callable(value) else value)
-    return target
-
-
-def test_pt2_program(exported: Path) -> None:
-    graph = load_graph(exported)
-    assert graph.name == "net"
-    linear = next(op for op in graph.records()[0] if op.kind == "aten.linear")
-    assert linear.flops == 2 * 8 * 4 * 3
-    assert linear.kept_bytes == 4 * (4 * 3 + 3)
-
-
-class Touch:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def pickled_by_torch(value: object) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def as_pickled(config: bytes) -> bytes:
-    document = json.loads(config)
-    next(iter(document["config"].values()))["use_pickle"] = True
-    return json.dumps(document).encode()
-
-
-@pytest.mark.parametrize(
-    ("part", "also"), [("sample_inputs/model.pt", {}), ("weight_0", {"model_weights_config.json": as_pickled})]
-)
-def test_pt2_never_unpickles(part: str, also: dict[str, Any], exported: Path, tmp_path: Path) -> None:
-    harmful = pickled_by_torch(((Touch(tmp_path / "ran"),), {}))
-    path = rewritten(exported, tmp_path / "bad.pt2", {part: harmful, **also})
-    with pytest.raises(
-        GraphFileError, match=r"bad\.pt2 is refused: .* run code from the file; capture the model in Python"
-    ):
-        read_pt2(path)
-    assert not (tmp_path / "ran").exists()
-    pickle.loads(pickle.dumps(Touch(tmp_path / "ran")))  # the trap does work
-    assert (tmp_path / "ran").exists()
-
-
-def replaced(old: str, new: str) -> Any:
-    def change(content: bytes) -> bytes:
-        assert old.encode() in content
-        return content.replace(old.encode(), new.encode())
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "message"),
-    [
-        ("models/model.json", replaced("torch.ops.aten.relu.default", "torch.hub.load"), "calls 'torch.hub.load'"),
-        ("models/model.json", replaced("torch.ops.aten.relu.default", "os.system"), "calls 'os.system'"),
-        ("models/model.json", replaced("Integer(2)", "exec('1')"), r"has a size .*exec.* which is not arithmetic"),
-        ("models/model.json", replaced("Integer(2)", "x.y"), "which is not arithmetic"),
-        ("model_constants_config.json", replaced("tensor_0", "opaque_obj_0"), "is a pickled object"),
-        ("models/model.json", lambda content: content[:-20], r"is damaged: its part .*model\.json is not JSON"),
-    ],
-)
-def test_pt2_refusals(part: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(GraphFileError, match=message):
-        read_pt2(rewritten(exported, tmp_path / "bad.pt2", {part: change}))
-
-
-def test_pt2_with_compiled_code_is_refused(exported: Path, tmp_path: Path) -> None:
-    path = rewritten(exported, tmp_path / "bad.pt2", {})
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("net/data/aotinductor/model/run.so", b"\x7fELF")
-    with pytest.raises(GraphFileError, match=r"it has a part 'data/aotinductor/model/run\.so'"):
-        read_pt2(path)
-
-
-def test_pt2_from_another_version(exported: Path, tmp_path: Path) -> None:
-    path = rewritten(exported, tmp_path / "old.pt2", {"archive_version": b"999"})
-    with pytest.raises(GraphFileError, match=r"old\.pt2 cannot be read by PyTorch .*; export it again"):
-        read_pt2(path)
-
-
-def test_pt2_that_is_none(exported: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.pt2").write_bytes(b"not a zip")
-    with pytest.raises(GraphFileError, match=r"a\.pt2 is not an exported program: it is no zip archive"):
-        load_graph(tmp_path / "a.pt2")
-    (tmp_path / "b.pt2").write_bytes(exported.read_bytes()[:500])
-    with pytest.raises(GraphFileError, match=r"b\.pt2 is truncated or not a \.pt2 archive"):
-        load_graph(tmp_path / "b.pt2")
-    with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
-        archive.writestr("version", "1")
-    with pytest.raises(GraphFileError, match="holds 0 exported programs"):
-        load_graph(tmp_path / "c.pt2")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from graphs.errors import GraphError
+
 # Bits of the element types that numpy stores in whole bytes but ONNX packs.
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
@@ -109,14 +111,18 @@ def _attention(node: Any, values: Values) -> int:
 
 
 def _einsum(node: Any, values: Values) -> int:
-    equation = next(attribute.s.decode() for attribute in node.attribute if attribute.name == "equation")
+    equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
     terms = [term.strip() for term in equation.split("->")[0].split(",")]
-    if len(terms) < 2 or "." in equation:
+    shapes = [values[name].shape for name in node.input]
+    if "." in equation:
         return 0
+    if [len(term) for term in terms] != [len(shape) for shape in shapes]:
+        name = node.name or node.output[0]
+        raise GraphError(f"op {name!r} has the equation {equation!r:.80}, which does not fit its inputs; correct it.")
     sizes: dict[str, int] = {}
-    for term, name in zip(terms, node.input, strict=True):
-        sizes.update(zip(term, values[name].shape, strict=True))
-    return 2 * prod(sizes.values())
+    for term, shape in zip(terms, shapes, strict=True):
+        sizes.update(zip(term, shape, strict=True))
+    return 2 * prod(sizes.values()) if len(terms) > 1 else 0
 
 
 # Operators of ONNX itself that do products, without a formula here; all others only move data or go element by element.

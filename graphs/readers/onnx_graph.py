@@ -12,12 +12,18 @@ from math import prod
 from typing import Any
 
 import networkx as nx
-import onnx
-from onnx import TensorProto, helper
 
-from graphs.disk import read_bytes
-from graphs.errors import GraphError, GraphFileError
+from graphs.disk import read_bytes, stem
+from graphs.errors import GraphError, GraphFileError, MissingPackageError
 from graphs.opgraph import Op, OpGraph, Tensor
+
+try:
+    import onnx
+    from onnx import TensorProto, helper
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
+    raise MissingPackageError("an ONNX model", "onnx") from error
 from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
@@ -26,6 +32,8 @@ Path = str | os.PathLike[str]
 # Change only the shape they are read with: their output is their input, so it must not count as a second tensor.
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 _SHAPES = frozenset({"Shape", "Size"})  # known before the step starts
+_LARGEST_RANK = 100  # dimensions of a constant
+_LONGEST_SCOPES = 10_000  # characters
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 
 
@@ -52,23 +60,42 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
             message names the op. Also for a name in `dims` that the model does not have.
     """
     where = os.fspath(path)
-    model = _parse(read_bytes(path), where)
-    _settle_dimensions(model.graph, dims or {}, where)
-    for graph in _graphs(model.graph):
-        for constant in graph.initializer:
-            _drop_data(constant)
     try:
-        model = infer_shapes(model)
-    except Exception as error:  # onnx raises several unrelated classes here
-        raise GraphFileError(f"{where}: shape inference failed: {_first_line(error)}.") from None
-    try:
+        model = _parse(read_bytes(path), where)
+        _check_ranks(model.graph)
+        _settle_dimensions(model.graph, dims or {}, where)
+        for graph in _graphs(model.graph):
+            for constant in graph.initializer:
+                _drop_data(constant)
+        model = _inferred(model, where)
         result = _Reading(model.graph, where).finish()
+        _warn_of_uncounted(model.graph, where)
     except GraphFileError:
         raise
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
-    _warn_of_uncounted(model.graph, where)
+    except _NONSENSE as error:
+        raise GraphFileError(f"{where} cannot be read: {_first_line(error)}; export the model again.") from None
     return result
+
+
+# What a model that parses, and makes no sense, may still run into: names of nothing, numbers too large, depth.
+_NONSENSE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
+
+
+def _check_ranks(graph: onnx.GraphProto) -> None:
+    for inner in _graphs(graph):
+        attributes = [attribute.t for node in inner.node for attribute in node.attribute]
+        for tensor in (*inner.initializer, *attributes):
+            if len(tensor.dims) > _LARGEST_RANK:
+                raise GraphError(f"constant {tensor.name!r:.80} has {len(tensor.dims)} dimensions; correct it.")
+
+
+def _inferred(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    try:
+        return infer_shapes(model)
+    except Exception as error:  # onnx raises several unrelated classes here
+        raise GraphFileError(f"{where}: shape inference failed: {_first_line(error)}.") from None
 
 
 def _warn_of_uncounted(graph: onnx.GraphProto, where: str) -> None:
@@ -150,7 +177,10 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def _value(elem_type: int, shape: Iterable[int]) -> Value:
     if elem_type == TensorProto.STRING:
         return Value(tuple(shape), "string", 8)
-    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    except KeyError:
+        raise GraphError(f"a value has the element type {elem_type}, which ONNX does not know; correct it.") from None
     return Value(tuple(shape), dtype.name, dtype.itemsize)
 
 
@@ -211,7 +241,7 @@ class _Reading:
                 )
             available.update(node.output)
             self._add(node, name)
-        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or _stem(self.where))
+        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or stem(self.where))
 
     def _is_weight(self, name: str) -> bool:
         # Small constants, masks and indices are cheaper to copy than to share: they must not tie layers together.
@@ -325,18 +355,20 @@ def _module(node: onnx.NodeProto) -> str:
     """Module path as torch's exporters store it: a property, or a node name such as ``/layers/0/attn/MatMul``."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
-            try:
-                scopes = ast.literal_eval(entry.value)
-                return str(scopes[-2])
-            except (ValueError, SyntaxError, IndexError, TypeError):
-                return ""
+            scopes = _texts(entry.value)
+            return scopes[-2] if len(scopes) > 1 else ""
     parts = node.name.split("/")
     return ".".join(parts[1:-1]) if len(parts) > 2 and not parts[0] else ""
 
 
+def _texts(value: str) -> list[str]:
+    """The strings of a list as torch's exporters write it; none where it is no such list."""
+    try:
+        scopes = ast.literal_eval(value) if len(value) <= _LONGEST_SCOPES else None
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return []
+    return [str(scope) for scope in scopes] if isinstance(scopes, list) else []
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _stem(where: str) -> str:
-    return os.path.splitext(os.path.basename(where))[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]

@@ -56,7 +56,7 @@ def _evaluate(model: onnx.ModelProto) -> bool:
     shapes.update({constant.name: tuple(constant.dims) for constant in graph.initializer})
     known: dict[str, NDArray[Any]] = {}
     for constant in graph.initializer:
-        if prod(constant.dims) <= LARGEST_SHAPE_CONSTANT and constant.data_location != onnx.TensorProto.EXTERNAL:
+        if prod(constant.dims) <= LARGEST_SHAPE_CONSTANT and _is_here(constant):
             known[constant.name] = numpy_helper.to_array(constant)
     changed = False
     for node in graph.node:
@@ -74,9 +74,14 @@ def _evaluate(model: onnx.ModelProto) -> bool:
     return changed
 
 
+def _is_here(tensor: onnx.TensorProto) -> bool:
+    """Whether its data is in the model's own file; no other one is opened."""
+    return bool(tensor.data_location != onnx.TensorProto.EXTERNAL)
+
+
 def _constant(node: onnx.NodeProto) -> NDArray[Any] | None:
     for attribute in node.attribute:
-        if attribute.name == "value" and prod(attribute.t.dims) <= LARGEST_SHAPE_CONSTANT:
+        if attribute.name == "value" and prod(attribute.t.dims) <= LARGEST_SHAPE_CONSTANT and _is_here(attribute.t):
             return numpy_helper.to_array(attribute.t)
         if attribute.name in ("value_int", "value_ints"):
             return np.array(attribute.i if attribute.name == "value_int" else list(attribute.ints), dtype=np.int64)

@@ -1,77 +1,50 @@
 """Read a ``.pt2`` file (`torch.export.save`) as an `OpGraph`, without running anything the file brings.
 
-`torch.export.load` unpickles custom objects, evaluates the text of symbolic sizes, and looks up operators by dotted
-name. So the archive is inspected first, and one that would need any of that beyond plain tensors is refused.
+`torch.export.load` unpickles, imports, evaluates and compiles what it finds, and it reads archives by a reader of its
+own, which may find other parts than `zipfile` does. So it never sees the file: each part that a graph needs is read
+once, checked, and written into a new archive in memory, and that is what it loads. Weights are not read at all: their
+sizes are in the archive, and they are made on the device ``meta``, which has no memory.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import logging
 import os
 import re
+import struct
 import zipfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from graphs.disk import read_bytes
-from graphs.errors import GraphFileError
+from graphs.disk import read_bytes, stem
+from graphs.errors import CaptureError, GraphError, GraphFileError
 from graphs.opgraph import OpGraph
+from graphs.readers.pt2_program import plain_program, refusal
 
 Path = str | os.PathLike[str]
 
-# An operator: torch.ops.aten.mm.default, _operator.getitem, math.ceil, torch.sym_max, torch._sym_sqrt; but none of
-# those that make or make use of other functions.
-_NAME = r"(?:(?!__)[A-Za-z_]\w*|__i?(?:and|or|xor|lshift|rshift)__)"
-_OPERATOR = re.compile(
-    rf"torch\.ops\.{_NAME}\.{_NAME}(\.{_NAME})?|math\.{_NAME}|torch\._?sym_\w+"
-    rf"|_operator\.(?!(?:attrgetter|call|itemgetter|methodcaller)$){_NAME}"
-)
-# What a symbolic size may call and consist of, e.g. Mul(Integer(2), Symbol('s69', positive=True, integer=True)).
-# fmt: off
-_FUNCTIONS = frozenset({
-    "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "Equality", "Float", "FloatPow", "FloatTrueDiv",
-    "FloorDiv", "FloorToInt", "Ge", "GreaterThan", "Gt", "Identity", "IntTrueDiv", "Integer",
-    "IsNonOverlappingAndDenseIndicator", "LShift", "Le", "LessThan", "Lt", "Max", "Min", "Mod", "ModularIndexing",
-    "Mul", "Ne", "Not", "Or", "Pow", "PowByNatural", "PythonMod", "RShift", "Rational", "RoundDecimal", "RoundToInt",
-    "StrictGreaterThan", "StrictLessThan", "Symbol", "ToFloat", "TruncToFloat", "TruncToInt", "Unequality", "Where",
-    "ceiling", "floor",
-})
-# fmt: on
-_ARITHMETIC = (
-    ast.Expression,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.Name,
-    ast.Load,
-    ast.keyword,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-)  # fmt: skip
 # The parts of an archive, below its root folder; a part of no listed kind is refused, compiled code for one.
-_PROGRAM = re.compile(r"models/[^/]+\.json|serialized_exported_program\.json")
+_PROGRAM = re.compile(r"models/[^/]+\.json")
 _PAYLOADS = re.compile(r"data/(weights|constants)/[^/]+_config\.json")
-_TENSORS = re.compile(
-    r"data/(weights|constants|sample_inputs)/[^/]+\.pt|serialized_(state_dict|constants|example_inputs)\.pt"
-)
-_PASSIVE = re.compile(
-    r"data/(weights/weight|constants/tensor)_\d+|extra(_files)?/.*|archive_format|archive_version|byteorder|version"
-    r"|\.data/(version|serialization_id)|\.format_version|\.storage_alignment"
-)
+_TENSOR = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
+_SAMPLES = re.compile(r"data/sample_inputs/[^/]+\.pt")
+_COPIED = re.compile(r"archive_format|archive_version|byteorder|\.data/(version|serialization_id)|version")
+_LEFT_OUT = re.compile(r"extra/.*|\.format_version|\.storage_alignment")
+_OLDER = re.compile(r"data/(weights|constants)/[^/]+\.pt|serialized_\w+\.(pt|json)")
+_LARGEST_TEXT = 2**28  # bytes of a program's JSON; what it becomes in memory is many times as large
 
 
 def read_pt2(path: Path) -> OpGraph:
-    """Read an exported program; its weights pass through memory, because `torch.export.load` offers no way round.
+    """Read an exported program; its weights are not read, only their sizes.
 
     Raises:
-        GraphFileError: not an exported program, damaged, from a version of PyTorch this one cannot read, or holding
-            pickled objects other than plain tensors.
+        GraphFileError: not an exported program, damaged, compressed, from a version of PyTorch this one cannot read, or
+            holding anything that would run code: pickled objects, or texts that PyTorch would evaluate.
         CaptureError: as `graphs.capture.from_exported_program`.
     """
     where = os.fspath(path)
@@ -81,124 +54,172 @@ def read_pt2(path: Path) -> OpGraph:
         )
     try:
         with zipfile.ZipFile(path) as archive:
-            _inspect(archive, where)
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
-        raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {error}; save it again.") from None
-    program = _load(where)
+            harmless = _rebuilt(archive, where)
+    except GraphFileError:
+        raise
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, LookupError, struct.error) as error:
+        raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {_reason(error)}; save it again.") from None
+    program = _load(harmless, where)
     from graphs.capture import from_exported_program
 
-    return from_exported_program(program, name=os.path.splitext(os.path.basename(where))[0])
+    try:
+        return from_exported_program(program, name=stem(where))
+    except (CaptureError, GraphFileError):
+        raise
+    except GraphError as error:
+        raise GraphFileError(f"{where}: {error}") from None
+    except Exception as error:  # a program that fits PyTorch's schema and makes no sense
+        raise GraphFileError(f"{where} holds no program that can be read: {_reason(error)}; export it again.") from None
 
 
-def _load(where: str) -> Any:
+def _load(archive: io.BytesIO, where: str) -> Any:
     import torch
 
     log = logging.getLogger("torch.export")
     level = log.level
     log.setLevel(logging.ERROR)  # what torch would warn about is in the error below
     try:
-        return torch.export.load(where)
+        return torch.export.load(archive)
     except Exception as error:  # torch raises whatever its schema checks happen to hit
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        version = torch.__version__
         raise GraphFileError(
-            f"{where} cannot be read by PyTorch {torch.__version__}: {reason}; export it again with this version."
+            f"{where} cannot be read by PyTorch {version}: {_reason(error)}; export it again with this version."
         ) from None
     finally:
         log.setLevel(level)
 
 
-# -- what is in the archive -----------------------------------------------------------------------------------
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
-def _inspect(archive: zipfile.ZipFile, where: str) -> None:
-    """Refuse an archive whose loading would do more than build tensors and a graph."""
-    members = archive.namelist()
-    parts = dict(zip(members, _below_root(members), strict=True))
-    if len(parts) < len(members):
-        raise _refusal(where, "two of its parts have one name")
-    for member, part in parts.items():
+# -- the archive --------------------------------------------------------------------------------------------------
+
+
+def _rebuilt(archive: zipfile.ZipFile, where: str) -> io.BytesIO:
+    """A new archive of the parts that a graph needs, each checked; refuses one that holds more than tensors."""
+    members = _parts(archive, where)
+    content: dict[str, bytes] = {}
+    data: set[str] = set()  # tensors whose bytes are needed
+    for part, member in members.items():
         if _PROGRAM.fullmatch(part):
-            _inspect_program(_json(archive, member, where), where)
+            content[part] = _text(plain_program(_json(archive, member, where), where), where)
         elif _PAYLOADS.fullmatch(part):
-            _inspect_payloads(_json(archive, member, where), part, where)
-        elif _TENSORS.fullmatch(part):
-            _inspect_tensors(archive.read(member), part, where)
-        elif not _PASSIVE.fullmatch(part):
-            raise _refusal(where, f"it has a part {part!r}, which is neither a graph nor plain tensors")
-    programs = sum(_PROGRAM.fullmatch(part) is not None for part in parts.values())
+            config = _json(archive, member, where)
+            data |= _without_data(config, part, members, where)
+            content[part] = _text(config, where)
+        elif _TENSOR.fullmatch(part) or _SAMPLES.fullmatch(part):
+            content[part] = b""
+        elif _COPIED.fullmatch(part):
+            content[part] = _read(archive, member, where)
+        elif _OLDER.fullmatch(part):
+            raise refusal(where, f"{part} is a pickle, as older versions of PyTorch saved tensors")
+        elif not _LEFT_OUT.fullmatch(part):
+            raise refusal(where, f"it has a part {part!r:.80}, which is neither a graph nor plain tensors")
+    programs = sum(_PROGRAM.fullmatch(part) is not None for part in content)
     if programs != 1:
         raise GraphFileError(f"{where} holds {programs} exported programs; expected 1, saved by torch.export.save.")
+    result = io.BytesIO()
+    with zipfile.ZipFile(result, "w", zipfile.ZIP_STORED) as new:
+        for part, text in content.items():
+            new.writestr(f"program/{part}", archive.read(members[part]) if part in data else text)
+    result.seek(0)
+    return result
 
 
-def _below_root(members: list[str]) -> list[str]:
-    """Names without the archive's one root folder, which files of older versions lack."""
-    root = members[0].partition("/")[0] + "/" if members else ""
-    return [member.removeprefix(root) for member in members] if all(m.startswith(root) for m in members) else members
+def _parts(archive: zipfile.ZipFile, where: str) -> dict[str, zipfile.ZipInfo]:
+    """The archive's members by their names below its one root folder."""
+    members = archive.infolist()
+    root = members[0].filename.partition("/")[0] + "/" if members else ""
+    parts = {member.filename.removeprefix(root): member for member in members}
+    # PyTorch's reader takes names that differ in case only for one.
+    if len({part.casefold() for part in parts}) < len(members):
+        raise refusal(where, "two of its parts have one name")
+    for part, member in parts.items():
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise GraphFileError(
+                f"{where} has a compressed part {part!r:.80}, and torch.export.save compresses nothing; save the "
+                "program again, and do not pack the file anew."
+            )
+    return parts
 
 
-def _json(archive: zipfile.ZipFile, member: str, where: str) -> Any:
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> bytes:
+    if member.file_size > _LARGEST_TEXT:
+        raise GraphFileError(
+            f"{where} has a part {member.filename!r:.80} of {member.file_size} bytes; expected at most {_LARGEST_TEXT}."
+        )
+    return archive.read(member)
+
+
+def _json(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:
     try:
-        return json.loads(archive.read(member))
+        return json.loads(_read(archive, member, where).decode())
     except (ValueError, RecursionError):
-        raise GraphFileError(f"{where} is damaged: its part {member} is not JSON; save it again.") from None
+        raise GraphFileError(f"{where} is damaged: its part {member.filename} is not JSON; save it again.") from None
 
 
-def _inspect_payloads(config: Any, member: str, where: str) -> None:
+def _text(value: Any, where: str) -> bytes:
+    """The JSON text of what was checked, so that nothing else can be read from it."""
+    try:
+        return json.dumps(value).encode()
+    except RecursionError:
+        raise GraphFileError(f"{where} nests too deeply to be a program.") from None
+
+
+# -- weights and constants ----------------------------------------------------------------------------------------
+
+
+def _without_data(config: Any, part: str, members: Mapping[str, zipfile.ZipInfo], where: str) -> set[str]:
+    """Move the tensors of a record to the device ``meta``, in place; returns the files of those that cannot be."""
     entries = config.get("config") if isinstance(config, dict) else None
-    for name, entry in entries.items() if isinstance(entries, dict) else ():
-        plain = isinstance(entry, dict) and not entry.get("use_pickle")
-        if not plain or not str(entry.get("path_name")).startswith(("weight_", "tensor_")):
-            raise _refusal(where, f"{name!r} in {member} is a pickled object")
+    if not isinstance(entries, dict):
+        raise GraphFileError(f"{where} is damaged: {part} lists no tensors; save it again.")
+    tensors: dict[str, list[_Stored]] = defaultdict(list)
+    for name, entry in entries.items():
+        file = f"{part.rpartition('/')[0]}/{entry.get('path_name')}" if isinstance(entry, dict) else ""
+        if not _TENSOR.fullmatch(file) or entry.get("use_pickle"):
+            raise refusal(where, f"{name!r:.80} in {part} is a pickled object")
+        there = members[file].file_size if file in members else -1
+        tensor = _stored(name, entry)
+        if tensor is None or there < 0 or (there > 0 and tensor.end > there):
+            raise GraphFileError(
+                f"{where} is damaged: {name!r:.80} in {part} is not of a size that its {max(there, 0)} bytes can have; "
+                "save it again."
+            )
+        tensors[file].append(tensor)
+    data = set()
+    for file, views in tensors.items():
+        # PyTorch makes memory for the first tensor of a file, and the others are views of it.
+        views.sort(key=lambda tensor: -tensor.elements)
+        on_cpu = members[file].file_size > 0 and max(tensor.end for tensor in views) > views[0].elements
+        data |= {file} if on_cpu else set()
+        for tensor in views:
+            entries[tensor.name] = entries.pop(tensor.name)
+            entries[tensor.name]["tensor_meta"]["device"] = {"type": "cpu" if on_cpu else "meta", "index": None}
+    return data
 
 
-def _inspect_tensors(data: bytes, member: str, where: str) -> None:
-    """Sample inputs, and weights of older files: torch tries its restricted unpickler first, which must succeed."""
-    import torch
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file: its name, its elements, and where in the file it ends, counted in elements."""
 
-    if not data:
-        return
+    name: str
+    elements: int
+    end: int
+
+
+def _stored(name: str, entry: Mapping[str, Any]) -> _Stored | None:
+    """What a record says of a tensor; None where it makes no sense."""
+    meta: Any = entry.get("tensor_meta")
     try:
-        torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
-    except Exception:  # the restricted unpickler raises many classes
-        raise _refusal(where, f"{member} holds pickled objects that are not plain tensors") from None
-
-
-def _inspect_program(program: Any, where: str) -> None:
-    for key, value in _strings(program):
-        if key == "target" and not _OPERATOR.fullmatch(value):
-            raise _refusal(where, f"it calls {value[:80]!r}, which is not an operator")
-        if key == "expr_str" and not _is_harmless(value):
-            raise _refusal(where, f"it has a size {value[:80]!r}, which is not arithmetic")
-
-
-def _is_harmless(expression: str) -> bool:
-    """Whether a symbolic size is arithmetic on names and numbers, so that evaluating its text is safe."""
-    try:
-        nodes = list(ast.walk(ast.parse(expression.strip(), mode="eval")))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return all(
-        isinstance(node, _ARITHMETIC)
-        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
-        or (isinstance(node, ast.Constant) and re.fullmatch(r"[\w.+-]+", str(node.value)) is not None)
-        for node in nodes
-    )
-
-
-def _strings(value: Any) -> Iterator[tuple[str, str]]:
-    """Every string in a JSON value with the key it stands under."""
-    stack: list[tuple[str, Any]] = [("", value)]
-    while stack:
-        key, item = stack.pop()
-        if isinstance(item, str):
-            yield key, item
-        elif isinstance(item, dict):
-            stack.extend(item.items())
-        elif isinstance(item, list):
-            stack.extend((key, inner) for inner in item)
-
-
-def _refusal(where: str, what: str) -> GraphFileError:
-    return GraphFileError(
-        f"{where} is refused: {what}, and loading it would run code from the file; capture the model in Python instead."
-    )
+        sizes, strides = ([size["as_int"] for size in meta[key]] for key in ("sizes", "strides"))
+        offset = meta["storage_offset"]["as_int"]
+    except (LookupError, TypeError):
+        return None
+    numbers = [*sizes, *strides, offset]
+    if len(sizes) != len(strides) or not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+        return None
+    elements = prod(sizes)
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return _Stored(name, elements, offset + reach + 1 if elements else 0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graphs.disk import read_json, read_text
+from graphs.disk import read_json, read_text, stem
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Phase, Tensor
 
@@ -39,7 +40,14 @@ class PublishedDevices:
 
 # -- NeurIPS 2020 ---------------------------------------------------------------------------------------------
 
+LARGEST_CLUSTER = 1024  # devices; published problems have at most 22
 _DEVICE_KEYS = ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")
+_LAYER_KEY = "layerId"  # of the nodes of latency problems only
+_OTHER_MODEL = (
+    "{where} is a latency problem of NeurIPS 2020; its authors call an accelerator as a whole (all inputs in, all its "
+    "ops, all outputs out), here ops and transfers start one by one as soon as they can, so compare no step time with "
+    "theirs."
+)
 _NODE_KEYS = ("id", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "size")
 _EDGE_KEYS = ("sourceId", "destId", "cost")
 
@@ -66,6 +74,9 @@ def read_neurips(path: Path) -> tuple[OpGraph, PublishedDevices]:
     format counts only ``size`` as memory) with that ``transfer_s``. A backward op mirrors the forward op of its
     colour class, if there is exactly one.
 
+    Warns:
+        UserWarning: a problem of the paper's latency section, whose model of time is another one (docs/files.md).
+
     Raises:
         GraphFileError: the file is not such a problem, or breaks a rule of `OpGraph`; the message names the node.
     """
@@ -78,6 +89,8 @@ def neurips_graph(document: Any, where: str) -> OpGraph:
     if not is_neurips_document(document):
         raise GraphFileError(f"{where} is not a NeurIPS 2020 problem; expected an object with nodes and edges.")
     nodes = {node["id"]: node for node in _entries(document, "nodes", _NODE_KEYS, where)}
+    if any(_LAYER_KEY in node for node in nodes.values()):
+        warnings.warn(_OTHER_MODEL.format(where=where), stacklevel=2)
     if len(nodes) < len(document["nodes"]):
         twice = Counter(node["id"] for node in document["nodes"]).most_common(1)[0][0]
         raise GraphFileError(f"{where}: node id {twice} appears twice; ids must be unique.")
@@ -91,7 +104,7 @@ def neurips_graph(document: Any, where: str) -> OpGraph:
     ]
     tensors = _neurips_tensors(_entries(document, "edges", _EDGE_KEYS, where), nodes, names, where)
     try:
-        return OpGraph.build(ops, tensors, name=_stem(where))
+        return OpGraph.build(ops, tensors, name=stem(where))
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -149,6 +162,11 @@ def _devices(document: Mapping[str, Any], where: str) -> PublishedDevices:
         raise GraphFileError(
             f"{where}: maxFPGAs {accelerators}, maxCPUs {cpus}, maxSizePerFPGA {memory}: expected whole numbers of "
             "devices, at least one in all, and 0 bytes or more."
+        )
+    if accelerators + cpus > LARGEST_CLUSTER:
+        raise GraphFileError(
+            f"{where}: maxFPGAs {accelerators:g} and maxCPUs {cpus:g} are more than {LARGEST_CLUSTER} devices; lower "
+            "them."
         )
     return PublishedDevices(int(accelerators), int(cpus), float(memory))
 
@@ -244,7 +262,7 @@ def read_pipedream(path: Path, train: bool = False) -> OpGraph:
             if not nodes[source].is_input
         ]
     try:
-        return OpGraph.build(ops, tensors, name=_stem(where))
+        return OpGraph.build(ops, tensors, name=stem(where))
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -326,7 +344,3 @@ def _stashed(tensor: Tensor, nodes: Mapping[str, _ProfileNode]) -> Tensor:
 
 def _mirror(name: str) -> str:
     return f"{name}.backward"
-
-
-def _stem(where: str) -> str:
-    return os.path.splitext(os.path.basename(where))[0]

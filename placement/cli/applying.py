@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from placement.cli import options
+from placement.cli.measuring import tell_steps
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, usage_errors
 
 if TYPE_CHECKING:
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.models import Example
     from placement.result import Result
+    from placement.runtime.repeats import Report
     from placement.trial import Trial
+
+_MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 
 
 def apply(
@@ -24,7 +29,7 @@ def apply(
     placement: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PLACEMENT]",
+            metavar="PLACEMENT",
             show_default=False,
             help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
         ),
@@ -39,7 +44,15 @@ def apply(
         ),
     ] = None,
     train: options.Train = False,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to run; the first half warms up.")] = 10,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=2,
+            show_default=False,
+            help="Steps to run, of which the first half warms up; by default as many as their median needs.",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -80,18 +93,25 @@ def apply(
         _check_cluster(result, cluster)
     if output is not None:
         result.save(output)
-    with progress(f"running {model}"):
+    with progress(f"running {model}, predicted {_predicted(result)} a step") as bar:
         from placement.trial import try_out
 
-        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace)
+        report = tell_steps(bar, model, sizes)
+        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace, report=report)
     if as_json:
         emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
     else:
         _show(result, trial)
         if trace is not None:
             emit(f"trace      {trace}")
-    if not (trial.outputs_equal and trial.gradients_equal):
+    if trial.differs:
         raise typer.Exit(1)
+
+
+def _predicted(result: Result) -> str:
+    from graphs.units import format_seconds
+
+    return "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
 
 
 def _check_cluster(result: Result, cluster: str | None) -> None:
@@ -111,7 +131,7 @@ def _check_cluster(result: Result, cluster: str | None) -> None:
 def _placed(
     model: str, cluster: str, train: bool, dims: dict[str, int], method: str, seed: int, budget_s: float | None
 ) -> Result:
-    with progress(f"measuring {model}"):
+    with progress(f"measuring {model}") as bar:
         from graphs.errors import InfeasibleError
         from placement.methods import check_options
         from placement.models import read_example
@@ -122,7 +142,8 @@ def _placed(
             check_options([method], seed, options.DEFAULT_OBJECTIVE, options.DEFAULT_PRIORITY, budget_s)
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=dims, seed=seed)
-        graph = _graph_of(example, machine, train)
+        report = partial(tell_steps(bar, model, dims), f"{model} op by op")
+        graph = _graph_of(example, machine, train, report)
     del example
     with progress(f"placing with {method}"):
         result = optimize(graph, machine, method, seed=seed, budget_s=budget_s)
@@ -131,16 +152,16 @@ def _placed(
     return result
 
 
-def _graph_of(example: Example, machine: Cluster, train: bool) -> OpGraph:
+def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -> OpGraph:
     """With measured op times; of a model that cannot be traced one by module, whose times are the cost model's."""
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
-    from placement.runtime.profiling import profile
+    from placement.runtime.profiling import measured_profile
 
     own = (example.model, example.args, example.kwargs)
     try:
-        return profile(*own, machine, train, name=example.name)
+        return measured_profile(*own, machine, train, name=example.name, report=report).graph
     except CaptureError as error:
         if error.way_out != TO_MODULES:
             raise
@@ -156,6 +177,7 @@ def _graph_of(example: Example, machine: Cluster, train: bool) -> OpGraph:
 def _show(result: Result, trial: Trial) -> None:
     from rich.table import Table
 
+    from graphs.show import show
     from graphs.units import format_bytes, format_seconds
 
     table = Table(box=None, pad_edge=False)
@@ -163,7 +185,7 @@ def _show(result: Result, trial: Trial) -> None:
         table.add_column(column, justify="left" if column == "device" else "right")
     for device in trial.devices:
         table.add_row(
-            device.name,
+            show(device.name),
             f"{device.ops:,}",
             "-" if device.busy_s is None else format_seconds(device.busy_s),
             format_seconds(device.predicted_busy_s),
@@ -171,16 +193,44 @@ def _show(result: Result, trial: Trial) -> None:
             format_bytes(device.predicted_peak_bytes),
             format_bytes(device.kept_bytes),
         )
-    error = trial.predicted_step_s / trial.measured_step_s - 1
-    equal = {True: "equal", False: "DIFFERENT"}
     emit_rich(table)
     if trial.by_module:
         emit("placed by module: all modules run in one process, one at a time; the prediction takes them to overlap")
-    elif len(trial.devices) == 1:
-        emit("one device is best: the model runs as it is")
-    emit(
-        f"step       {format_seconds(trial.measured_step_s)} measured, {format_seconds(trial.predicted_step_s)} "
-        f"predicted ({error:+.1%})\n"
-        f"one device {format_seconds(trial.measured_single_step_s)} measured, speed-up {trial.speedup:.2f}x\n"
-        f"outputs    {equal[trial.outputs_equal]}, gradients {equal[trial.gradients_equal]}, to the plain model"
-    )
+    emit("\n".join(_sentences(trial)))
+
+
+def _sentences(trial: Trial) -> list[str]:
+    """What was measured, what it was compared with, and how noisy it was."""
+    from graphs.units import format_seconds
+
+    counted = trial.steps - trial.dropped
+    noise = f"median of {counted} steps, spread {trial.spread:.1%}"
+    error = trial.predicted_step_s / trial.measured_step_s - 1
+    model = "" if trial.op_times == "measured" else "; op times are the cost model's, `placement profile` measures them"
+    measured, predicted = format_seconds(trial.measured_step_s), format_seconds(trial.predicted_step_s)
+    prediction = f"{predicted} predicted ({error:+.1%}{model})"
+    if trial.speedup is None:
+        lines = [f"one device is best: the model runs as it is; {measured}, {noise}", f"step       {prediction}"]
+    else:
+        lines = [f"step       {measured} measured ({noise}), {prediction}"]
+        within = abs(trial.speedup - 1) <= trial.spread + trial.single_spread
+        lines.append(
+            f"one device {format_seconds(trial.measured_single_step_s)} measured (median of "
+            f"{trial.single_steps - trial.single_dropped} steps, spread {trial.single_spread:.1%}), speed-up "
+            f"{trial.speedup:.2f}x{', within the noise' if within else ''}"
+        )
+    checks = [
+        f"{what} {'equal' if is_equal else 'DIFFERENT'}"
+        for what, is_equal in (("outputs", trial.outputs_equal), ("gradients", trial.gradients_equal))
+        if is_equal is not None
+    ]
+    if checks:
+        lines.append(f"compared   {', '.join(checks)}, to the plain model")
+    kept = trial.kept_memory
+    if kept is not None and kept.given_back_faults - kept.faults >= _MANY_FAULTS:
+        lines.append(
+            f"memory     freed memory is kept: {kept.faults:,.0f} page faults and "
+            f"{format_seconds(kept.system_s)} of system time a step of the plain model, "
+            f"{kept.given_back_faults:,.0f} and {format_seconds(kept.given_back_system_s)} without"
+        )
+    return lines

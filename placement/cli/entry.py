@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +12,7 @@ import typer
 
 from placement.cli.commands import app
 
+TRACEBACK = "PLACEMENT_TRACEBACK"  # environment variable: show the traceback of an error that nobody foresaw
 OK, INFEASIBLE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -33,17 +36,33 @@ def _explain(error: Exception) -> int:
         return _say(_usage_sentence(error), BAD_INPUT)
     from graphs.errors import InfeasibleError, PlacementError
 
-    if isinstance(error, InfeasibleError):
-        return _say(str(error), INFEASIBLE)
     if isinstance(error, PlacementError):
-        return _say(str(error), BAD_INPUT)
+        sentence = error.on_command_line or str(error)
+        return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
-    raise error
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of compiled code that is kept, say
+        return _say("cannot write: no space is left on the disk, of compiled code or of output; free some.", BAD_INPUT)
+    return _admit(error)
+
+
+def _admit(error: Exception) -> int:
+    """The last resort: an error that nobody foresaw is still one sentence, and the traceback is there on request."""
+    if os.environ.get(TRACEBACK):
+        raise error
+    reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:200]
+    what = type(error).__name__ + (f": {reason}" if reason else "")
+    return _say(
+        f"something went wrong that placement did not foresee ({what}); {TRACEBACK}=1 in the environment shows where, "
+        "please report it.",
+        BAD_INPUT,
+    )
 
 
 def _say(sentence: str, code: int) -> int:
-    print("placement:", " ".join(sentence.split()), file=sys.stderr)
+    from graphs.show import show_line
+
+    print("placement:", show_line(sentence), file=sys.stderr)
     return code
 
 

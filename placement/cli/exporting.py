@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, progress
+from placement.cli.output import check_outputs, emit, emit_json, note, progress
 
 if TYPE_CHECKING:
     from placement.pipeline_split import PipelineSplit
@@ -56,6 +56,7 @@ def export(
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
     with progress("importing"):
         from placement import exporting
+        from placement.module_places import DeviceMap
         from placement.result import Result
         from placement.sources import read_model
     result = Result.load(file)
@@ -68,20 +69,32 @@ def export(
         from graphs.disk import write_atomically
 
         write_atomically(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    from graphs.show import show_line
+
     if as_json or output is None:
         emit_json(document)
+        if isinstance(found, DeviceMap):
+            note(f"{_described(found)}.")
     else:
-        emit(f"{_described(to, found)}, saved to {output}")
+        emit(f"{show_line(_described(found))}; saved to {output}")
 
 
-def _described(to: str, found: dict[str, Any] | PipelineSplit) -> str:
-    if to == "device_map":
-        assert isinstance(found, dict)
-        places = ", ".join(dict.fromkeys(f"{place}" for place in found.values()))
-        return f"device map: {len(found)} entries on {places}"
+def _described(found: dict[str, Any] | PipelineSplit) -> str:
+    from graphs.units import format_bytes
+    from placement.module_places import DeviceMap
+
+    if isinstance(found, DeviceMap):
+        taken = ", ".join(
+            f"{place} ({format_bytes(need)} of {format_bytes(usable)})" for place, (need, usable) in found.taken.items()
+        )
+        moved = f"{found.moved_ops:,} of {found.ops:,} ops are not where they were placed"
+        return f"device map: {len(found)} entries on {taken}; {moved}"
     if isinstance(found, dict):
         return f"{len(found['ops']):,} ops on {len(set(found['ops'].values()))} devices"
-    chain = " -> ".join(stage.device for stage in found.stages)
+    chain = " -> ".join(
+        f"{stage.device} ({format_bytes(stage.taken_bytes)} of {format_bytes(stage.usable_bytes)})"
+        for stage in found.stages
+    )
     total = sum(stage.ops for stage in found.stages)
     sentence = (
         f"{len(found.stages)} stages {chain}: {found.moved_ops:,} of {total:,} ops are not where they were placed"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from placement.cli import completion
+
 DEFAULT_OBJECTIVE = "latency"
 DEFAULT_PRIORITY = "longest_path"
 DEFAULT_GRANULARITY = "op"
@@ -16,10 +18,12 @@ Graph = Annotated[
     str,
     typer.Argument(
         metavar="GRAPH",
+        autocompletion=completion.models,
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
-        "(model, args), (model, args, kwargs) or an OpGraph.",
+        "(model, args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe "
+        "to take from strangers.",
     ),
 ]
 ClusterOption = Annotated[
@@ -27,6 +31,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
+        autocompletion=completion.clusters,
         show_default=False,
         help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured; not needed where "
         "GRAPH brings its own devices.",
@@ -36,9 +41,10 @@ ModelToRun = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=completion.models,
         show_default=False,
         help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
-        "args, kwargs).",
+        "args, kwargs); the file is executed, so take none from strangers unread.",
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
@@ -51,10 +57,11 @@ Dims = Annotated[
         "--dim",
         metavar="NAME=SIZE",
         show_default=False,
-        help="Size of a symbolic dimension of an ONNX model, or batch=SIZE of a built-in model; repeatable.",
+        help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, or a keyword argument of "
+        "file.py:function; repeatable.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Of everything random.")]
 Objective = Annotated[
     str,
     typer.Option(
@@ -91,6 +98,16 @@ Communication = Annotated[
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
     ),
 ]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-fraction",
+        metavar="SHARE",
+        show_default=False,
+        help="How much of each device's memory a placement may fill, such as 0.9, instead of all but what the cluster "
+        "reserves.",
+    ),
+]
 PriorityOption = Annotated[
     str,
     typer.Option(
@@ -110,6 +127,18 @@ ScorerOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", show_default=False, help="Write the best schedule as a trace for Perfetto."
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the answer to this file."),

@@ -23,12 +23,20 @@ _THE_SAME_DAY = (1980, 1, 1, 0, 0, 0)  # so that equal contents are equal files
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: what it is called in sentences, the name of its JSON member, its schema and version."""
+    """A kind of file.
+
+    Attributes:
+        what: it is called in sentences.
+        member: name of its JSON member.
+        schema, version: of that.
+        anew: what to do where it cannot be had again.
+    """
 
     what: str
     member: str
     schema: str
     version: int
+    anew: str = "train again"
 
 
 def write_archive(
@@ -65,7 +73,9 @@ def read_archive(path: str | os.PathLike[str], kind: Kind) -> tuple[dict[str, An
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_members(archive, where, kind)
             text, weights = archive.read(kind.member), archive.read(_TENSORS)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, OSError):
+    except PolicyFileError:
+        raise
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, ValueError, OSError):
         raise _damaged(where, kind) if data[:2] == b"PK" else _not_one(where, kind) from None
     record = _record(text, where, kind)
     try:
@@ -96,14 +106,16 @@ def _record(text: bytes, where: str, kind: Kind) -> dict[str, Any]:
     if record.get("version") != kind.version:
         raise PolicyFileError(
             f"{where} is version {record.get('version')!r} of {kind.what}, and this placement reads version "
-            f"{kind.version}; use the placement that wrote it, or train again."
+            f"{kind.version}; use the placement that wrote it, or {kind.anew}."
         )
     return record
 
 
 def _damaged(where: str, kind: Kind) -> PolicyFileError:
-    return PolicyFileError(f"{where} is cut short or damaged, expected {kind.what}; copy it again or train again.")
+    return PolicyFileError(f"{where} is cut short or damaged, expected {kind.what}; copy it again or {kind.anew}.")
 
 
 def _not_one(where: str, kind: Kind) -> PolicyFileError:
-    return PolicyFileError(f"{where} is not {kind.what}, which `placement train` writes; check the path.")
+    return PolicyFileError(
+        f"{where} is not {kind.what}, which `placement train` writes; check the path, or {kind.anew}."
+    )

@@ -11,7 +11,9 @@ from graphs.errors import PolicyFileError
 from placement.learning.archive import Kind, read_archive, write_archive
 from placement.learning.learner import State
 
-_KIND = Kind("a checkpoint of a training run", "checkpoint.json", "placement.checkpoint", 1)
+_KIND = Kind(
+    "a checkpoint of a training run", "checkpoint.json", "placement.checkpoint", 1, "start anew with --restart"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +61,13 @@ def load_checkpoint(path: str | os.PathLike[str], run: Mapping[str, Any]) -> Che
     if not (isinstance(found, dict) and isinstance(values, dict) and isinstance(curve, list)) or not isinstance(
         seconds, int | float
     ):
-        raise PolicyFileError(f"{where} lacks part of the run; start it anew with --restart.")
+        raise PolicyFileError(f"{where} lacks part of the run; {_KIND.anew}.")
     for key in run:
         if found.get(key) != run[key]:
             there, here = _shown(found.get(key)), _shown(run[key])
             raise PolicyFileError(
-                f"{where} is of another run ({key} {there} there, {here} here); start anew with --restart, or choose "
-                "another --output."
+                f"{where} is of another run ({key} {there} there, {here} here); {_KIND.anew}, or choose another "
+                "--output."
             )
     return Checkpoint(found, float(seconds), curve, State(tensors, values))
 

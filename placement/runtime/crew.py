@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn
@@ -25,8 +26,9 @@ from graphs.errors import MismatchError, PlacementError, RankError
 from placement.runtime import direct
 from placement.runtime.gloo import gloo_group
 from placement.runtime.mailbox import Block, Coming, Mailbox, PeerEndedError
+from placement.runtime.repeats import UNDERWAY, Underway
 from placement.runtime.routines import Routine
-from placement.runtime.watch import Activity, Watch, op_at
+from placement.runtime.watch import Activity, Watch, op_at, what_of
 
 _START = timedelta(seconds=300)  # until all processes are there
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of parcels
@@ -103,7 +105,7 @@ class Crew:
             self._lost(source, op, error)
 
     def wait(self, work: Any, rank: int, op: str) -> None:
-        """Wait for a transfer from or to a rank; ``op``: name of the op whose result it is.
+        """Wait for a transfer from or to a rank; ``op``: name of the op whose result it is, empty for a message.
 
         Raises:
             RankError: the run has failed.
@@ -195,17 +197,17 @@ class Crew:
         size = torch.tensor([own.numel()], device="cpu")
         for rank in range(self.size):
             if rank != self.rank:
-                self.send(size, rank, _TALK, "a message")
-                self.send(own, rank, _TALK, "a message")
+                self.send(size, rank, _TALK, "")
+                self.send(own, rank, _TALK, "")
         found = [self._heard(rank) if rank != self.rank else text for rank in range(self.size)]
         self.drain()
         return found
 
     def _heard(self, rank: int) -> str:
         size = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self.wait(self.begin_receive(size, rank, _TALK, "a message"), rank, "a message")
+        self.wait(self.begin_receive(size, rank, _TALK, ""), rank, "")
         memory = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-        self.wait(self.begin_receive(memory, rank, _TALK, "a message"), rank, "a message")
+        self.wait(self.begin_receive(memory, rank, _TALK, ""), rank, "")
         return bytes(memory.numpy()[:-1]).decode()
 
     def _opened(self) -> Mailbox | None:
@@ -270,6 +272,11 @@ class Crew:
         """End the run of all for a reason; returns the reason that was given first."""
         return self._watch.claim(sentence)
 
+    def report(self, underway: Underway) -> None:
+        """Tell whoever started the processes how far they are; the first one speaks for all."""
+        if self.rank == 0:
+            self._store.set(UNDERWAY, json.dumps(asdict(underway)))
+
     def _raise_failure(self) -> None:
         if self._watch.failure:
             raise RankError(self._watch.failure)
@@ -279,9 +286,11 @@ class Crew:
         beat = self._watch.last_heard(rank)
         last = f" {beat.doing()}" if beat is not None and beat.state in ("op", "wait") else ""
         if beat is not None and beat.state == "left":
-            sentence = f"rank {rank} has ended while rank {self.rank} needs op {op!r} of it."
+            sentence = f"rank {rank} has ended while rank {self.rank} needs {what_of(op)} of it."
         else:
-            sentence = f"rank {rank} has died{last} while rank {self.rank} waited for op {op!r}: {_first_line(error)}"
+            sentence = (
+                f"rank {rank} has died{last} while rank {self.rank} waited for {what_of(op)}: {_first_line(error)}"
+            )
         raise RankError(self._watch.claim(sentence)) from None
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from graphs.disk import temporary_folder
 from graphs.errors import PlacementError, RankError
 from placement.runtime.processes import begin_worker, orderly_end, usable_cores
+from placement.runtime.repeats import UNDERWAY, Report, Underway
 
 _HOST = "127.0.0.1"
-_POLL_S = 0.05
+_POLL_S, _LOOK_S = 0.05, 0.5
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
 _START_S = 300.0
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
@@ -44,6 +45,7 @@ def launch(
     limit_s: float | None = None,
     pinned: bool = True,
     stdout: int | None = None,
+    report: Report = lambda underway: None,
 ) -> list[Any]:
     """Run a function in one process for each device, the processes being a `placement.runtime.crew.Crew`.
 
@@ -55,6 +57,7 @@ def launch(
         limit_s: how long it may take.
         pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
         stdout: file descriptor for what the processes print; that of this one by default.
+        report: given what the first of them has last given `Crew.report`.
 
     Returns:
         What each process returned, by rank.
@@ -62,15 +65,15 @@ def launch(
     Raises:
         RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
     """
-    with orderly_end(), tempfile.TemporaryDirectory(prefix="placement-") as folder:
-        Path(folder, "description.json").write_text(json.dumps(description), encoding="utf-8")
+    with orderly_end(), temporary_folder() as folder:
+        (folder / "description.json").write_text(json.dumps(description), encoding="utf-8")
         store = new_store(port)
         workers: list[_Worker] = []
         try:
             for rank, cores in enumerate(_cores(places, pinned)):
-                workers.append(_started(rank, len(places), work, folder, store.port, cores, stdout))
-            _watch(workers, store, None if limit_s is None else time.monotonic() + limit_s)
-            found = [Path(folder, f"{worker.rank}.json").read_text(encoding="utf-8") for worker in workers]
+                workers.append(_started(rank, len(places), work, str(folder), store.port, cores, stdout))
+            _watch(workers, store, None if limit_s is None else time.monotonic() + limit_s, report)
+            found = [(folder / f"{worker.rank}.json").read_text(encoding="utf-8") for worker in workers]
         finally:
             for worker in workers:
                 worker.process.kill()
@@ -138,12 +141,13 @@ def _started(rank: int, size: int, work: str, folder: str, port: int, cores: lis
     return _Worker(rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout))
 
 
-def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> None:
+def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None, report: Report) -> None:
     """Wait until all have ended well.
 
     Raises:
         RankError: the reason why one has not.
     """
+    heard, looked_s = b"", time.monotonic()
     while codes := [worker.process.poll() for worker in workers]:
         bad = [worker for worker, code in zip(workers, codes, strict=True) if code not in (None, 0)]
         if bad:
@@ -152,6 +156,11 @@ def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None) -> No
             return
         if deadline is not None and time.monotonic() > deadline:
             raise RankError("the processes were not done in the time they had; allow more, or take a smaller model.")
+        if time.monotonic() - looked_s > _LOOK_S:  # seldom: the store's thread takes time from what is measured
+            looked_s, before = time.monotonic(), heard
+            heard = store.get(UNDERWAY) if store.check([UNDERWAY]) else b""
+            if heard != before:
+                report(Underway(**json.loads(heard)))
         time.sleep(_POLL_S)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,30 +17,15 @@ from placement.runtime.functional import functional
 from placement.runtime.layout import Key, Layout
 from placement.runtime.measure import measure_step
 from placement.runtime.module import draw, tensor_named
+from placement.runtime.repeats import Repeats, Report, Underway, run_steps
 from placement.runtime.routines import Routine, compile_routines
 from placement.runtime.speeds import synchronise
 from placement.runtime.stamps import StampedRoutine, cuda_clock, host_clock, stamped
 from placement.runtime.updates import Times, update_times_s
 from placement.runtime.workers import Worker
 
-
-@dataclass(frozen=True)
-class Repeats:
-    """How often a step is run for its ops' times.
-
-    Attributes:
-        dropped: steps of the warm-up.
-        least, most: steps that count, as many of them as fit into ``budget_s`` seconds.
-    """
-
-    dropped: int = 5
-    least: int = 10
-    most: int = 60
-    budget_s: float = 10.0
-
-    def steps(self, step_s: float) -> int:
-        """How many steps count, where one takes that long."""
-        return min(self.most, max(self.least, int(self.budget_s / max(step_s, 1e-9))))
+# Single ops differ more than their sum does: where there is time, its median alone does not end the measurement.
+REPEATS = Repeats(least=2, settled=60, most=60)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,27 +61,35 @@ class StepToMeasure:
 
 
 @torch.no_grad()
-def op_times(step: StepToMeasure, place: torch.device, repeats: Repeats, worker: Worker | None = None) -> MeasuredStep:
+def op_times(
+    step: StepToMeasure,
+    place: torch.device,
+    repeats: Repeats,
+    worker: Worker | None = None,
+    report: Report = lambda underway: None,
+) -> MeasuredStep:
     """Run a step over and over on one device, with stamps and without by turns; with other workers, all in step."""
     program = step.program
     order = program.graph.topological_order.tolist()
     layout = Layout(functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place])
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
     turns = _Turns(layout, routine, _values(step, layout, routine), place)
-    warm_s = [turns.plain() for _ in range(repeats.dropped + 1)][-1]
-    steps = repeats.steps(max([warm_s] if worker is None else worker.everyones(warm_s)))
 
     def together() -> None:
         if worker is not None:
             worker.meet()
 
-    for turn in range(-1, steps):
-        together()
-        turns.take(counts=turn >= 0)
+    exchange = (lambda seconds: [seconds]) if worker is None else worker.everyones
+
+    def tell(now: Underway) -> None:
+        report(replace(now, done=2 * now.done, expected=2 * now.expected))  # a turn runs the step twice
+
+    step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
+    steps = len(step_s) - warm_up
     around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
     if program.train:
         around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, together)
-    return MeasuredStep(turns.op_times_s(), turns.step_s, around)
+    return MeasuredStep(turns.op_times_s(warm_up), step_s[warm_up:], around)
 
 
 @dataclass(eq=False)
@@ -107,7 +100,6 @@ class _Turns:
     routine: Routine
     values: Mapping[Key, Any]
     place: torch.device
-    step_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
@@ -133,7 +125,8 @@ class _Turns:
         self.given = dict(zip(self.routine.gives, given, strict=True))
         return seconds
 
-    def take(self, counts: bool) -> None:
+    def take(self) -> float:
+        """One turn; returns how many seconds the run without stamps took."""
         step_s = self.plain()
         row: dict[int, float] = {}
         for code, between in self._stamped:
@@ -144,12 +137,12 @@ class _Turns:
             # A GPU's op takes as long as the kernel, or as the host needs to launch it.
             for op, seconds in code.seconds(stamps, between).items():
                 row[op] = max(seconds, row.get(op, 0.0))
-        if counts:
-            self.step_s.append(step_s)
-            self._rows.append(row)
+        self._rows.append(row)
+        return step_s
 
-    def op_times_s(self) -> Times:
-        return {op: [row[op] for row in self._rows] for op in self._rows[0]}
+    def op_times_s(self, warm_up: int) -> Times:
+        """By op, of every turn but the first ones."""
+        return {op: [row[op] for row in self._rows[warm_up:]] for op in self._rows[0]}
 
 
 def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 _STOPPED, _ENDED = "Tt", "ZX"
 
@@ -76,16 +77,26 @@ def kill(process: ProcessId) -> None:
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """While the block runs, SIGTERM unwinds the stack, so that the processes and files it has made go with it."""
+    """While the block runs, SIGTERM unwinds the stack, so that the processes and files it has made go with it.
+
+    The process says so, and ends as the shell reports a signal: with 128 and its number.
+    """
     is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_ours or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    # The descriptor itself: what the signal has interrupted may be a write to sys.stderr.
+    with suppress(OSError):
+        os.write(2, b"placement: ended by SIGTERM, and with it all processes it has started.\n")
+    sys.exit(128 + number)
 
 
 def begin_worker(parent: int) -> None:

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from env.cluster import Cluster, Device
+from env.problem import Problem
 from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
 from placement.runtime.arguments import bound, check_states
-from placement.runtime.measure import spread
-from placement.runtime.op_times import MeasuredStep, Repeats, StepToMeasure, op_times
+from placement.runtime.op_times import REPEATS, MeasuredStep, StepToMeasure, op_times
+from placement.runtime.repeats import Repeats, Report, beforehand, spread
 from placement.runtime.updates import Times
 from placement.runtime.workers import Worker, cores_for, run_workers
 
@@ -89,27 +90,31 @@ def measured_profile(
     loss: Loss | None = None,
     optimizer: str = "adam",
     name: str | None = None,
-    repeats: Repeats | None = None,
+    repeats: Repeats = REPEATS,
+    report: Report = lambda underway: None,
 ) -> Profile:
-    """As `profile`, with the spread of the times; ``repeats``: how often the step is run."""
+    """As `profile`, with the spread of the times; ``repeats``: how often the step is run; ``report`` is told."""
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
     program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
     step = StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
     machine = Cluster.local() if cluster is None else cluster
     places = {device.name: _place(machine, device) for device in machine.devices}
+    op_s = Problem(program.graph, machine).op_s
     measured: dict[str, list[MeasuredStep]] = {}
     for key, devices in _by_key(machine).items():
+        first = beforehand(repeats, float(op_s[:, machine.device_index[devices[0].name]].sum()))
+        report(dataclasses.replace(first, expected=2 * first.expected))  # as `op_times` counts them
         if all(place.type == "cpu" for place in places.values()):
             cores = cores_for(None)[: len(devices)]
-            measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats or Repeats()), cores)
+            measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats), cores, report=report)
         else:
-            measured[key] = [op_times(step, places[devices[0].name], repeats or Repeats())]
+            measured[key] = [op_times(step, places[devices[0].name], repeats, report=report)]
     return _profile(program.graph, measured)
 
 
 def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredStep:
-    return op_times(step, _CPU, repeats, worker)
+    return op_times(step, _CPU, repeats, worker, worker.report)
 
 
 def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Profile:

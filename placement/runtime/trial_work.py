@@ -8,7 +8,8 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from graphs.capture import capture_program
+from graphs.capture import Program, capture_program
 from graphs.capture.failure import reason_of
 from graphs.capture.record import default_loss, output_tensors
 from graphs.errors import MismatchError
@@ -25,8 +26,11 @@ from placement.models import Example, read_example
 from placement.result import Result
 from placement.runtime.by_module import module_places
 from placement.runtime.crew import Crew
-from placement.runtime.measure import measure_step
+from placement.runtime.memory import Usage, keep_freed_memory
 from placement.runtime.recording import RecordingModule, record_steps
+from placement.runtime.repeats import Repeats, run_steps
+from placement.runtime.speeds import synchronise
+from placement.trial import GRADIENT
 
 # Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
@@ -34,10 +38,15 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 
 def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
-    example = _moved(_example(description), torch.device(description["place"]))
+    train = description["train"]
+    example = _example(description)
+    if description["is_plain"]:
+        result = Result.load(description["placement"])
+        layout_of(_program(example, train, result), result, description["devices"])  # refuses another model's placement
+    example = _moved(example, torch.device(description["place"]))
     torch.manual_seed(description["seed"])
     try:
-        computed = _first_step(example.model, example, description["train"])
+        computed = _first_step(example.model, example, train)
     except Exception as error:
         raise MismatchError(
             f"{description['model']} fails on its own inputs ({reason_of(error)}); first make it run as it is."
@@ -46,70 +55,77 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in computed.items()
     }
     save_file(copies, description["reference"])
+    names = list(copies)
     del copies, computed
-    found = _timed(_step_of(example.model, example, description["train"]), description, crew)
-    return found | {"kept_bytes": _own_bytes(example.model)}
+    optimizer = _optimizer(example.model) if train else None
+    step = _step_of(example, optimizer)
+    given_back = _without_kept_memory(step, optimizer) if description["place"] == "cpu" else None
+    found = _timed(step, description, crew)
+    if given_back is not None:
+        found["given_back"] = asdict(given_back)
+    return found | {"computed": names, "kept_bytes": _own_bytes(example.model)}
+
+
+def _without_kept_memory(step: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Usage | None:
+    """A step where freed memory goes back to the system; None where it always does, or never.
+
+    From then on this process keeps it, as those that run the placement do.
+    """
+    if optimizer is not None:
+        optimizer.step()  # its state is made once, and not with every step
+    before = Usage.now()
+    step()
+    found = Usage.now().since(before)
+    return found if keep_freed_memory() else None
 
 
 def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of a model placed by module, all in this process, and whether it computes what the model does."""
+    keep_freed_memory()
     example = _example(description)
     train, result = description["train"], Result.load(description["placement"])
     model = apply(example.model, result, example.args, example.kwargs, devices=description["devices"])
+    example = replace(example, model=model)
     torch.manual_seed(description["seed"])
-    found, reference = _first_step(model, example, train), load_file(description["reference"])
-    gradients = {name for name in (*found, *reference) if name.startswith("gradient/")}
-    outputs = reference.keys() - gradients
-    own = {
-        "outputs_equal": all(equal(found[name], reference[name]) for name in outputs),
-        "gradients_equal": all(equal_gradients(found.get(name), reference.get(name)) for name in gradients),
-        "kept_bytes": _kept_bytes(model, result, list(description["devices"])),
-    }
-    del found, reference
-    return _timed(_step_of(model, example, train), description, crew) | own
+    compared = _compared(_first_step(model, example, train), load_file(description["reference"]))
+    kept_bytes = _kept_bytes(model, result, list(description["devices"]))
+    found = _timed(_step_of(example, _optimizer(model) if train else None), description, crew)
+    return found | {"compared": compared, "kept_bytes": kept_bytes}
 
 
 def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     """Steps of a rank's share, and whether it computes what the model does."""
+    keep_freed_memory()
     example = _example(description)
     train = description["train"]
     result = Result.load(description["placement"])
-    program = capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer_of(result.graph))
-    layout = layout_of(program, result, description["devices"])
+    layout = layout_of(_program(example, train, result), result, description["devices"])
     module = RecordingModule(example.model, layout, crew)
-    reference = load_file(description["reference"])
     torch.manual_seed(description["seed"])
-    optimizer = None
     if train:
-        loss = module.step(*example.args, **example.kwargs)
-        outputs_equal = equal(loss, reference["loss"])
-        gradients_equal = all(
-            equal_gradients(p.grad, reference.get(f"gradient/{name}")) for name, p in module.named_parameters()
-        )
-        optimizer = _optimizer(module)
+        computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
     else:
-        tensors = _tensors(module, example)
-        outputs_equal = all(equal(tensor, reference[f"output/{i}"]) for i, tensor in enumerate(tensors))
-        gradients_equal = True
-    del reference
+        computed = _outputs(module, example)
+    compared = _compared(computed, load_file(description["reference"]))
+    del computed
 
+    optimizer = _optimizer(module) if train else None
     run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
     found = _timed(_with_update(run, optimizer), description, crew)
-    found |= {"outputs_equal": outputs_equal, "gradients_equal": gradients_equal, "kept_bytes": _own_bytes(module)}
+    found |= {"compared": compared, "kept_bytes": _own_bytes(module)}
     if description["recorded"]:
         update = None if optimizer is None else optimizer.step
         found["recorded"] = record_steps(module, run, update, crew, description["recorded"])
     return found
 
 
-def _step_of(model: nn.Module, example: Example, train: bool) -> Callable[[], None]:
+def _step_of(example: Example, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
     """A step of a model that one process runs."""
-    optimizer = _optimizer(model) if train else None
 
     def backward() -> None:
-        default_loss(model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
+        default_loss(example.model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
 
-    return _with_update(_run_of(model, example, optimizer, backward), optimizer)
+    return _with_update(_run_of(example.model, example, optimizer, backward), optimizer)
 
 
 def _run_of(
@@ -156,6 +172,10 @@ def _kept_bytes(model: nn.Module, result: Result, devices: list[str]) -> dict[st
     return found
 
 
+def _program(example: Example, train: bool, result: Result) -> Program:
+    return capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer_of(result.graph))
+
+
 def _example(description: Mapping[str, Any]) -> Example:
     model, train, dims, seed = (description[key] for key in ("model", "train", "dims", "seed"))
     example = read_example(model, train=train, dims=dims, seed=seed)
@@ -175,16 +195,25 @@ def _moved(example: Example, place: torch.device) -> Example:
 
 def _first_step(model: nn.Module, example: Example, train: bool) -> dict[str, Tensor]:
     if not train:
-        return {f"output/{i}": tensor for i, tensor in enumerate(_tensors(model, example))}
+        return _outputs(model, example)
     loss = default_loss(model(*example.args, **example.kwargs))
     loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {f"gradient/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss} | gradients
+    return {"loss": loss} | _gradients(model)
 
 
-def _tensors(model: nn.Module, example: Example) -> list[Tensor]:
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {f"{GRADIENT}{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
     with torch.no_grad():
-        return output_tensors(model(*example.args, **example.kwargs))
+        tensors = output_tensors(model(*example.args, **example.kwargs))
+    return {f"output/{number}": tensor for number, tensor in enumerate(tensors)}
+
+
+def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Whether each tensor that was computed here is what the model computed; one that the model has not is not."""
+    return {name: name in reference and equal(tensor, reference[name]) for name, tensor in found.items()}
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
@@ -203,16 +232,11 @@ class _Nothing(torch.optim.Optimizer):
         return
 
 
-def equal_gradients(found: Tensor | None, expected: Tensor | None) -> bool:
-    """As `equal`; no gradient equals no gradient."""
-    if found is None or expected is None:
-        return found is expected
-    return equal(found, expected)
-
-
 def equal(found: Tensor, expected: Tensor) -> bool:
     """Equal within rounding, relative to the largest number in it."""
     found = found.detach().cpu()
+    if found.shape != expected.shape:
+        return False
     if not (expected.is_floating_point() or expected.is_complex()):
         return torch.equal(found, expected)
     sizes = expected.abs()
@@ -222,27 +246,30 @@ def equal(found: Tensor, expected: Tensor) -> bool:
 
 
 def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
-    # Waiting for the others between two steps is no part of either.
-    waited_before: list[float] = []
-    waited_after: list[float] = []
+    places = [torch.device(place) for place in description["devices"].values()]
+    waited_s: list[float] = []  # within the steps: waiting for the others between two of them is no part of either
+    usage: list[Usage] = []  # after each step
 
-    def together() -> None:
-        waited_after.append(crew.waited_s)
-        crew.exchange("")
-        waited_before.append(crew.waited_s)
+    def timed() -> float:
+        waited_before, start = crew.waited_s, perf_counter()
+        step()
+        for place in places:
+            synchronise(place)
+        seconds = perf_counter() - start
+        waited_s.append(crew.waited_s - waited_before)
+        usage.append(Usage.now())
+        return seconds
 
-    times = measure_step(
-        step,
-        steps=description["steps"],
-        dropped=description["dropped"],
-        places=[torch.device(place) for place in description["devices"].values()],
-        together=together,
-    )
-    waited_after.append(crew.waited_s)
-    waits = [after - before for before, after in zip(waited_before, waited_after[1:], strict=True)]
+    def exchange(seconds: float) -> list[float]:
+        return [float(text) for text in crew.exchange(repr(seconds))]
+
+    usage.append(Usage.now())
+    times_s, warm_up = run_steps(timed, Repeats(**description["repeats"]), exchange, crew.report)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "step_s": list(times.samples_s),
-        "waited_s": waits[description["dropped"] :],
+        "step_s": times_s[warm_up:],
+        "waited_s": waited_s[warm_up:],
+        "dropped": warm_up,
+        "usage": asdict(usage[-1].since(usage[warm_up], len(times_s) - warm_up)),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     }

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from graphs.show import show_line
 from placement.runtime.processes import ProcessId, computing_s, condition, kill, this_process
 from placement.runtime.routines import Routine
 
@@ -36,7 +37,7 @@ class Activity:
         progress: grows with everything that is done.
         waits_for: the rank whose parcel is waited for, -1 for none.
         is_near: whether that would be here as soon as it is sent.
-        wanted: name of the op that makes it.
+        wanted: name of the op that makes it; empty for a message, by which processes talk outside of a step.
         routine: what is being run, None outside of a step.
         thread: the thread that runs it.
         op_names: of the graph it is from.
@@ -92,7 +93,7 @@ class Beat:
         number: how often it has told.
         process: which it is.
         state: ``"op"``, ``"wait"``, ``"outside"`` of a step, or ``"left"``: it has ended as planned.
-        op: name of the op it is in, or waits for.
+        op: name of the op it is in, or waits for; empty for none, and for a message.
         still_s: for how long it has done nothing.
         waits_for: the rank that it waits for, where nothing of that can be on its way; else -1.
     """
@@ -115,7 +116,7 @@ class Beat:
     def doing(self) -> str:
         """E.g. ``in op 'layer.0.linear'``."""
         if self.state == "wait":
-            return f"waiting for op {self.op!r}"
+            return f"waiting for {what_of(self.op)}"
         return f"in op {self.op!r}" if self.op else "in a step" if self.state == "op" else "outside of a step"
 
 
@@ -262,8 +263,8 @@ class Watch(threading.Thread):
             if waits_for < 0:
                 return ""
             return (
-                f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for op "
-                f"{self._activity.wanted!r} of rank {waits_for}."
+                f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for "
+                f"{what_of(self._activity.wanted)} of rank {waits_for}."
             )
         for rank, beat in mail.beats.items():
             peer = self._peers.setdefault(rank, _Peer(beat, now))
@@ -319,10 +320,15 @@ class Watch(threading.Thread):
         """End this process: by itself where it can, else by force."""
         self.failure = sentence
         if not self._is_quiet:
-            print(sentence, file=sys.stderr, flush=True)
+            print(show_line(sentence), file=sys.stderr, flush=True)
         # Where it waits, only the end of the others wakes it up; where it does not, it sees the failure at its next op.
         if not self._ended.wait(GRACE_S):
             os._exit(1)
+
+
+def what_of(op: str) -> str:
+    """What a process waits for: the result of an op, or a message."""
+    return f"op {op!r}" if op else "a message"
 
 
 def _last(beat: Beat) -> str:

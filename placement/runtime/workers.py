@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,10 +21,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
 from placement.runtime.links import Gloo, Mail, Peers
 from placement.runtime.mailbox import Mailbox
+from placement.runtime.memory import keep_freed_memory
 from placement.runtime.processes import begin_worker, orderly_end, usable_cores
+from placement.runtime.repeats import Report, Underway
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
@@ -49,6 +51,7 @@ class Worker:
     _barrier: Any
     _board: Any
     _folder: str
+    _answers: Connection
 
     def meet(self) -> None:
         """Wait until all workers are here.
@@ -71,6 +74,11 @@ class Worker:
         found = list(self._board)
         self.meet()
         return found
+
+    def report(self, underway: Underway) -> None:
+        """Tell the process that started the workers how far they are; the first one speaks for all."""
+        if self.rank == 0:
+            self._answers.send((None, underway))
 
     def connect(self) -> Peers:
         """The way to the other workers, the one that tensors take when a placement runs."""
@@ -98,33 +106,39 @@ def cores_for(devices: int | None) -> list[int]:
 def begin_on_core(core: int, parent: int) -> None:
     """As `begin_worker`, for a forked process that computes on one core."""
     begin_worker(parent)
+    keep_freed_memory()
     sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
 
 
-def run_workers(work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s: float = 600.0) -> list[ResultT]:
-    """What `work` returns in a process on each core, by rank.
+def run_workers(
+    work: Callable[[Worker], ResultT],
+    cores: Sequence[int],
+    limit_s: float = 600.0,
+    report: Report = lambda underway: None,
+) -> list[ResultT]:
+    """What `work` returns in a process on each core, by rank; ``report`` is given what `Worker.report` is.
 
     Raises:
-        ClusterError: a worker failed, ended before its work did, or all of it took longer than ``limit_s``.
+        ClusterError: a worker failed, ended before its work did, or nothing came of them for longer than ``limit_s``.
     """
     context = multiprocessing.get_context("fork")
     barrier, board = context.Barrier(len(cores)), context.Array("d", len(cores))
-    with orderly_end(), tempfile.TemporaryDirectory(prefix="placement-") as folder:
+    with orderly_end(), temporary_folder() as folder:
         started: list[tuple[Any, Connection]] = []
         try:
             for rank, core in enumerate(cores):
                 ours, theirs = context.Pipe(duplex=False)
-                worker = Worker(rank, len(cores), core, limit_s, barrier, board, folder)
-                process = context.Process(target=_main, args=(work, worker, theirs, os.getpid()), daemon=True)
+                worker = Worker(rank, len(cores), core, limit_s, barrier, board, str(folder), theirs)
+                process = context.Process(target=_main, args=(work, worker, os.getpid()), daemon=True)
                 with warnings.catch_warnings():
                     # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
                 theirs.close()
                 started.append((process, ours))
-            return _collected(started, cores, limit_s)
+            return _collected(started, cores, limit_s, report)
         finally:
             for process, ours in started:
                 process.kill()
@@ -132,7 +146,9 @@ def run_workers(work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s
                 ours.close()
 
 
-def _collected(started: Sequence[tuple[Any, Connection]], cores: Sequence[int], limit_s: float) -> list[Any]:
+def _collected(
+    started: Sequence[tuple[Any, Connection]], cores: Sequence[int], limit_s: float, report: Report
+) -> list[Any]:
     results: dict[int, Any] = {}
     rank_of = {ours: rank for rank, (_, ours) in enumerate(started)}
     deadline = time.monotonic() + limit_s
@@ -150,6 +166,10 @@ def _collected(started: Sequence[tuple[Any, Connection]], cores: Sequence[int], 
                 process = started[rank][0]
                 process.join()
                 raise ClusterError(_ended(cores[rank], process.exitcode)) from None
+            if is_done is None:
+                report(found)
+                deadline = time.monotonic() + limit_s
+                continue
             if not is_done:
                 raise ClusterError(found)
             results[rank] = found
@@ -162,7 +182,7 @@ def _ended(core: int, code: int) -> str:
     return f"the worker on core {core} ended with {how}{hint}; try fewer devices or a smaller model."
 
 
-def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection, parent: int) -> None:
+def _main(work: Callable[[Worker], Any], worker: Worker, parent: int) -> None:
     """The life of a worker; its parent ends it where it must end early."""
     begin_on_core(worker.core, parent)
     try:
@@ -173,4 +193,4 @@ def _main(work: Callable[[Worker], Any], worker: Worker, answers: Connection, pa
         answer = False, f"the worker on core {worker.core} failed with {type(error).__name__}: {error}"
         time.sleep(_LAST_WORDS_S)
     with suppress(BrokenPipeError):
-        answers.send(answer)
+        worker._answers.send(answer)

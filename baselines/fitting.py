@@ -1,0 +1,175 @@
+"""A placement that fits, where memory is so tight that no heuristic finds one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from baselines.plan import Plan
+from baselines.search import Budget
+from baselines.units import Units
+from env.loads import loads
+from env.problem import THROUGHPUT, Problem
+from env.simulator import Simulator
+from graphs.errors import InfeasibleError, NotFoundError
+from graphs.opgraph import IntArray
+
+_MOST_PLACEMENTS = 4096  # so many are looked at one by one
+_AT_ONCE = 256
+_BATCH = 32  # neighbours scored at once
+_PATIENCE = 100  # batches without a better placement, before the search begins anew
+_TENURE = 10  # batches for which a unit that was moved stays where it is
+_SWAPS = 0.4  # of the neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """The placement that exceeds memory least, int64 [n], and by how many bytes in all."""
+
+    device: IntArray
+    excess_bytes: float
+
+
+def fitting(problem: Problem, seed: int, budget: Budget) -> Plan:
+    """A placement that fits under the default priority, by `nearest_to_fitting`.
+
+    Raises:
+        NotFoundError: the budget is over, or none of all placements fits in that order.
+    """
+    found = nearest_to_fitting(problem, seed, budget)
+    if found.excess_bytes > 0:
+        raise not_found(problem)
+    return Plan(found.device)
+
+
+def not_found(problem: Problem) -> NotFoundError:
+    """The error for a search that has ended without a placement."""
+    return NotFoundError(
+        f"no placement of graph {problem.graph.name!r} that fits cluster {problem.cluster.name!r} was found, which "
+        "does not prove that there is none."
+    )
+
+
+def none_fits(problem: Problem) -> InfeasibleError:
+    """The error for what an exact solver has proved."""
+    return InfeasibleError(
+        f"no placement of graph {problem.graph.name!r} fits the memory and the pins of cluster "
+        f"{problem.cluster.name!r}: an exact search has proved it."
+    )
+
+
+def nearest_to_fitting(problem: Problem, seed: int, budget: Budget) -> Nearest:
+    """Minimise the bytes by which devices are exceeded, until they are 0 or the budget is over.
+
+    Few placements are looked at one by one. Of more, a tabu search looks at random neighbours, a unit on a full device
+    moved elsewhere or swapped for another, and goes to the best of each batch, but for units that moved lately; where
+    it gets no further it begins anew from units packed in another order. An evaluation is a placement scored.
+
+    Source: F. Glover, "Tabu Search, Part I", ORSA Journal on Computing 1(3), 1989, doi:10.1287/ijoc.1.3.190.
+    """
+    search = _Search(problem, np.random.default_rng(seed), budget)
+    number = math.prod(search.units.allowed.sum(axis=1).tolist())
+    if number <= min(_MOST_PLACEMENTS, max(_AT_ONCE, budget.evaluations_left())):
+        search.look_at_all()
+        return search.nearest()
+    while search.least > 0 and not (budget.over() and search.looked):
+        search.descend()
+    return search.nearest()
+
+
+class _Search:
+    """The search for one problem: scores placements of units, int64 [k, U], and keeps the best of all."""
+
+    def __init__(self, problem: Problem, generator: np.random.Generator, budget: Budget) -> None:
+        self.problem, self.units, self._generator, self._budget = problem, Units(problem), generator, budget
+        self._best = self.units.allowed.argmax(axis=1)
+        self.least: float = math.inf
+        self.looked = False
+
+    @cached_property
+    def _simulator(self) -> Simulator:
+        return Simulator(self.problem)
+
+    def nearest(self) -> Nearest:
+        """The best so far."""
+        if not self.looked:
+            self._excess(self._best[None])
+        return Nearest(self._best[self.problem.group_of], self.least)
+
+    def look_at_all(self) -> None:
+        """Score every placement, some at a time."""
+        choices = [np.flatnonzero(row).tolist() for row in self.units.allowed]
+        for some in _batched(itertools.product(*choices), _AT_ONCE):
+            if self.looked and (self.least == 0 or self._budget.over()):
+                return
+            self._excess(np.array(some, dtype=np.int64))
+
+    def descend(self) -> None:
+        """Search from units packed in a random order, until nothing better is found for some time."""
+        now = self._packed()
+        excess, least, since = self._excess(now[None])[0], math.inf, 0
+        free_at = np.zeros(self.units.count, dtype=np.int64)
+        for step in itertools.count():
+            if self.least == 0 or since > _PATIENCE or self._budget.over():
+                return
+            tried, moved = self._neighbours(now, excess)
+            scored = self._excess(tried)
+            total = scored.sum(axis=1, dtype=np.float64)
+            tabu = (free_at[moved] > step).any(axis=1) & (total >= least)
+            best = int(np.where(tabu, np.inf, total).argmin())
+            now, excess = tried[best], scored[best]
+            free_at[moved[best]] = step + _TENURE
+            least, since = (total[best], 0) if total[best] < least else (least, since + 1)
+
+    def _packed(self) -> IntArray:
+        """int64 [U]: large units first, but for chance, each to the allowed device that has most room left."""
+        kept = self.units.kept_bytes + self.units.working_bytes
+        room = self.problem.capacity_bytes.astype(np.float64)
+        device = np.empty(self.units.count, dtype=np.int64)
+        for u in np.argsort(-kept * self._generator.uniform(0.5, 1.5, len(kept))).tolist():
+            device[u] = np.where(self.units.allowed[u], room, -np.inf).argmax()
+            room[device[u]] -= kept[u]
+        return device
+
+    def _neighbours(self, now: IntArray, excess: IntArray) -> tuple[IntArray, IntArray]:
+        """Placements next to one, int64 [k, U], and the units that move, int64 [k, 2], one of them twice or two."""
+        generator, units = self._generator, self.units
+        tried = np.repeat(now[None], _BATCH, axis=0)
+        moved = np.zeros((_BATCH, 2), dtype=np.int64)
+        over = np.flatnonzero(excess[now] > 0)
+        over = over if len(over) else np.arange(units.count)
+        for k in range(_BATCH):
+            u = int(generator.choice(over))
+            v = int(generator.integers(units.count))
+            if generator.random() < _SWAPS and units.allowed[u, now[v]] and units.allowed[v, now[u]]:
+                tried[k, u], tried[k, v] = now[v], now[u]
+                moved[k] = u, v
+            else:
+                tried[k, u] = generator.choice(np.flatnonzero(units.allowed[u]))
+                moved[k] = u, u
+        return tried, moved
+
+    def _excess(self, placed: IntArray) -> IntArray:
+        """int64 [k, D]: bytes beyond each device's memory; remembers the best."""
+        device = placed[:, self.problem.group_of]
+        if self.problem.objective == THROUGHPUT:
+            held = np.stack([loads(self.problem, row).held_bytes for row in device])
+        else:
+            held = self._simulator.batch(device).peak_bytes
+        excess: IntArray = np.maximum(held - self.problem.capacity_bytes, 0)
+        self._budget.spend(len(placed))
+        total = excess.sum(axis=1, dtype=np.float64)
+        self.looked = True
+        if total.min() < self.least:
+            self.least, self._best = float(total.min()), placed[int(total.argmin())]
+        return excess
+
+
+def _batched(values: Iterator[tuple[int, ...]], size: int) -> Iterator[list[tuple[int, ...]]]:
+    while some := list(itertools.islice(values, size)):
+        yield some
