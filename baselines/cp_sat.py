@@ -25,6 +25,8 @@ PROVABLE_INTERVALS = 1_000  # up to here a proof within a minute is likely enoug
 _WORKERS = 2  # whatever the number of cores, one for each of these ways to search
 _SUBSOLVERS = ("no_lp", "objective_lb_search_no_lp")
 _COARSE_SHARE = 0.5  # of the budget, for coarse units where memory may bind
+# Where memory may bind, evaluations in fine units take fifty times as long, and what is not proved by then never is.
+_MOST_CREEPING = 500
 _START_SHARE = 0.3  # of the budget, to find a plan that fits where none is known
 _PER_EVALUATION = 1e-4  # deterministic time, roughly seconds, that one evaluation stands for
 _ROUNDING = 1e-6  # relative; whole units of time cannot tell apart what is closer, so it counts as proved
@@ -60,8 +62,13 @@ def cp_sat(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) 
     if not starts:
         search.look_for_a_start(seed)
     if search.is_worth_it():
-        for bits in (COARSE_BITS, BITS) if memory_may_bind(problem) else (BITS,):
-            search.run(seed, bits, _COARSE_SHARE if bits == COARSE_BITS else 1.0)
+        if memory_may_bind(problem):
+            search.run(seed, COARSE_BITS, budget.part(_COARSE_SHARE))
+            fine = budget.part(1.0)
+            fine.evaluations = min(fine.evaluations, _MOST_CREEPING)
+            search.run(seed, BITS, fine)
+        else:
+            search.run(seed, BITS, budget.part(1.0))
     return search.found()
 
 
@@ -97,15 +104,14 @@ class _Search:
             return False
         return _intervals(self._problem) <= MOST_INTERVALS
 
-    def run(self, seed: int, bits: int, fraction: float) -> None:
-        """Solve the model in units so fine.
+    def run(self, seed: int, bits: int, part: Budget) -> None:
+        """Solve the model in units so fine, within a part of the budget.
 
         Raises:
             InfeasibleError: the solver has proved that no placement fits.
         """
         from ortools.sat.python import cp_model
 
-        part = self._budget.part(fraction)
         best, best_s = self.best()
         horizon_s = serial_s(self._problem) if best is None else best_s
         if part.over() or self._proved(best_s) or not 0 < horizon_s < math.inf:

@@ -67,7 +67,7 @@ class Pairs:
             most: ops brought to one device at most; the rest is left out, which weakens the bound. None: what a
                 second allows.
         """
-        return self._earliest(self.order, self.target, self.source, most)
+        return self._earliest(self.order.copy(), self.target, self.source, most)
 
     def tails(self, most: int | None = None) -> FloatArray:
         """float64 [n]: seconds that must pass after each op has ended: `heads` of the reversed graph."""

@@ -17,6 +17,7 @@ from env.reference_loads import reference_loads
 from env.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
+from graphs.show import show, show_line
 from graphs.units import format_seconds
 from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
 from placement.result import OWN_ORDER, Result, relative_gap
@@ -49,10 +50,10 @@ class Verification:
 
     def summary(self) -> str:
         """One line for people, or one per problem."""
-        what = f"{self.result.graph_name} on {self.result.cluster_name}, method {self.result.method}"
+        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, method {show(self.result.method)}"
         if self.holds:
             return f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
-        return "\n".join([f"does not hold: {what}", *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([f"does not hold: {what}", *(f"  {show_line(problem)}" for problem in self.problems)])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

@@ -196,12 +196,12 @@ X, Y = torch.ones(5, 6), torch.ones(5, 4)
         (([1.0], Y), {}, "argument 'x' is missing or no tensor"),
         ((X.to("meta"), Y), {}, "'x' is on meta, without data; to run the model give it a tensor that has data"),
         ((X.long(), Y), {}, "argument 'x' is torch.int64; expected torch.float32, as captured; convert it, or place"),
-        # The batch may change; what else changed is to blame.
+        # The batch may change, and what the model takes; what it does not take is to blame.
         (
             (torch.ones(3, 7), torch.ones(3, 4)),
             {},
-            "argument 'x' has 7 in dimension 1; expected 6, shape (5, 6) as captured; only dimension 0, the batch, may "
-            "change, so place the model for these shapes",
+            "argument 'x' has 7 in dimension 1; expected 6, shape (5, 6) as captured, and for these shapes tracing "
+            "failed in module 'left' (Linear)",
         ),
     ],
 )

@@ -381,6 +381,27 @@ def test_the_communication_model_can_be_chosen(call: Call, graph_file: Path) -> 
     assert blocking > 1.001e-3  # sending and receiving stop the devices
 
 
+def test_the_share_of_memory_to_fill_can_be_chosen(call: Call, tmp_path: Path) -> None:
+    save_graph(branches(kept_bytes=4 * 10**9), tmp_path / "large.json")
+    words = ["optimize", "large.json", "--method", "single_device", *CLUSTER]
+    assert call(*words)[0] == 0  # 16 GB of 17.18, of which 1.07 are reserved
+    refused(
+        call(*words, "--memory-fraction", 0.9), "op 'd' keeps 4 GB", "where 3.46 GB (3461882265 bytes) are free", code=1
+    )
+    code, answer, _ = call(*words, "--memory-fraction", 1, "--json")
+    assert code == 0
+    assert "--memory-fraction 1.0" in json.loads(answer)["command"]
+    refused(call(*words, "--memory-fraction", 0), "memory fraction = 0.0; expected a number above 0 and at most 1")
+
+
+def test_times_at_the_peak_rates_of_a_preset_are_said_to_be_a_best_case(call: Call, tmp_path: Path) -> None:
+    for name, op in (("modelled", Op("a", flops=1e9)), ("measured", Op("a", flops=1e9, time_s={"*": 1e-3}))):
+        save_graph(OpGraph.build([op], []), tmp_path / "one.json")
+        for command in ("compare --methods", "optimize --method"):
+            said = call(*command.split(), "heft", "one.json", *CLUSTER)[1]
+            assert ("at the peak rates of data sheets: a best case" in said) == (name == "modelled")
+
+
 def test_a_published_problem_brings_devices_and_communication(call: Call, tmp_path: Path) -> None:
     nodes = [
         {"id": i, "supportedOnFpga": 1, "cpuLatency": 90, "fpgaLatency": 9, "isBackwardNode": 0, "size": 5}
@@ -397,10 +418,12 @@ def test_a_published_problem_brings_devices_and_communication(call: Call, tmp_pa
 
 
 def test_what_if(call: Call, graph_file: Path, tmp_path: Path) -> None:
-    words = ["--methods", "heft", "-o", "w.json"]
+    words = ["--methods", "heft", "-o", "w.json", "--html", "w.html"]
     code, out, err = call("compare", graph_file, *CLUSTER, "--sweep", "devices=1..3", *words)
     assert (code, err) == (0, "")
     assert "4xV100-pcie with 2" in out
+    assert "report: w.html" in out
+    assert "4xV100-pcie with 2" in (tmp_path / "w.html").read_text(encoding="utf-8")
     assert "Adding devices stops helping at 2" in out
     document = json.loads((tmp_path / "w.json").read_text(encoding="utf-8"))
     assert [case["devices"] for case in document["cases"]] == [1, 2, 3]
@@ -508,11 +531,13 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices to sweep over, got 5"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": ["--sweep takes devices=FIRST..LAST"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": [
+            "--sweep takes numbers of devices, devices=FIRST..LAST or"
+        ],
         f"compare {graph_file} --sweep devices=1..2": ["does not say which devices there are"],
         f"compare {graph_file} --clusters , ": ["--clusters names no cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --clusters 2xK40-pcie": ["give one of them"],
-        f"compare {graph_file} --clusters 2xK40-pcie --html r.html": ["--html and --trace show one cluster"],
+        f"compare {graph_file} --clusters 2xK40-pcie --trace t.json": ["--trace shows one cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed -1": ["--seed", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed one": ["--seed", "integer"],
         f"compare {graph_file} --cluter x": ["unknown option '--cluter', did you mean '--cluster'?", "--html"],

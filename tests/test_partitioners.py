@@ -422,8 +422,8 @@ def test_the_note_names_stages_and_says_where_memory_changes_them() -> None:
     """Three replicas of the first two layers stash two mini-batches of 1,010 bytes each; all parameters are behind."""
     graph = training([1.5, 1.5, 1.0], [1000, 10, 10], [0, 0, 400])
 
-    def note(memory: int) -> str:
-        return pipedream(Problem(graph, gpus(4, memory, bandwidth=10.0), THROUGHPUT), 0).note
+    def note(memory: int) -> str:  # one step needs less memory than the steps in flight of a pipeline
+        return pipedream(Problem(graph, gpus(4, memory, bandwidth=10.0), LATENCY), 0).note
 
     best = "2 stages on 3-1 devices: 3 s per mini-batch, 2 in flight"
     assert note(2020) == f"With stages replicated, PipeDream would run {best}."
@@ -442,6 +442,16 @@ def test_the_note_says_where_no_pipeline_fits() -> None:
     assert pipedream(Problem(graph, gpus(4, 460, bandwidth=10.0), THROUGHPUT), 0).note == (
         "No pipeline of PipeDream's holds its mini-batches in flight in 460 bytes per device; without that limit, "
         "it would be 2 stages on 3-1 devices: 8.89 s per mini-batch, 2 in flight."
+    )
+
+
+def test_replicas_that_are_slower_than_the_placement_are_no_advice() -> None:
+    """Two mini-batches in flight do not fit into the first half; four replicas would synchronise for 40 s."""
+    graph = training([1.5, 1.5, 3.0], [900, 1, 1], [400, 400, 800])
+    assert pipedream(Problem(graph, gpus(2, 2700, bandwidth=10.0), LATENCY), 0).note == (
+        "Replicating stages would gain nothing over 9 s: PipeDream, which also keeps the weights once for each "
+        "mini-batch in flight, would run everything on a single device: 18 s per mini-batch, 1 in flight (without a "
+        "limit of memory, 2 stages on 1-1 devices: 9 s per mini-batch, 2 in flight)."
     )
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import signal
+import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -283,6 +284,14 @@ def flipped(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def of_places_before_the_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.rfind(b"PK\5\6") + 16
+    (start,) = struct.unpack("<I", data[at : at + 4])
+    data[at : at + 4] = struct.pack("<I", start + 96)
+    path.write_bytes(bytes(data))
+
+
 def no_numbers(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         text, tensors = archive.read("policy.json"), safetensors.torch.load(archive.read("weights.safetensors"))
@@ -295,6 +304,7 @@ def no_numbers(path: Path) -> None:
     [
         (shorter, "is cut short or damaged, expected a policy file"),
         (flipped, "is cut short or damaged, expected a policy file"),
+        (of_places_before_the_file, "is cut short or damaged, expected a policy file"),
         (Path.unlink, "No such file or directory; check the path"),
         (lambda path: path.write_bytes(b""), "is not a policy file, which `placement train` writes"),
         (lambda path: path.write_text("{}"), "is not a policy file"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placement.cli import options
-from placement.cli.measuring import measured_cluster
+from placement.cli.measuring import measured_now, show_measured
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -112,7 +112,12 @@ def clusters(
 
         emit_rich(*clusters_table(known))
         return
-    cluster = measured_cluster(devices) if measure or name is None else read_cluster(name)
+    measured = None
+    if measure or name is None:
+        measured = measured_now(devices)
+        cluster = measured.cluster
+    else:
+        cluster = read_cluster(name)
     if output:
         from graphs.disk import write_atomically
 
@@ -121,6 +126,8 @@ def clusters(
         emit_json(cluster_to_dict(cluster))
     elif as_toml:
         emit(cluster.to_toml())
+    elif measured is not None:
+        show_measured(measured, devices, output)
     elif not output:
         from placement.cli.tables import cluster_details
 

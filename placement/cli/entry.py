@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ def _explain(error: Exception) -> int:
         return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of compiled code that is kept, say
+        return _say("cannot write: no space is left on the disk, of compiled code or of output; free some.", BAD_INPUT)
     return _admit(error)
 
 
@@ -57,7 +60,9 @@ def _admit(error: Exception) -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    print("placement:", " ".join(sentence.split()), file=sys.stderr)
+    from graphs.show import show_line
+
+    print("placement:", show_line(sentence), file=sys.stderr)
     return code
 
 

@@ -57,7 +57,8 @@ def compare(
             "--sweep",
             metavar="devices=1..8",
             show_default=False,
-            help="What if: one row for each number of the cluster's devices, and where adding one stops helping.",
+            help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
+            "stops helping.",
         ),
     ] = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
@@ -94,10 +95,10 @@ def compare(
     asked: dict[str, Any] = {"seed": seed, "objective": objective, "priority": priority}
     asked |= {"budget_s": budget_s, "evaluations": evaluations}
     if clusters is not None or sweep is not None:
-        if html is not None or trace is not None:
-            raise typer.BadParameter("--html and --trace show one cluster; leave out --clusters and --sweep.")
+        if trace is not None:
+            raise typer.BadParameter("--trace shows one cluster; leave out --clusters and --sweep.")
         targets = _targets(source, cluster, clusters, sweep, communication, memory_fraction)
-        _what_if(source, targets, names, asked, sweep is not None, command, output, as_json)
+        _what_if(source, targets, names, asked, sweep is not None, command, html, output, as_json)
         return
     target = cluster_for(source, cluster, communication, memory_fraction)
     with progress("bounding", len(names or default_methods(objective))) as report:
@@ -192,7 +193,10 @@ def optimize(
     if as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        emit("\n".join([result.summary(), *written]))
+        from placement.cli.tables import at_peak
+
+        note = at_peak(result.graph, result.cluster)
+        emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
         others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")
@@ -303,6 +307,7 @@ def _what_if(
     asked: dict[str, Any],
     is_sweep: bool,
     command: str,
+    html: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -314,6 +319,12 @@ def _what_if(
     with progress("comparing", len(targets)) as report:
         found = what_if(source.graph, targets, names or [AUTO], is_sweep=is_sweep, progress=report, **asked)
     found = dataclasses.replace(found, command=command)
+    written = []
+    if html is not None:
+        from placement.report import write_what_if
+
+        write_what_if(found, html)
+        written.append(f"report: {html}")
     if output is not None:
         write_atomically(output, found.to_json())
     if as_json:
@@ -321,7 +332,7 @@ def _what_if(
     else:
         from placement.cli.tables import what_if_table
 
-        emit_rich(*what_if_table(found), found.verdict(), f"again: {command}")
+        emit_rich(*what_if_table(found), found.verdict(), *written, f"again: {command}")
     if all(case.objective_s is None for case in found.cases):
         raise InfeasibleError(f"{source.graph.name} fits on none of these clusters: {found.cases[0].reason}")
 

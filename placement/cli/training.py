@@ -12,7 +12,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, progress, usage_errors
+from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, note, progress, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -191,10 +191,7 @@ def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], N
     def begin(session: Session) -> None:
         sessions.append(session)
         if session.resumed_from:
-            print(
-                f"placement: note: going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.",
-                file=sys.stderr,
-            )
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
 
     if not is_terminal(sys.stderr):
         yield begin, None
@@ -202,7 +199,7 @@ def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], N
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+    with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
         live.update("preparing")
         yield begin, lambda status: live.update(_table(sessions[0], status))
 
@@ -212,6 +209,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
+    from graphs.show import show
     from graphs.units import format_seconds
     from placement.result import relative_gap
 
@@ -224,7 +222,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     ):
         gap = "–" if best_s is None or session.is_measured else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
         figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, solver.lower_bound_s)]
-        table.add_row(label, *figures, gap)
+        table.add_row(show(label), *figures, gap)
     update = status.update
     line = (
         f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; entropy {update.entropy:.2f}, "

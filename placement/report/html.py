@@ -20,7 +20,7 @@ from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
 from placement.methods import measure
 from placement.report.content import page_data, shown_schedules
-from placement.report.methods import bars, rows
+from placement.report.methods import bars, notes, rows
 from placement.report.words import NO_GAP, format_percent, headline, leaders
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
@@ -44,7 +44,7 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     problem = Problem(graph, cluster, comparison.objective)
     data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Template(_asset("page.html")).substitute(
+    return Template(asset("page.html")).substitute(
         title=escape(f"{graph.name} on {cluster.name}"),
         graph=escape(graph.name),
         cluster=escape(cluster.name),
@@ -53,15 +53,17 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         Measure=measure(comparison.objective).capitalize(),
         tiles=_tiles(comparison),
         rows=rows(comparison),
+        notes=notes(comparison),
         bars=bars(comparison),
         facts=_facts(comparison, comparison.command if command is None else command),
-        style=_asset("style.css"),
-        script="\n".join(_asset(name) for name in SCRIPTS),
+        style=asset("style.css"),
+        script="\n".join(asset(name) for name in SCRIPTS),
         data=text.replace("<", "\\u003c"),  # so that no name can end the script element
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of ``assets/``."""
     return resources.files("placement.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 

@@ -146,19 +146,16 @@ def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:
 
 
 def check_batch(program: Program, leaves: Mapping[str, Any]) -> None:
-    """Refuse other shapes than captured, unless another batch size explains them all.
+    """Refuse another number of dimensions than captured, and batch sizes that differ between arguments.
 
     Raises:
         MismatchError: names the argument and the dimension.
     """
     others = list(_other_shapes(program, leaves))
     for path, captured, shape in others:
-        if not shape or len(shape) != len(captured) or shape[1:] != captured[1:]:
-            # Another batch size alone would do, so it is not to blame.
-            raise MismatchError(
-                f"{_misfit(path, captured, shape, first=1)}; only dimension 0, the batch, may change, so place the "
-                "model for these shapes."
-            )
+        if not shape or len(shape) != len(captured):
+            raise MismatchError(f"{_misfit(path, captured, shape)}; place the model for these shapes.")
+    others = [(path, captured, shape) for path, captured, shape in others if captured[0] != shape[0]]
     if not others:
         return
     first, old, new = others[0][0], others[0][1][0], others[0][2][0]
@@ -180,6 +177,13 @@ def _other_shapes(
         captured, shape = value_of(node).layout.shape, tuple(leaves[path].shape)
         if captured != shape:
             yield path, captured, shape
+
+
+def other_shape(program: Program, leaves: Mapping[str, Any]) -> str:
+    """Which argument has another shape than captured, and in which dimension: the batch, if no other."""
+    others = list(_other_shapes(program, leaves))
+    path, captured, shape = next((other for other in others if other[1][1:] != other[2][1:]), others[0])
+    return _misfit(path, captured, shape, first=int(captured[1:] != shape[1:]))
 
 
 def _misfit(path: str, captured: tuple[int, ...], shape: tuple[int, ...], first: int = 0) -> str:

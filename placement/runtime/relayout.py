@@ -1,4 +1,4 @@
-"""A layout for another capture of the same model: another batch size, or inference instead of training."""
+"""A layout for another capture of the same model: other sizes, or inference instead of training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def same_ops(program: Program, layout: Layout) -> Layout:
     mine, theirs = program.graph.op_names, layout.step.program.graph.op_names
     if mine != theirs:
         name = next(iter(set(mine) ^ set(theirs)), "in another order")
-        raise MismatchError(
-            f"for these inputs the model runs other ops than placed (op {name!r}); place the model for these shapes."
-        )
+        raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it for these shapes.")
     return Layout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
 
 

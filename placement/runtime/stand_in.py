@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any, Self
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from graphs.errors import MismatchError
 from placement.runtime.layout import Layout
+from placement.runtime.methods import Methods
 from placement.runtime.states import States
 
 
@@ -49,13 +51,14 @@ class DropIn(nn.Module):
 
 
 class StandIn(DropIn):
-    """A model that runs op by op, as placed."""
+    """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
 
     _states: States
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__(model)
         self._layout = layout
+        self._methods = Methods(model)
         self._check_parameters()
         self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
@@ -68,6 +71,12 @@ class StandIn(DropIn):
         if mode and not self._layout.step.program.train:
             raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
         return super().train(mode)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if isinstance(found, MethodType) and found.__self__ is self.__dict__.get("_model"):
+            return self._methods.bound(found, self)
+        return found
 
     def _take_mode(self) -> None:
         """Be in the mode that the model is in, or in the only one that was placed."""

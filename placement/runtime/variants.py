@@ -12,8 +12,8 @@ from torch import nn
 from graphs.capture import capture_program
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
-from graphs.errors import MismatchError
-from placement.runtime.arguments import check_batch, check_call, check_kinds
+from graphs.errors import CaptureError, MismatchError
+from placement.runtime.arguments import check_batch, check_call, check_kinds, other_shape
 from placement.runtime.layout import Layout
 from placement.runtime.relayout import nearest, same_ops
 
@@ -21,7 +21,7 @@ _MODES = {True: "training", False: "evaluation"}
 
 
 class Variants:
-    """Layouts of a model by mode and shapes: another batch size has the ops of the planned step, evaluation others.
+    """Layouts of a model by mode and shapes: other sizes have the ops of the planned step, evaluation has others.
 
     Args:
         model: what is captured.
@@ -79,6 +79,10 @@ class Variants:
         check_batch(program, leaves)
         if all(leaves[path].shape == value_of(node).layout.shape for path, node in program.trace.arguments.items()):
             return self._layout
-        with self._lent():
-            captured = capture_program(self._model, args, kwargs, train=program.train, loss=self._loss, name=name)
-        return same_ops(captured, self._layout)
+        try:
+            with self._lent():
+                captured = capture_program(self._model, args, kwargs, train=program.train, loss=self._loss, name=name)
+            return same_ops(captured, self._layout)
+        except (CaptureError, MismatchError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise MismatchError(f"{other_shape(program, leaves)}, and for these shapes {reason}.") from error
