@@ -116,10 +116,12 @@ def test_nothing_that_fits_says_so(fake: None, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(softmax_policy.SoftmaxPolicy, "propose", all_on_one)
     result = optimize(graph, PAIR, "hierarchical", evaluations=30)
     assert not result.feasible
-    assert result.reason == (
+    assert result.reason is not None
+    assert result.reason.startswith(
         "hierarchical tried 32 placements of 'two_branches' and none fits cluster 'pair'; give it a larger budget, or "
-        "use method auto."
+        "use method auto. The step keeps 168 MB, and "
     )
+    assert "what would help: more devices or memory, half precision." in result.reason
 
 
 # -- the pretrained policy --------------------------------------------------------------------------------------
