@@ -47,8 +47,8 @@ def render_what_if(found: WhatIf) -> str:
 def _among(found: WhatIf) -> str:
     if not found.is_sweep:
         return f"{len(found.cases)} clusters"
-    whole = found.cases[-1].cluster.name.rpartition(" with ")[0]
-    return f"more and more devices of {whole}"
+    name = found.cases[-1].cluster.name
+    return f"more and more devices of {name.rpartition(' with ')[0] or name}"
 
 
 def _lower_bound_s(case: Case) -> float | None:
