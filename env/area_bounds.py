@@ -62,7 +62,7 @@ class Work:
 
 
 def _dearest(totals: FloatArray, size: FloatArray, start: FloatArray | None) -> tuple[float, FloatArray]:
-    """Good prices for ``value = sum_g min_k y_k totals[g, k]`` with ``sum size_k y_k = 1``; returns value and prices."""
+    """``sum_g min_k y_k totals[g, k]`` for good prices with ``sum size_k y_k = 1``; returns value and prices."""
     k = len(size)
     price = _by_load(totals, size)
     if k > 1 and len(totals):
@@ -83,7 +83,8 @@ def _by_load(totals: FloatArray, size: FloatArray) -> FloatArray:
     """Prices under which all of the work costs the same on each class: the best where speeds are all that differs."""
     load = np.where(np.isfinite(totals), totals, 0.0).sum(axis=0)
     price = 1.0 / np.where(load > 0, load, 1.0)
-    return price / (price * size).sum()
+    result: FloatArray = price / (price * size).sum()
+    return result
 
 
 def _joined(totals: FloatArray, most: int) -> FloatArray:

@@ -1,6 +1,6 @@
 """Lower bounds on step time and largest load, and proofs that nothing fits (docs/score.md, "Bounds").
 
-All of them hold for every placement that respects pins and colocation, under every order of work.
+All of them hold for every placement that fits and respects pins and colocation, under every order of work.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Bound:
     Attributes:
         critical_path_s: longest path, every op on its fastest allowed device, free transfers. For throughput 0: steps
             overlap.
-        communication_s: the same where a path either pays for a transfer or keeps what it joins on one device. For
-            throughput 0.
+        communication_s: the same where a path either pays for a transfer or keeps what it joins on one device, which
+            must have room for it. For throughput 0.
         area_s: least time in which all work fits, fractionally, on the devices it is allowed on.
         interval_s: the same for work between a common head and a common tail, and for groups that share one device. For
             throughput the largest unit of placement on its fastest allowed device.

@@ -22,6 +22,7 @@ from env.measurer import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.disk import stem
 from graphs.errors import ClusterError, UnknownNameError
+from graphs.opgraph_checks import BYTES_LIMIT
 from graphs.show import is_text
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
 ]
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
-MOST_BYTES = 2**62  # no graph has as many bytes, and sums and differences with such numbers stay within int64
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
@@ -382,8 +382,8 @@ def _whole_bytes(what: str, key: str, value: Any) -> int:
     _check_amount(what, key, value)
     if value != int(value):
         raise _refusal(what, key, value, "a whole number of bytes")
-    if value > MOST_BYTES:
-        raise _refusal(what, key, value, f"at most {MOST_BYTES} bytes; a device whose memory does not matter has 2**60")
+    if value >= BYTES_LIMIT:
+        raise _refusal(what, key, value, "a whole number of bytes below 2**62; memory that does not matter is 2**60")
     return int(value)  # 16e9 is how people write it
 
 

@@ -64,7 +64,7 @@ class Problem:
         for d, device in enumerate(self.cluster.devices):
             peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
             with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
-                seconds = graph.kernels * device.launch_overhead_s + np.maximum(
+                seconds = graph.kernels * float(device.launch_overhead_s) + np.maximum(
                     graph.flops / peak, graph.bytes_moved / device.bytes_per_s
                 )
             for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins

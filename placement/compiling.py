@@ -21,7 +21,7 @@ from baselines.portfolio import STARTS
 from baselines.search import Budget
 from env.bounds import lower_bound
 from env.compiling import listening, report
-from env.problem import LATENCY, Problem
+from env.problem import LATENCY, THROUGHPUT, Problem
 from env.scoring import Scorer
 from placement.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
 from placement.two_ops import two_ops
@@ -55,7 +55,8 @@ def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:
         if method in HEURISTICS:
             parts.append(method)
         elif method == AUTO:
-            parts += heuristics_for(problem)
+            names = heuristics_for(problem)
+            parts += [name for name in names if problem.objective == THROUGHPUT or name in STARTS[LATENCY]]
             if search:
                 parts += [_LOCAL, _SEQUENCES] if baselines.exact_is_tractable(problem) else [_LOCAL]
         elif method in SEARCHES:

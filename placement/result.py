@@ -358,6 +358,10 @@ def _parse(text: str, where: str) -> Any:
         ) from None
     except RecursionError:
         raise MismatchError(f"{where} nests too deeply to be a result.") from None
+    except MismatchError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise MismatchError(f"{where} holds a number that cannot be read: {error}.") from None
 
 
 def _result_from_document(document: Any, where: str) -> Result:

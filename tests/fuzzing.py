@@ -155,8 +155,8 @@ class Worker:
             raise RuntimeError("it has no pipes")
         process.stdin.write(f"{kind} {seed} {number}\n")
         process.stdin.flush()
-        # Processor time is limited within; this is for one that sleeps.
-        if not select.select([process.stdout], [], [], 24 * SECONDS)[0]:
+        # Processor time is limited within; this is for one that sleeps, on a machine however busy.
+        if not select.select([process.stdout], [], [], 120 * SECONDS)[0]:
             process.kill()
         line = process.stdout.readline()
         if line:

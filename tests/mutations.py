@@ -173,6 +173,8 @@ def _in_archive(data: bytes, rng: random.Random) -> bytes:
             members = {name: old.read(name) for name in old.namelist()}
     except Exception:
         return _in_bytes(data, rng)
+    if not members:
+        return _in_bytes(data, rng)
     names = sorted(members)
     # Programs and records are worth most of the damage.
     name = rng.choice([n for n in names if n.endswith(".json")] or names) if rng.random() < 0.75 else rng.choice(names)

@@ -562,7 +562,7 @@ def test_optimize_then_verify(call: Call, graph_file: Path, tmp_path: Path) -> N
     assert out.startswith("holds: branches on 4xV100-pcie, method auto, 3.0")
     document = json.loads(call("verify", "p.json", "--graph", "moved.json", *CLUSTER, "--json")[1])
     assert document["holds"] is True
-    assert document["problems"] == []
+    assert document["problems"] == document["not_checked"] == []
 
 
 def test_optimize_json_has_every_field_but_the_graph(call: Call, graph_file: Path) -> None:
@@ -585,6 +585,23 @@ def test_verify_refutes_a_false_figure_with_exit_1(call: Call, graph_file: Path,
     assert "the result says 0.001" in out
     code, out, _ = call("verify", "p.json", "--json")
     assert (code, json.loads(out)["holds"]) == (1, False)
+
+
+def test_verify_says_that_it_cannot_prove_a_searchs_bound(call: Call, tmp_path: Path) -> None:
+    parts = [Op(name, time_s={"*": seconds}) for name, seconds in zip("abcd", (5e-3, 4e-3, 3e-3, 3e-3), strict=True)]
+    save_graph(OpGraph.build(parts, [], "parts"), "parts.json")
+    words = ["--cluster", "2xK40-pcie", "--method", "local_search", "--evaluations", 50]
+    assert call("optimize", "parts.json", *words, "-o", "p.json")[0] == 0
+    document = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
+    objective_s = document["objective_s"]
+    assert document["lower_bound_s"] < objective_s
+    document |= {"lower_bound_s": objective_s, "gap": 0.0}
+    (tmp_path / "p.json").write_text(json.dumps(document), encoding="utf-8")
+    code, out, _ = call("verify", "p.json")
+    assert code == 0
+    assert "  not checked: lower_bound_s and gap: local_search says that it has proved 6 ms, 5 ms is sure." in out
+    (sentence,) = json.loads(call("verify", "p.json", "--json")[1])["not_checked"]
+    assert sentence.startswith("lower_bound_s and gap: ")
 
 
 def test_verify_refuses_what_does_not_fit(call: Call, graph_file: Path, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
+from strategies import clusters, problems
 
 from baselines.chain_split import chain, chain_bytes, chain_time
 from baselines.min_cut import UnitGraph, min_cut
@@ -491,6 +492,26 @@ def test_levels_of_real_machines(preset: str, expected: list[Level]) -> None:
     levels, devices = network_levels(problem, np.arange(problem.cluster.n_devices))
     assert list(levels) == expected
     assert devices.tolist() == list(range(problem.cluster.n_devices))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(clusters(min_devices=1, max_devices=5))
+def test_a_level_hangs_together_at_its_bandwidth(cluster: Cluster) -> None:
+    problem = Problem(row([1.0]), cluster)
+    levels, devices = network_levels(problem, np.arange(cluster.n_devices))
+    assert sorted(devices.tolist()) == list(range(cluster.n_devices))
+    both = np.minimum(problem.bandwidth_bytes_per_s, problem.bandwidth_bytes_per_s.T)
+    sizes = {1} if cluster.n_devices > 1 else set()
+    expected = [] if sizes else [Level(1, math.inf)]
+    for least in sorted({both[a, b] for a in range(cluster.n_devices) for b in range(a)}, reverse=True):
+        joined = nx.Graph()
+        joined.add_nodes_from(range(cluster.n_devices))
+        joined.add_edges_from(np.argwhere(both >= least).tolist())
+        counts = {len(part) for part in nx.connected_components(joined)}
+        if len(counts) == 1 and max(counts) > max(sizes):
+            expected.append(Level(max(counts) // max(sizes), least))
+            sizes |= counts
+    assert list(levels) == expected
 
 
 def test_levels_of_parts_of_a_cluster() -> None:

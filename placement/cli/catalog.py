@@ -36,7 +36,7 @@ def models(
     rows = []
     with progress("starting", len(chosen)) as report:
         for done, name in enumerate(chosen):
-            report(f"capturing {name}", done)
+            report(f"reading {name} (captured once, then kept)", done)
             graph = model_graph(name, train)
             gain = potential(graph, device)
             rows.append(
