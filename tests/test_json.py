@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.cli import run
@@ -51,6 +52,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
     ops = [Op(name, time_s={"*": 1e-3}) for name in "abcd"]
     save_graph(OpGraph.build(ops, [Tensor("a", 10, ("b", "c")), Tensor("b", 10, ("d",))], "g"), "g.json")
+    every = "compute_efficiency = 0.5\nbandwidth_efficiency = 0.5\nkind ="  # fields that are left out where they are 1
+    toml = Cluster.preset("2xK40-pcie").to_toml().replace("kind =", every)
+    (tmp_path / "every.toml").write_text(toml, encoding="utf-8")
     return tmp_path
 
 
@@ -58,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("section", "words"),
     [
         ("models", ["models", "alexnet"]),
-        ("clusters NAME", ["clusters", "2xK40-pcie"]),
+        ("clusters NAME", ["clusters", "every.toml"]),
         ("capture", ["capture", "g.json"]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
