@@ -24,7 +24,7 @@ def make_files(folder: Path) -> None:
     placement.optimize(graph, cluster, "heft").save(folder / "result.json")
     (folder / "neurips.json").write_text(json.dumps(_problem()))
     (folder / "profile.txt").write_text(_PROFILE)
-    placement.train(graph, cluster, "hierarchical", output=folder / "policy.zip", timesteps=8, warm_start=False)
+    placement.train(graph, cluster, "hierarchical", output=folder / "policy.zip", evaluations=8, warm_start=False)
     for leftover in folder.glob("policy.best*"):
         leftover.unlink()
     _make_onnx(folder / "onnx.onnx")
