@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baselines.cp_sat_model import BITS, COARSE_BITS, build, memory_may_bind, serial_s
+from baselines.cp_sat_model import BITS, COARSE_BITS, build, memory_may_bind, packing, serial_s
 from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from baselines.plan import Plan
 from baselines.search import Budget, Found, run_interruptible
@@ -25,6 +25,8 @@ PROVABLE_INTERVALS = 1_000  # up to here a proof within a minute is likely enoug
 _WORKERS = 2  # whatever the number of cores, one for each of these ways to search
 _SUBSOLVERS = ("no_lp", "objective_lb_search_no_lp")
 _COARSE_SHARE = 0.5  # of the budget, for coarse units where memory may bind
+# Where memory may bind, evaluations in fine units take fifty times as long, and what is not proved by then never is.
+_MOST_CREEPING = 500
 _START_SHARE = 0.3  # of the budget, to find a plan that fits where none is known
 _PER_EVALUATION = 1e-4  # deterministic time, roughly seconds, that one evaluation stands for
 _ROUNDING = 1e-6  # relative; whole units of time cannot tell apart what is closer, so it counts as proved
@@ -60,8 +62,15 @@ def cp_sat(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) 
     if not starts:
         search.look_for_a_start(seed)
     if search.is_worth_it():
-        for bits in (COARSE_BITS, BITS) if memory_may_bind(problem) else (BITS,):
-            search.run(seed, bits, _COARSE_SHARE if bits == COARSE_BITS else 1.0)
+        if not search.has_plan:
+            search.check_room(seed, budget.part(_START_SHARE))
+        if memory_may_bind(problem):
+            search.run(seed, COARSE_BITS, budget.part(_COARSE_SHARE))
+            fine = budget.part(1.0)
+            fine.evaluations = min(fine.evaluations, _MOST_CREEPING)
+            search.run(seed, BITS, fine)
+        else:
+            search.run(seed, BITS, budget.part(1.0))
     return search.found()
 
 
@@ -83,6 +92,23 @@ class _Search:
         if nearest.excess_bytes == 0:
             self._plans.append(Plan(nearest.device))
 
+    @property
+    def has_plan(self) -> bool:
+        """Whether any is known."""
+        return bool(self._plans)
+
+    def check_room(self, seed: int, part: Budget) -> None:
+        """Solve a model of memory without time, which is quick.
+
+        Raises:
+            InfeasibleError: it has no solution, so no placement fits.
+        """
+        from ortools.sat.python import cp_model
+
+        model, solver = packing(self._problem), _solver(cp_model, seed, part)
+        if self._solved(solver, model, part) == cp_model.INFEASIBLE:
+            raise none_fits(self._problem)
+
     def best(self) -> tuple[Plan | None, float]:
         """The best plan and its value in seconds, infinite without one."""
         if not self._plans:
@@ -97,33 +123,36 @@ class _Search:
             return False
         return _intervals(self._problem) <= MOST_INTERVALS
 
-    def run(self, seed: int, bits: int, fraction: float) -> None:
-        """Solve the model in units so fine.
+    def run(self, seed: int, bits: int, part: Budget) -> None:
+        """Solve the model in units so fine, within a part of the budget.
 
         Raises:
             InfeasibleError: the solver has proved that no placement fits.
         """
         from ortools.sat.python import cp_model
 
-        part = self._budget.part(fraction)
         best, best_s = self.best()
         horizon_s = serial_s(self._problem) if best is None else best_s
         if part.over() or self._proved(best_s) or not 0 < horizon_s < math.inf:
             return
         made = build(self._problem, self._schedule(best), horizon_s, self._least_s(), bits)
-        solver = _solver(cp_model, made, seed, part)
-        if part.over():
-            self._budget.absorb(part)
-            return
-        status = run_interruptible(lambda: solver.solve(made.model), solver.stop_search, part)
-        spent = math.ceil(solver.response_proto.deterministic_time / _PER_EVALUATION)
-        part.spend(min(spent, int(min(part.evaluations_left(), 2**62))))
-        self._budget.absorb(part)
-        self._spent += spent
+        solver = _solver(cp_model, seed, part)
+        status = self._solved(solver, made.model, part)
         if status == cp_model.INFEASIBLE and best is None:
             raise none_fits(self._problem)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # else there is no answer, and so nothing to trust
             self._learn(made, solver, bits, status == cp_model.OPTIMAL)
+
+    def _solved(self, solver: Any, model: Any, part: Budget) -> Any:
+        """The solver's status; None where there was no time."""
+        status, spent = None, 0
+        if not part.over():
+            status = run_interruptible(lambda: solver.solve(model), solver.stop_search, part)
+            spent = math.ceil(solver.response_proto.deterministic_time / _PER_EVALUATION)
+        part.spend(min(spent, int(min(part.evaluations_left(), 2**62))))
+        self._budget.absorb(part)
+        self._spent += spent
+        return status
 
     def _learn(self, made: Model, solver: Any, bits: int, optimal: bool) -> None:
         bound_s = max(0.0, solver.best_objective_bound) / made.scaled.per_second
@@ -172,7 +201,7 @@ def _intervals(problem: Problem) -> int:
     return int(problem.allowed.sum() + problem.graph.n_tensors * per_tensor)
 
 
-def _solver(cp_model: Any, made: Model, seed: int, budget: Budget) -> Any:
+def _solver(cp_model: Any, seed: int, budget: Budget) -> Any:
     solver = cp_model.CpSolver()
     settings = solver.parameters
     settings.num_workers = _WORKERS

@@ -332,6 +332,28 @@ def _descendants(problem: Problem) -> Any:
     return after
 
 
+def packing(problem: Problem) -> Any:
+    """A `CpModel` without time, in which every placement that fits is a solution, but others may be.
+
+    Each device has room for what its units keep, and for what one op needs beside that while it runs.
+    """
+    from ortools.sat.python import cp_model
+
+    units, model = Units(problem), cp_model.CpModel()
+    where = [{d: model.new_bool_var("") for d in np.flatnonzero(row).tolist()} for row in units.allowed]
+    for literals in where:
+        model.add_exactly_one(literals.values())
+    kept, working = units.kept_bytes.tolist(), units.working_bytes.tolist()
+    for d, capacity in enumerate(problem.capacity_bytes.tolist()):
+        here = {u: literals[d] for u, literals in enumerate(where) if d in literals}
+        held = sum(kept[u] * literal for u, literal in here.items() if kept[u])
+        model.add(held <= capacity)
+        for u, literal in here.items():
+            if working[u]:
+                model.add(held + working[u] * literal <= capacity)
+    return model
+
+
 def serial_s(problem: Problem) -> float:
     """Some schedule takes no longer, if there is any: without a moment when nothing runs and nothing is sent."""
     devices, graph = range(problem.cluster.n_devices), problem.graph

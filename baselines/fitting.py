@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from baselines.search import Budget
 from baselines.units import Units
 from env.loads import loads
 from env.problem import THROUGHPUT, Problem
-from env.simulator import Simulator
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import IntArray
+
+if TYPE_CHECKING:
+    from env.simulator import Simulator
 
 _MOST_PLACEMENTS = 4096  # so many are looked at one by one
 _AT_ONCE = 256
@@ -93,6 +96,8 @@ class _Search:
 
     @cached_property
     def _simulator(self) -> Simulator:
+        from env.simulator import Simulator  # loads the compiler: only when something is placed
+
         return Simulator(self.problem)
 
     def nearest(self) -> Nearest:

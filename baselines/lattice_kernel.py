@@ -40,10 +40,18 @@ def find(sets: Bits, table: Narrow, wanted: Bits) -> int:
 
 
 @njit(cache=True, nogil=True)
+def copy(words: Bits, into: Bits) -> None:
+    """Word by word: an assignment of arrays checks their shapes, and its message takes two seconds to compile."""
+    for k in range(len(words)):
+        into[k] = words[k]
+
+
+@njit(cache=True, nogil=True)
 def twice_as_long(row: Narrow) -> Narrow:
     """The same numbers with as much room again behind them."""
     result = np.empty(2 * len(row), np.int32)
-    result[: len(row)] = row
+    for k in range(len(row)):
+        result[k] = row[k]
     return result
 
 
@@ -51,7 +59,8 @@ def twice_as_long(row: Narrow) -> Narrow:
 def twice_as_many(sets: Bits) -> Bits:
     """The same sets with as many empty ones behind them."""
     result = np.zeros((2 * len(sets), sets.shape[1]), np.uint64)
-    result[: len(sets)] = sets
+    for k in range(len(sets)):
+        copy(sets[k], result[k])
     return result
 
 
@@ -98,7 +107,7 @@ def all_ideals(
         for v in range(n):
             if not holds(may_follow[here], v):
                 continue
-            grown[:] = sets[here]
+            copy(sets[here], grown)
             grown[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
             slot = find(sets, table, grown)
             if table[slot] < 0:
@@ -111,8 +120,8 @@ def all_ideals(
                         table[find(sets, table, sets[k])] = k
                     slot = find(sets, table, grown)
                 table[slot] = count
-                sets[count] = grown
-                may_follow[count] = may_follow[here]
+                copy(grown, sets[count])
+                copy(may_follow[here], may_follow[count])
                 open_up(v, grown, may_follow[count], before, after)
                 count += 1
             if steps == len(larger):

@@ -365,34 +365,43 @@ def start_earliest(
     """
     n, n_devices = op_s.shape
     input_ptr, inputs, producer = graph
-    fixed, missing, zero = np.full(len(room[1]), -1, dtype=np.int64), np.diff(input_ptr), np.zeros(n)
-    device[:] = -1
+    fixed, missing, zero = np.full(len(room[1]), -1, dtype=np.int64), np.empty(n, dtype=np.int64), np.zeros(n)
+    released, sources = np.empty(n, dtype=np.int64), 0
+    for op in range(n):  # loops, not array expressions, which take seconds to compile
+        device[op] = -1
+        missing[op] = input_ptr[op + 1] - input_ptr[op]
+        if missing[op] == 0:
+            released[sources] = op
+            sources += 1
     placing = (op_of, unit_of, fixed, device, room)
     queue, urgent = make_queue(n_devices, zero), make_queue(n_devices if favourite.max() >= 0 else 0, zero)
     ready_s, arrives_s = np.empty((n_devices, n)), np.empty(n_devices)
     urgent_s, done_s = np.zeros(n), np.full(n, np.inf)
     free_s, now_s, child_of = np.zeros(n_devices), np.zeros(n_devices), np.full(n_devices, -1, dtype=np.int64)
-    released, sources = np.empty(n, dtype=np.int64), np.flatnonzero(missing == 0)
-    count = len(sources)
-    released[:count] = sources
+    count = sources
     for _ in range(n):
         for op in released[:count]:
             rank, unit = rank_of[op], unit_of[op]
             earliest_start(op, device, finish_s, graph, wire, arrives_s)
-            ready_s[:, rank] = arrives_s
+            for d in range(n_devices):
+                ready_s[d, rank] = arrives_s[d]
             done_s[rank] = 0.0
             for t in inputs[input_ptr[op] : input_ptr[op + 1]]:
                 done_s[rank] = max(done_s[rank], finish_s[producer[t]])
             enter(rank, fixed[unit], room[0][unit], ready_s, urgent_s, queue, urgent)
         rank, d, begin_s = choose(now_s, child_of, done_s, ready_s, urgent_s, op_s, queue, urgent, placing)
         if rank < 0:
-            return int(unit_of[np.flatnonzero((missing == 0) & (device < 0))[0]])
+            stuck = 0
+            while missing[stuck] > 0 or device[stuck] >= 0:
+                stuck += 1
+            return int(unit_of[stuck])
         op = op_of[rank]
         if fixed[unit_of[op]] < 0:
             fixed[unit_of[op]] = d
             charge(unit_of[op], d, room)
         device[op], start_s[op], finish_s[op] = d, begin_s, begin_s + op_s[op, d]
         free_s[d], child_of[d] = finish_s[op], rank_of[favourite[op]] if favourite[op] >= 0 else -1
-        now_s[:] = np.maximum(free_s, begin_s)
+        for other in range(n_devices):
+            now_s[other] = max(free_s[other], begin_s)
         count = release(op, readers, missing, released)
     return -1

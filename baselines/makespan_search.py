@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,6 +30,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
 ROUND = 2_000_000  # ops and edges simulated, at most, between two looks at the clock: about 0.1 s
+_FIRST_ROUND_S = 1.0  # how long a round takes at worst, until the first has been timed
 FIRST_CYCLE = 20  # rounds
 _GROWTH = 1.5  # of the length from one cycle to the next
 HOT = 0.005  # highest temperature, relative to the step time
@@ -78,6 +80,13 @@ def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget:
         budget.interrupted = True
     found_s, found = min((_scored(simulator, chain.plan()) for chain in chains), key=lambda pair: pair[0])
     return Found(_as_run(simulator, found) if found_s < best_s else best, evaluations=budget.spent - began)
+
+
+def load(problem: Problem) -> None:
+    """Compile or load the annealing, on a problem with a placement that fits on one device."""
+    instance = instance_of(problem)
+    device = np.zeros(problem.graph.n_ops, dtype=np.int64)
+    _Chain(instance, new_state(instance, len(problem.cluster.links), 0), Plan(device)).run(0)
 
 
 def _scored(simulator: Simulator, plan: Plan) -> tuple[float, Plan]:
@@ -144,6 +153,12 @@ def _anneal(chains: list[_Chain], budget: Budget) -> None:
     """Cycle after cycle until the budget is over; looks at the clock between rounds."""
     in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
     length = FIRST_CYCLE * in_round
+    per_s = in_round / _FIRST_ROUND_S
+
+    def affordable(budget: Budget) -> int:
+        """Evaluations of a chain in the time that is left, at the pace of the last round."""
+        return max(1, int(min(in_round, per_s * budget.left_s())))
+
     with ThreadPoolExecutor(max_workers=len(chains)) as pool:
         for cycle in itertools.count():
             best = min(chains, key=lambda chain: chain.step_s)
@@ -154,10 +169,13 @@ def _anneal(chains: list[_Chain], budget: Budget) -> None:
             while left:
                 if budget.over() or budget.reached(min(chain.step_s for chain in chains)):
                     return
-                most, odd = divmod(min(budget.evaluations_left(), len(chains) * min(in_round, left)), len(chains))
+                allowed = min(budget.evaluations_left(), len(chains) * min(in_round, left, affordable(budget)))
+                most, odd = divmod(allowed, len(chains))
                 tried = [int(most + (k < odd)) for k in range(len(chains))]
+                began_s = time.monotonic()
                 for future in [pool.submit(chain.run, own) for chain, own in zip(chains, tried, strict=True)]:
                     future.result()
+                per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
                 for chain in chains:
                     chain.take_stock()
                 budget.spend(sum(tried))

@@ -86,9 +86,11 @@ def no_room(
     device = int(free.argmax())
     others = int(units.size[unit]) - 1
     group = f" with the {others} ops of its colocation group" if others else ""
+    left = max(0, int(free[device]))
     return InfeasibleError(
         f"op {units.label[unit]!r}{group} needs {exact_bytes(needed)} on {units.problem.cluster.devices[device].name}, "
-        f"where {exact_bytes(max(0, int(free[device])))} are free, and no other device has more room for it."
+        f"where {exact_bytes(left)} are free, and no other device has more room for it.",
+        needed - left,
     )
 
 
@@ -160,7 +162,7 @@ def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
         _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
         reason = overflow_reason(problem, schedule)
     assert reason is not None, "the score and its reason disagree about memory"
-    return InfeasibleError(reason)
+    return InfeasibleError(reason, int(excess_bytes(problem, plan).max()))
 
 
 def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:

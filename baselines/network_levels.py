@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from env.problem import BoolArray, Problem
-from graphs.opgraph import IntArray
+from env.problem import Problem
+from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,27 @@ def network_levels(problem: Problem, devices: IntArray) -> tuple[tuple[Level, ..
     bandwidth = np.minimum(problem.bandwidth_bytes_per_s[pairs], problem.bandwidth_bytes_per_s[pairs].T)
     group = np.arange(len(devices))
     groups, levels = [group], []
-    for least in np.unique(bandwidth[~np.eye(len(devices), dtype=np.bool_)])[::-1].tolist():
-        reached: BoolArray = bandwidth >= least
-        for _ in range(len(devices).bit_length()):
-            reached = reached @ reached
-        joined = reached.argmax(axis=1)  # the first device of the group stands for it
+    joined = group.copy()  # the first device of a group stands for it
+    for least, edges in _strongest_tree(bandwidth):
+        for a, b in edges:
+            first, other = sorted((joined[a], joined[b]))
+            joined[joined == other] = first
         sizes = np.bincount(joined)[np.unique(joined)]
         if (sizes == sizes[0]).all() and sizes[0] > np.bincount(group)[0]:
             levels.append(Level(int(sizes[0] // np.bincount(group)[0]), least))
-            group = joined
+            group = joined.copy()
             groups.append(group)
     return tuple(levels) or (Level(1, math.inf),), devices[np.lexsort(groups)]
+
+
+def _strongest_tree(bandwidth: FloatArray) -> Iterator[tuple[float, list[tuple[int, int]]]]:
+    """Its bandwidths, falling, each with its pairs: a maximum spanning tree hangs together wherever all pairs do."""
+    from scipy.sparse.csgraph import minimum_spanning_tree  # type: ignore[import-untyped]
+
+    values, rank = np.unique(-bandwidth, return_inverse=True)
+    weight = rank.reshape(bandwidth.shape) + 1.0
+    np.fill_diagonal(weight, 0.0)  # no edge
+    tree = minimum_spanning_tree(weight).tocoo()
+    for level in np.unique(tree.data):
+        at = tree.data == level
+        yield float(-values[int(level) - 1]), list(zip(tree.row[at].tolist(), tree.col[at].tolist(), strict=True))

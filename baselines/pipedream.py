@@ -22,6 +22,7 @@ from baselines.pipedream_partition import (
 )
 from baselines.plan import Plan
 from baselines.units import Units
+from env.loads import loads
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray, Phase
 from graphs.units import format_bytes, format_seconds
@@ -142,7 +143,8 @@ def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find
             wanted[starts[stage.first] : ends[stage.last]] = runs_on[stage.machine]
         return place_runs(units, allowance, order, wanted)
 
-    return replace(place_within_memory(units, build), note=_note(problem, layers, memory_bytes, find))
+    plan = place_within_memory(units, build)
+    return replace(plan, note=_note(problem, loads(problem, plan.device).value_s, layers, memory_bytes, find))
 
 
 def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: IntArray) -> IntArray:
@@ -156,8 +158,8 @@ def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: I
     return result
 
 
-def _note(problem: Problem, layers: Chain, memory_bytes: float, find: _Find) -> str:
-    """What PipeDream would do with replicated stages, in one sentence."""
+def _note(problem: Problem, value_s: float, layers: Chain, memory_bytes: float, find: _Find) -> str:
+    """What PipeDream would do with replicated stages, in one sentence, beside a placement of this largest load."""
     if not np.isnan(problem.graph.tensor_transfer_s).all():
         return "PipeDream's replication needs sizes in bytes, but this graph has measured transfer times instead."
     best, roomy = find(layers, memory_bytes, True), find(layers, math.inf, True)
@@ -168,6 +170,11 @@ def _note(problem: Problem, layers: Chain, memory_bytes: float, find: _Find) -> 
             f"without that limit, it would be {_described(roomy)}."
         )
     more = "" if best.stages == roomy.stages else f" (without a limit of memory, {_described(roomy)})"
+    if best.time_s >= value_s:
+        return (
+            f"Replicating stages would gain nothing over {format_seconds(value_s)}: PipeDream, which also keeps the "
+            f"weights once for each mini-batch in flight, would run {_described(best)}{more}."
+        )
     return f"With stages replicated, PipeDream would run {_described(best)}{more}."
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from baselines.deadline import Deadline, OutOfTimeError
 from baselines.fitting import not_found
+from baselines.no_fit import all_failed
 from baselines.plan import Method, Plan
 from baselines.search import Budget, Search
 from env.problem import LATENCY, THROUGHPUT, Problem
@@ -31,7 +32,7 @@ STARTS = {
 }  # fmt: skip
 # Run to their end whatever the budget, so that there is always an answer, one device among them.
 ALWAYS = {THROUGHPUT: ("single_device", "expert"), LATENCY: ("single_device", "heft")}
-_QUICK_SHARE, _QUICK_S = 0.1, 0.3  # of the time, or so many seconds if that is more, may go into `STARTS`
+_QUICK_SHARE, _QUICK_S = 0.1, 0.2  # of the time, or so many seconds if that is more, may go into `STARTS`
 # What `auto` may spend on the other heuristics, which take seconds: they plan pipelines, not steps.
 _SLOW_SHARE = {THROUGHPUT: 0.2, LATENCY: 0.0}
 _NOTHING_FITS_SHARE = 0.2  # the same where nothing quick fits
@@ -71,18 +72,22 @@ def candidates(
     methods: Mapping[str, Method],
     budget: Budget,
     always: Sequence[str] = (),
+    failed: dict[str, InfeasibleError] | None = None,
 ) -> list[Candidate]:
     """Run constructive methods, as many at once as there are cores; best first.
 
     Each counts as one evaluation; it is not stopped for lack of evaluations. Once the time is over no further method
     starts and those that run stop, but for those of `always`.
 
+    Args:
+        failed: gets the errors of methods that find no placement that fits; those of earlier calls may be in it.
+
     Raises:
-        InfeasibleError: none of them fits; the reason of the first.
+        NotFoundError: none of them fits; the reason of the one that came nearest.
     """
     scorer, deadline = Scorer(problem), Deadline.after(budget.left_s())
     found: list[Candidate] = []
-    reasons: dict[str, InfeasibleError] = {}
+    reasons: dict[str, InfeasibleError] = {} if failed is None else failed
 
     def run(name: str) -> Candidate | None:
         own = Deadline() if name in always else deadline
@@ -112,7 +117,7 @@ def candidates(
             found += [candidate for future in ended if (candidate := future.result()) is not None]
             budget.spend(len(ended))
     if not found:
-        raise next((reasons[name] for name in methods if name in reasons), not_found(problem))
+        raise all_failed(reasons) if reasons else not_found(problem)
     return _ranked(found, methods)
 
 
@@ -125,27 +130,25 @@ def starts(
     fits, a fifth of what is left. With the time unlimited all run to their end.
 
     Raises:
-        InfeasibleError: none of them fits; the reason of the first.
+        NotFoundError: none of them fits; the reason of the one that came nearest.
     """
     names = STARTS[problem.objective]
     quick = {name: methods[name] for name in names if name in methods}
     slow = {name: method for name, method in methods.items() if every and name not in quick}
     found: list[Candidate] = []
     part = budget.part_s(max(_QUICK_S, _QUICK_SHARE * budget.left_s()))
-    reason: InfeasibleError | None = None
-    try:
-        found = candidates(problem, seed, quick, part, ALWAYS[problem.objective])
-    except InfeasibleError as error:
-        reason = error
+    failed: dict[str, InfeasibleError] = {}
+    with contextlib.suppress(NotFoundError):
+        found = candidates(problem, seed, quick, part, ALWAYS[problem.objective], failed)
     budget.absorb(part)
     share = _SLOW_SHARE[problem.objective] if found else _NOTHING_FITS_SHARE
     if slow and not budget.interrupted and (share or math.isinf(budget.seconds)):
         part = budget.part_s(share * budget.left_s() if share else math.inf)
-        with contextlib.suppress(InfeasibleError):
-            found += candidates(problem, seed, slow, part)
+        with contextlib.suppress(NotFoundError):
+            found += candidates(problem, seed, slow, part, failed=failed)
         budget.absorb(part)
-    if reason is not None and not found:
-        raise reason
+    if failed and not found:
+        raise all_failed(failed)
     return _ranked(found, methods)
 
 

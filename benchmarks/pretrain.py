@@ -30,11 +30,11 @@ from env.problem import Problem
 from env.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.generators import GENERATORS
+from graphs.model_cache import model_graph
 from graphs.opgraph import FloatArray, OpGraph
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.policy import Proposals
 from placement.learning.pretrained import PRETRAINED, save_pretrained
-from placement.model_cache import model_graph
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")

@@ -33,10 +33,10 @@ from env.problem import Problem
 from env.scoring import Scorer
 from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError
+from graphs.model_cache import model_graph
 from graphs.opgraph import OpGraph
 from graphs.units import format_seconds
 from placement.learning.pretrained import load_pretrained, propose_pretrained
-from placement.model_cache import model_graph
 from placement.solver import Solver
 
 SEEN_MODELS = ("inception_v3", "rnnlm", "two_tower")  # on clusters held out

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,10 @@ import networkx as nx
 
 from env.measurer import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
+from graphs.disk import stem
 from graphs.errors import ClusterError, UnknownNameError
+from graphs.opgraph_checks import BYTES_LIMIT
+from graphs.show import is_text
 
 __all__ = [
     "BLOCKING",
@@ -35,7 +39,6 @@ __all__ = [
 ]
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
-MOST_BYTES = 2**62  # no graph has as many bytes, and sums and differences with such numbers stay within int64
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
@@ -107,6 +110,7 @@ class Device:
         return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
 
 
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 _LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
 
 
@@ -174,6 +178,8 @@ class Cluster:
     communication: str = OVERLAPPED
 
     def __post_init__(self) -> None:
+        for key in ("name", "summary", "source"):
+            _check_string("a cluster", key, getattr(self, key), may_be_empty=True)
         if self.communication not in COMMUNICATIONS:
             raise _refusal(
                 f"cluster {self.name!r}", "communication", self.communication, " or ".join(map(repr, COMMUNICATIONS))
@@ -220,7 +226,7 @@ class Cluster:
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
         try:
-            return _from_dict(data, default_name=Path(path).stem)
+            return _from_dict(data, default_name=stem(path))
         except ClusterError as error:
             raise ClusterError(f"{path}: {error}") from None
 
@@ -245,17 +251,18 @@ class Cluster:
 
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
-        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
+        lines = [f"{key} = {_quoted(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
         for device in self.devices:
             lines += ["", "[[devices]]"]
             for key, value in device.to_dict().items():
                 if key == "peak_flops":
-                    value = "{ " + ", ".join(f"{k} = {_number(v)}" for k, v in value.items()) + " }"
+                    rates = (f"{k if _BARE_KEY.fullmatch(k) else _quoted(k)} = {_number(v)}" for k, v in value.items())
+                    value = "{ " + ", ".join(rates) + " }"
                     lines.append(f"{key} = {value}")
                 else:
-                    lines.append(f"{key} = {json.dumps(value) if isinstance(value, str) else _number(value)}")
+                    lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
         for link in self.links:
-            lines += ["", "[[links]]", f"src = {json.dumps(link.src)}", f"dst = {json.dumps(link.dst)}"]
+            lines += ["", "[[links]]", f"src = {_quoted(link.src)}", f"dst = {_quoted(link.dst)}"]
             lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
             lines += [f"latency_s = {_number(link.latency_s)}"]
             lines += [] if link.exclusive else ["exclusive = false"]
@@ -300,7 +307,7 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
     known = ("name", "summary", "source", "communication", "devices", "links")
     for key in data:
         if key not in known:
-            raise ClusterError(f"a cluster has unknown key {key!r}; known: {', '.join(known)}.")
+            raise _unknown_key("a cluster", key, known)
     for key in ("devices", "links"):
         entries = data.get(key, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
@@ -336,7 +343,8 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     fields = kind.__dataclass_fields__
     unknown = set(entry) - set(fields)
     if unknown:
-        raise ClusterError(f"{what} has unknown key {sorted(unknown)[0]!r}; known: {', '.join(fields)}.")
+        # A link in TOML may give both its directions at once.
+        raise _unknown_key(what, min(unknown), (*fields, "between") if kind is Link else fields)
     needed = [key for key, described in fields.items() if described.default is MISSING]
     for key in needed:
         if key not in entry:
@@ -344,8 +352,14 @@ def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
     return kind(**entry)
 
 
+def _unknown_key(what: str, key: str, known: Iterable[str]) -> ClusterError:
+    near = difflib.get_close_matches(key, known := tuple(known), n=1)
+    hint = f", did you mean {near[0]!r}? Known" if near else "; known"
+    return ClusterError(f"{what} has unknown key {key!r}{hint}: {', '.join(known)}.")
+
+
 def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:
-    if not isinstance(value, str) or not (value or may_be_empty):
+    if not isinstance(value, str) or not (value or may_be_empty) or not is_text(value):
         raise _refusal(what, key, value, "a name in quotes")
 
 
@@ -368,8 +382,8 @@ def _whole_bytes(what: str, key: str, value: Any) -> int:
     _check_amount(what, key, value)
     if value != int(value):
         raise _refusal(what, key, value, "a whole number of bytes")
-    if value > MOST_BYTES:
-        raise _refusal(what, key, value, f"at most {MOST_BYTES} bytes; a device whose memory does not matter has 2**60")
+    if value >= BYTES_LIMIT:
+        raise _refusal(what, key, value, "a whole number of bytes below 2**62; memory that does not matter is 2**60")
     return int(value)  # 16e9 is how people write it
 
 
@@ -408,3 +422,8 @@ def _refuse_twice(names: Iterable[str], message: str) -> None:
 
 def _number(value: float) -> str:
     return repr(value) if isinstance(value, int) else repr(float(value))
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's, but half a surrogate pair is no escape of TOML's, and it escapes DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

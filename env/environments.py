@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env.cluster import Cluster
+from env.named import Clusters, Graphs
 from env.observations import Observation
 from env.problem import BoolArray
 from env.rendering import RENDER_MODES, render
 from env.rows import Rows, check_options
 from env.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.opgraph import OpGraph
 
 _ONLY = np.zeros(1, dtype=np.int64)
 
@@ -25,7 +23,7 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
     """One row of `env.rows.Rows` behind Gymnasium's interface.
 
     Args:
-        graph, cluster: one or several; every pair is a task, drawn at reset.
+        graph, cluster: one or several, each an object, a name or a file; every pair is a task, drawn at reset.
         render_mode: ``"ansi"`` or ``"rgb_array"``.
         options: keywords of the environment.
 
@@ -39,8 +37,8 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
 
     def __init__(
         self,
-        graph: OpGraph | Sequence[OpGraph],
-        cluster: Cluster | Sequence[Cluster],
+        graph: Graphs,
+        cluster: Clusters,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:

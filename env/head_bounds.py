@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from env.memory_bounds import working_set_bytes
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
 _STEPS = 4e8  # insertions into sorted lists, about a second
 _FEWEST, _MOST = 16, 1024
+_ROUNDING = 1e-12  # relative, of sums of bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +25,7 @@ class Pairs:
         remote_s: float64 [p], the least time it takes from the end of the source until its tensors are on any other
             device where the target may run; infinite if both always run on one device.
         op_s: float64 [n], the least time of each op.
+        sizes: what ops need of memory, as `env.head_kernel.earliest` takes it.
     """
 
     order: IntArray
@@ -31,6 +34,7 @@ class Pairs:
     remote_s: FloatArray
     apart: BoolArray
     op_s: FloatArray
+    sizes: tuple[IntArray, FloatArray, FloatArray, FloatArray]
 
     @staticmethod
     def of(problem: Problem) -> Pairs:
@@ -43,7 +47,10 @@ class Pairs:
         fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
         source, target = pair // n, pair % n
         apart = ~(problem.allowed[source] & problem.allowed[target]).any(axis=1)
-        return Pairs(problem.graph.topological_order, source, target, remote_s, apart, fastest_s)
+        kept = np.bincount(problem.group_of, problem.graph.kept_bytes, len(problem.groups)).astype(np.float64)
+        largest = np.where(problem.allowed, problem.capacity_bytes, 0).max(axis=1).astype(np.float64)
+        sizes = problem.group_of, kept, working_set_bytes(problem).astype(np.float64), largest * (1 + _ROUNDING)
+        return Pairs(problem.graph.topological_order, source, target, remote_s, apart, fastest_s, sizes)
 
     @property
     def critical_path_s(self) -> float:
@@ -61,13 +68,14 @@ class Pairs:
         first it does not bring. This is the bound of C. Papadimitriou and M. Yannakakis, "Towards an
         architecture-independent analysis of parallel algorithms", SIAM J. Computing 19(2), 1990, section 3
         (doi:10.1137/0219021), with transfer times of each tensor's own and without duplication: release dates count.
-        It holds for every order of work and on busy links. O(n most^2 + e log e).
+        It holds for every order of work and on busy links. Beyond the paper: ops that are brought to one device must
+        fit there, with all that they keep; of those up to the first that does not, one is left. O(n most^2 + e log e).
 
         Args:
             most: ops brought to one device at most; the rest is left out, which weakens the bound. None: what a
                 second allows.
         """
-        return self._earliest(self.order, self.target, self.source, most)
+        return self._earliest(self.order.copy(), self.target, self.source, most)
 
     def tails(self, most: int | None = None) -> FloatArray:
         """float64 [n]: seconds that must pass after each op has ended: `heads` of the reversed graph."""
@@ -83,7 +91,7 @@ class Pairs:
         ptr = np.searchsorted(op[by_op], np.arange(n + 1)).astype(np.int64)
         result = np.zeros(n)
         waits = before[by_op], self.remote_s[by_op], self.apart[by_op]
-        head_kernel.earliest(order, ptr, *waits, self.op_s, most, result)
+        head_kernel.earliest(order, ptr, *waits, self.op_s, self.sizes, most, result)
         return result
 
 

@@ -63,6 +63,7 @@ def earliest(
     remote_s: FloatArray,
     apart: BoolArray,
     op_s: FloatArray,
+    sizes: tuple[IntArray, FloatArray, FloatArray, FloatArray],
     most: int,
     head_s: FloatArray,
 ) -> None:
@@ -74,6 +75,8 @@ def earliest(
             another device; infinite if it cannot be.
         apart: bool, by the same numbers: it must be on another device.
         op_s: float64 [n], the least time of each op.
+        sizes: unit of each op, int64 [n]; bytes that each unit keeps, float64 [U]; bytes that an op needs besides while
+            it runs, and the memory of the largest device that suits it, float64 [n].
         most: how many ops are tried together on one device.
     """
     n = len(order)
@@ -83,9 +86,12 @@ def earliest(
     room = widest + 16 * most
     key, op, behind = np.empty(room), np.empty(room, np.int64), np.empty(room)
     release, seconds, until = np.empty(most), np.empty(most), np.empty(most)
-    taken = np.full(n, -1)
+    taken, held = np.full(n, -1), np.full(n, -1)
+    unit, kept, working, memory = sizes
     for v in order:
         size, count = 0, 0
+        held[unit[v]] = v
+        kept_bytes, working_bytes = kept[unit[v]], working[v]
         now = 0.0  # no sooner, with the ops so far on the device of v
         for j in range(ptr[v], ptr[v + 1]):
             u = before[j]
@@ -111,6 +117,13 @@ def earliest(
                 size = -1
                 break
             taken[u] = v
+            if held[unit[u]] != v:
+                held[unit[u]] = v
+                kept_bytes += kept[unit[u]]
+            working_bytes = max(working_bytes, working[u])
+            if kept_bytes + working_bytes > memory[v] and best < np.inf:
+                size = -1  # no room: some device other than that of v runs this op, or one before it
+                break
             insert(release, seconds, until, count, head_s[u], op_s[u])
             count += 1
             now = max(now, until[count - 1])

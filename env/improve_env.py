@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from env.cluster import Cluster
 from env.environments import PlacementEnv
+from env.named import Clusters, Graphs
 from env.observations import Observation
 from env.problem import BoolArray
 from env.rewards import Reward
@@ -17,7 +17,7 @@ from env.rows import Rows, ScorerFactory, Step
 from env.task import Task, Units
 from env.task_kernel import CLIP
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import FloatArray, IntArray
 
 STARTS = ("single_device", "random")
 STEPS_PER_UNIT = 2  # of an episode, unless the user says how many
@@ -31,8 +31,8 @@ class ImproveRows(Rows):
     def __init__(
         self,
         count: int,
-        graph: OpGraph | Sequence[OpGraph],
-        cluster: Cluster | Sequence[Cluster],
+        graph: Graphs,
+        cluster: Clusters,
         *,
         reward: str | Reward = "sqrt_time",
         scorer: str | ScorerFactory = "simulate",
@@ -157,7 +157,7 @@ class ImproveEnv(PlacementEnv):
     **Version**: v0.
 
     Args:
-        graph, cluster: one or several; every pair is a task, drawn at reset.
+        graph, cluster: one or several, each an object, a name or a file; every pair is a task, drawn at reset.
         reward: ``"sqrt_time"``, ``"normalized"``, ``"memory_penalty"``, or a function of `env.rewards.Outcome`.
         scorer: ``"simulate"``, or a function that makes a `env.rows.BatchScorer` for a problem.
         units: as in `env.task.make_tasks`.

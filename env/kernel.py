@@ -564,7 +564,7 @@ def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-u
         copy_of: int32 [e], as in `State`; copy ``m + x`` is the x-th transfer of ``output``.
     """
     n, n_devices = graph.op_s.shape
-    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, 0)
+    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
     state.copy_of[:] = copy_of
     # A call of its own: numba would free `state` here before the pointers to it are used.
     _memory_in(graph, state, output, device, n_transfers)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from env.memory_advice import devices_needed, smaller_op
 from env.problem import BoolArray, Problem
+from graphs.kept import kept
 from graphs.opgraph import IntArray, sums
-from graphs.units import exact_bytes
+from graphs.units import exact_bytes, format_bytes
 
 
 def memory_reason(problem: Problem) -> str | None:
@@ -36,36 +38,42 @@ def working_set_bytes(problem: Problem) -> IntArray:
 
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
-    kept = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
+    by_group = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
     room = np.where(problem.allowed, problem.capacity_bytes, -1)
     largest = room.argmax(axis=1)
-    needed = kept[problem.group_of] + working
+    needed = by_group[problem.group_of] + working
     short = np.flatnonzero(needed > room[np.arange(graph.n_ops), largest])
     if not len(short):
         return None
     i = int(short[np.argmax((needed - room.max(axis=1))[short])])
     with_group = " and the ops that must share its device" if len(problem.groups[problem.group_of[i]]) > 1 else ""
     device = devices[int(largest[i])]
+    free = int(problem.capacity_bytes[largest[i]])
+    way_out = smaller_op(problem, working, i)
     return (
         f"op {graph.op_names[i]!r}{with_group} need{'' if with_group else 's'} {exact_bytes(needed[i])} on one device, "
-        f"where the largest that suits, {device.name}, has {exact_bytes(device.usable_bytes)} free."
+        f"where the largest that suits, {device.name}, has {exact_bytes(free)} free: "
+        f"{format_bytes(int(needed[i]) - free)} too little, however many such devices there are{way_out}."
     )
 
 
 def _kinds_too_small(problem: Problem) -> str | None:
     graph = problem.graph
     choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
-    kept = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
+    by_choice = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
     for choice in choices:
+        if choice.all():
+            continue  # no restriction: `_cluster_too_small` counts these, and more
         inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
-        needed, room = int(kept[inside].sum()), sum(problem.capacity_bytes[choice].tolist())
+        needed, room = int(by_choice[inside].sum()), sum(problem.capacity_bytes[choice].tolist())
         if needed > room:
             i = _largest(graph.kept_bytes, inside[choice_of.reshape(-1)])
             names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
             more = " ..." if choice.sum() > 4 else ""
             return (
                 f"the ops that may run only on {names}{more}, the largest of them {graph.op_names[i]!r}, keep "
-                f"{exact_bytes(needed)} for the whole step, where {exact_bytes(room)} are free in all."
+                f"{exact_bytes(needed)} for the whole step, where {exact_bytes(room)} are free in all: "
+                f"{format_bytes(needed - room)} too little; pin fewer of them there, or take more such devices."
             )
     return None
 
@@ -77,10 +85,12 @@ def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
     room = sum(problem.capacity_bytes.tolist())
     if needed <= room:
         return None
-    largest = problem.cluster.devices[int(np.where(problem.allowed[i], problem.capacity_bytes, -1).argmax())]
+    besides = f" and op {graph.op_names[i]!r} needs {exact_bytes(working[i])} besides while it runs" * bool(working[i])
     return (
-        f"op {graph.op_names[i]!r} needs {exact_bytes(working[i])} while it runs, say on {largest.name}, and all ops "
-        f"keep {exact_bytes(graph.kept_bytes.sum())} besides, where the whole cluster has {exact_bytes(room)} free."
+        f"the step keeps {kept(graph).words()}{besides}, {exact_bytes(needed)} in all, where the "
+        f"{problem.cluster.n_devices} devices of "
+        f"{problem.cluster.name!r} have {exact_bytes(room)} free together: {format_bytes(needed - room)} too little; "
+        f"{devices_needed(problem, working)}."
     )
 
 

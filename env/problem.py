@@ -20,6 +20,14 @@ OBJECTIVES = (LATENCY, THROUGHPUT)
 SECONDS_LIMIT = 1e15  # of all times of a problem together, 30 million years: sums of them stay finite and exact enough
 
 
+def scope(objective: str) -> str:
+    """What "optimal", bound and gap refer to."""
+    return {
+        LATENCY: "among placements that split no op and overlap no steps",
+        THROUGHPUT: "among placements that split no op",
+    }[objective]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """The cost model of docs/score.md applied to a graph and a cluster (n ops, m tensors, D devices).
@@ -56,7 +64,7 @@ class Problem:
         for d, device in enumerate(self.cluster.devices):
             peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
             with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
-                seconds = graph.kernels * device.launch_overhead_s + np.maximum(
+                seconds = graph.kernels * float(device.launch_overhead_s) + np.maximum(
                     graph.flops / peak, graph.bytes_moved / device.bytes_per_s
                 )
             for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins

@@ -12,14 +12,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from env.cluster import Cluster
+from env.named import Clusters, Graphs
 from env.observations import Observation, stack, static_space
 from env.problem import BoolArray, Problem
 from env.rewards import Outcome, Reward, reward_of
 from env.simulator import BatchScores, Simulator
 from env.task import Impossible, Order, Task, Units, make_tasks
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import FloatArray, IntArray
 from graphs.units import exact_bytes
 
 
@@ -82,8 +82,8 @@ class Rows(ABC):
     def __init__(
         self,
         count: int,
-        graph: OpGraph | Sequence[OpGraph],
-        cluster: Cluster | Sequence[Cluster],
+        graph: Graphs,
+        cluster: Clusters,
         *,
         reward: str | Reward = "sqrt_time",
         scorer: str | ScorerFactory = "simulate",

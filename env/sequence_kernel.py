@@ -203,7 +203,7 @@ def _pairs(problem: Problem, transfer_order: ArrayLike) -> tuple[IntArray, IntAr
             raise MismatchError(
                 f"{what} numbers of a transfer order go from 0 to {top - 1}, got {column.min()} to {column.max()}."
             )
-    tensor, target = given.T.astype(np.int64)
+    tensor, target = given.T.astype(np.int64, order="C")  # each contiguous, for one compiled form
     return tensor, target
 
 

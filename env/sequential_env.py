@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from env.cluster import Cluster
 from env.environments import PlacementEnv
+from env.named import Clusters, Graphs
 from env.observations import UNIT_FEATURES, Observation, tick_s
 from env.problem import BoolArray
 from env.rewards import Outcome, Reward
@@ -29,7 +29,7 @@ from env.task_kernel import (
     partial_bounds,
 )
 from graphs.errors import UnknownNameError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import FloatArray, IntArray
 
 SHAPINGS = ("bound",)
 
@@ -50,8 +50,8 @@ class SequentialRows(Rows):
     def __init__(
         self,
         count: int,
-        graph: OpGraph | Sequence[OpGraph],
-        cluster: Cluster | Sequence[Cluster],
+        graph: Graphs,
+        cluster: Clusters,
         *,
         reward: str | Reward = "sqrt_time",
         scorer: str | ScorerFactory = "simulate",
@@ -257,7 +257,7 @@ class SequentialEnv(PlacementEnv):
     **Version**: v0.
 
     Args:
-        graph, cluster: one or several; every pair is a task, drawn at reset.
+        graph, cluster: one or several, each an object, a name or a file; every pair is a task, drawn at reset.
         reward: ``"sqrt_time"``, ``"normalized"``, ``"memory_penalty"``, or a function of `env.rewards.Outcome`.
         scorer: ``"simulate"``, or a function that makes a `env.rows.BatchScorer` for a problem.
         units, order: as in `env.task.make_tasks`.

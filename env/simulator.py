@@ -212,7 +212,8 @@ class Simulator:
     def _mode(self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]) -> tuple[int, FloatArray]:
         if order is None:
             return _MODE[Priority.of(priority)], np.empty((0,) if len(shape) == 1 else (1, 0))
-        explicit = np.ascontiguousarray(order, dtype=np.float64)
+        # A copy, since a plan's order is read-only, and numba would compile everything again for such an array.
+        explicit = np.array(order, dtype=np.float64, order="C")
         if explicit.shape != tuple(shape) or np.isnan(explicit).any():
             raise MismatchError(
                 f"an explicit order has one number per op, shape {tuple(shape)} and none of them NaN, got shape "

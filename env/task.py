@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.memory_bounds import memory_reason
+from env.named import Clusters, Graphs, clusters_named, graphs_named
 from env.problem import Problem
 from env.task_kernel import longest_paths
 from env.unit_totals import UnitTotals
@@ -22,7 +23,6 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 Units = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray
-Kind = TypeVar("Kind", OpGraph, Cluster)
 Integer = TypeVar("Integer", np.int32, np.int64)
 ORDERS = ("topological", "upward_rank")
 
@@ -166,26 +166,27 @@ class Impossible:
 
 
 def make_tasks(
-    graph: OpGraph | Sequence[OpGraph],
-    cluster: Cluster | Sequence[Cluster],
+    graph: Graphs,
+    cluster: Clusters,
     units: Units = None,
     order: Order = "topological",
 ) -> tuple[Task | Impossible, ...]:
     """A task for every pair of a graph and a cluster: all clusters of the first graph, then of the second, ...
 
     Args:
-        graph, cluster: one or several.
+        graph, cluster: one or several, each an object, a name or a file (`env.named`).
         units: None for colocation groups and free ops (`Problem.groups`); a number to coarsen into about that many
             units (`graphs.coarsen.to_size`); or int [n], the unit of each op of the only graph.
         order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
             task in the order in which they are placed.
 
     Raises:
+        GraphFileError, ClusterError: a file that cannot be read, or is something else.
         MismatchError: not a graph or a cluster; units that divide a colocation group or that no device suits; an order
             that does not name every unit once; units or an order by number for more than one task.
-        UnknownNameError: an unknown order.
+        UnknownNameError: an unknown model, cluster or order.
     """
-    graphs, clusters = _several(graph, OpGraph, "graph"), _several(cluster, Cluster, "cluster")
+    graphs, clusters = graphs_named(graph), clusters_named(cluster)
     if isinstance(order, str) and order not in ORDERS:
         raise UnknownNameError("order", order, ORDERS)
     if units is not None and not isinstance(units, int) and len(graphs) > 1:
@@ -195,17 +196,6 @@ def make_tasks(
             f"an order of units belongs to one task, got {len(graphs) * len(clusters)}; use {' or '.join(ORDERS)}."
         )
     return tuple(_task(g, unit_of, c, order) for g in graphs for unit_of in [_unit_of(g, units)] for c in clusters)
-
-
-def _several(value: Kind | Sequence[Kind], kind: type[Kind], name: str) -> tuple[Kind, ...]:
-    found = (value,) if isinstance(value, kind) else tuple(value) if isinstance(value, Sequence) else ()
-    wrong = [item for item in found if not isinstance(item, kind)]
-    if not found or wrong:
-        got = repr(value) if isinstance(value, str | int) else type(wrong[0] if wrong else value).__name__
-        if isinstance(value, Sequence) and not len(value):
-            got = "none"
-        raise MismatchError(f"{name} is one {kind.__name__} or a sequence of them, got {got}.")
-    return found
 
 
 def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> Task | Impossible:

@@ -88,12 +88,13 @@ def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, in
 def _kept_overflow(problem: Problem, schedule: Schedule, d: int) -> str:
     graph, device = problem.graph, problem.cluster.devices[d]
     free = device.usable_bytes
+    total = int(graph.kept_bytes[schedule.device == d].sum())
     for i in np.flatnonzero(schedule.device == d).tolist():
         needed = int(graph.kept_bytes[i])
         if needed > free:
             return (
                 f"op {graph.op_names[i]!r} keeps {exact_bytes(needed)} for the whole step on {device.name}, "
-                f"where {exact_bytes(free)} are free."
+                f"where {exact_bytes(free)} are free; all that is placed there keeps {exact_bytes(total)}."
             )
         free -= needed
     raise AssertionError("kept bytes overflow without an op that keeps them")

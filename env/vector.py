@@ -11,9 +11,9 @@ from gymnasium.utils import seeding
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from env.cluster import Cluster
 from env.group_env import GroupRows
 from env.improve_env import ImproveRows
+from env.named import Clusters, Graphs
 from env.observations import Observation
 from env.rendering import RENDER_MODES, render
 from env.rewards import Outcome
@@ -21,7 +21,6 @@ from env.rows import Rows, check_options
 from env.sequential_env import SequentialRows
 from env.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.opgraph import OpGraph
 
 ROWS: dict[str, type[Rows]] = {
     "placement/Group-v0": GroupRows,
@@ -56,8 +55,8 @@ class PlacementVecEnv(VecEnv):
         name: str,
         num_envs: int,
         *,
-        graph: OpGraph | Sequence[OpGraph],
-        cluster: Cluster | Sequence[Cluster],
+        graph: Graphs,
+        cluster: Clusters,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:

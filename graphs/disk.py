@@ -31,7 +31,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         OSError: as `check_target`, or the disk is full.
     """
     with atomic_file(path) as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -47,17 +47,22 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     check_target(path)
     target = Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, _mode(target))
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # the error of a write names no file
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
@@ -160,6 +165,12 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file, give a file name", os.fspath(path))
     if not os.access(target.parent, os.W_OK):
         raise PermissionError(errno.EACCES, f"no permission to write in {target.parent}", os.fspath(path))
+
+
+def stem(path: str | os.PathLike[str]) -> str:
+    """A file's name without folder and ending, as text: a byte that is not UTF-8 becomes ``\\xff``."""
+    name = os.path.splitext(os.path.basename(os.fspath(path)))[0]
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = -1) -> bytes:

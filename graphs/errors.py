@@ -12,6 +12,7 @@
     ├── InfeasibleError       no placement can satisfy memory and pins
     │   └── NotFoundError     none that does was found, which proves nothing
     ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
+    ├── MissingPackageError   an optional package that is needed and not installed (also an ImportError)
     └── RankError             a run on several processes of which one has died, stalled or failed
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -21,15 +22,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 from graphs.show import show_message
 
 
 class PlacementError(Exception):
-    """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show."""
+    """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show.
+
+    Attributes:
+        on_command_line: the sentence with advice for the command line, where the message has some for Python; or empty.
+    """
 
     def __init__(self, message: str = "") -> None:
+        self.on_command_line = ""
         super().__init__(show_message(message))
+
+    def but_on_command_line(self, sentence: str) -> Self:
+        """This error, with another sentence for the command line."""
+        self.on_command_line = show_message(sentence)
+        return self
 
 
 class GraphError(PlacementError, ValueError):
@@ -66,7 +78,25 @@ class MismatchError(PlacementError, ValueError):
 
 
 class InfeasibleError(PlacementError):
-    """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free."""
+    """No placement satisfies memory and pins; the message names op, device, bytes needed and bytes free.
+
+    Attributes:
+        missing_bytes: what the nearest attempt at a placement was short of on one device; None where there was none.
+    """
+
+    def __init__(self, message: str, missing_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+
+
+class MissingPackageError(PlacementError, ImportError):
+    """A package that only some uses need, and that is not installed."""
+
+    def __init__(self, what: str, package: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed; run `pip install {package}`, or install "
+            f"placement with its extra: placement[{package}]."
+        )
 
 
 class NotFoundError(InfeasibleError):
@@ -89,6 +119,6 @@ class UnknownNameError(PlacementError, ValueError):
         plain = {v.casefold(): v for v in reversed(self.valid)}
         asked = name.casefold()
         near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
-        near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.4)]
+        near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)]
         hint = f", did you mean {near[0]!r}?" if near else "."
         super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")

@@ -23,6 +23,7 @@ from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
+from graphs.show import is_text
 
 SCHEMA = "placement.opgraph"
 VERSION = 1
@@ -207,15 +208,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    # JSON can spell half a surrogate pair, which no file or screen can show.
-    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
+    return isinstance(value, str) and is_text(value)
 
 
 def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _STRING: Check = ("a string of valid Unicode text", _is_text)
 _NUMBER: Check = ("a number", _is_number)
 _COUNT: Check = ("a whole number", lambda value: type(value) is int)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError
 from graphs.records import Phase
+from graphs.show import is_text
 
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray, OpGraph
@@ -25,6 +26,7 @@ def check_arrays(graph: OpGraph) -> None:
         GraphError: the first rule that is broken.
     """
     n, m = graph.n_ops, graph.n_tensors
+    _check_text(graph)
     if n == 0:
         raise GraphError(f"graph {graph.name!r} has no ops; there is nothing to place.")
     if len(set(graph.op_names)) < n:
@@ -64,6 +66,14 @@ def check_arrays(graph: OpGraph) -> None:
     if np.any((np.diff(ends) <= 0) & (np.diff(row) == 0)):
         raise GraphError("the consumers of a tensor must increase; each reads it once.")
     _check_bytes(graph)
+
+
+def _check_text(graph: OpGraph) -> None:
+    pins = (pin for listed in graph.pins for pin in listed)
+    texts = [graph.name, *graph.op_names, *graph.kinds, *graph.dtypes, *graph.modules, *graph.time_keys, *pins]
+    if not is_text("".join(map(str, texts))):
+        wrong = next((text for text in texts if not is_text(text)), graph.name)
+        raise GraphError(f"graph {graph.name!r} has {wrong!r} for a name, which is not Unicode text; rename it.")
 
 
 def _check_bytes(graph: OpGraph) -> None:

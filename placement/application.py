@@ -135,11 +135,14 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
         else:
             place = torch.device("cuda", gpus.index(device.name)) if device.kind == "gpu" else torch.device("cpu")
         if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-            raise MismatchError(
+            sentence = (
                 f"device {device.name!r} of cluster {result.cluster.name!r} stands for {place}, and this machine has "
-                f"{torch.cuda.device_count()} GPUs; pass devices={{{device.name!r}: 'cpu'}} to run it elsewhere, or "
-                "place the model on Cluster.local()."
+                f"{torch.cuda.device_count()} GPUs"
             )
+            raise MismatchError(
+                f"{sentence}; pass devices={{{device.name!r}: 'cpu'}} to run it elsewhere, or place the model on "
+                "Cluster.local()."
+            ).but_on_command_line(f"{sentence}; place the model with --cluster local.")
         found[device.name] = place
     return found
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
+from baselines.plan import Plan
 from env.cluster import Cluster
 from env.problem import LATENCY
 from env.simulator import Priority
 from graphs.opgraph import OpGraph
+from graphs.units import format_seconds
 from placement.methods import POLICY_FILE, check_options, default_methods, supports
 from placement.optimization import check_problem
-from placement.ranking import SINGLE, ranked, ties
-from placement.result import Result, agreed_bound_s, relative_gap, versions
+from placement.ranking import SAME, SINGLE, ranked, ties
+from placement.result import OWN_ORDER, Result, agreed_bound_s, relative_gap, versions
 from placement.solver import Solver
 
 Progress = Callable[[str, int, int], None]
@@ -115,6 +119,7 @@ def compare(
     budget_s: float | None = None,
     evaluations: int | None = None,
     progress: Progress | None = None,
+    known: Mapping[str, Result] = MappingProxyType({}),
 ) -> Comparison:
     """Run several methods on one problem.
 
@@ -126,6 +131,8 @@ def compare(
         budget_s, evaluations: as in `placement.optimize`, for each method that searches.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
+        known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
+            is faster here than what the method finds itself, it is the method's result, and its note says so.
 
     Raises:
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
@@ -135,7 +142,7 @@ def compare(
     check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
-    solver = Solver(graph, cluster, seed, objective, priority)
+    solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
     for name in names:
         if name.startswith(POLICY_FILE):  # a file that cannot be used is told before the work, not after it
             solver.prepare(name)
@@ -144,6 +151,8 @@ def compare(
         if progress is not None:
             progress(name, done, len(names))
         results[name] = solver.solve(name, budget_s, evaluations)
+        if name in known:
+            results[name] = _better(results[name], known[name], solver)
         if results[name].interrupted:  # the table of what is done is what the user wants now
             break
     single = results.get(SINGLE) or solver.solve(SINGLE)
@@ -161,6 +170,51 @@ def compare(
         unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
         single_device_s=single.objective_s,
         versions=versions(),
+    )
+
+
+def with_one_device(result: Result) -> Comparison:
+    """A feasible result beside the best single device, for a report of it."""
+    priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
+    single = Solver(result.graph, result.cluster, result.seed, result.objective, priority).solve(SINGLE)
+    results = {SINGLE: _against(single, result.lower_bound_s, result.method), result.method: result}
+    return Comparison(
+        graph=result.graph,
+        cluster=result.cluster,
+        objective=result.objective,
+        lower_bound_s=result.lower_bound_s,
+        seed=result.seed,
+        results=ranked(results.values()),
+        unsupported=(),
+        single_device_s=single.objective_s,
+        versions=result.versions,
+        command=result.command,
+    )
+
+
+def _better(found: Result, known: Result, solver: Solver) -> Result:
+    """What a method found on this cluster, or what it found on another, scored on this one."""
+    there = dataclasses.replace(known, cluster=found.cluster)
+    again = solver.result(
+        Plan(there.device_numbers(), there.order_numbers(), there.transfer_numbers()),
+        found.method,
+        chosen=known.chosen,
+        began_s=0.0,
+        budget_s=found.budget_s,
+        evaluations=found.evaluations,
+        interrupted=found.interrupted,
+        as_given=True,
+    )
+    found_s = math.inf if found.objective_s is None else found.objective_s
+    if again.objective_s is None or found_s <= again.objective_s * (1 + SAME):
+        return found
+    here = "nothing that fits" if found.objective_s is None else format_seconds(found.objective_s)
+    note = f"Found on {known.cluster.name!r}; here {found.method} itself found {here}."
+    return dataclasses.replace(
+        again,
+        note=f"{note} {found.note}".strip(),
+        lower_bound_s=found.lower_bound_s,
+        solve_time_s=found.solve_time_s,
     )
 
 

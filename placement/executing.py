@@ -223,14 +223,17 @@ def cores_of(cluster: Cluster) -> list[int]:
     """
     for device in cluster.devices:
         if device.kind != "cpu":
-            raise ClusterError(
+            sentence = (
                 f"device {device.name!r} of cluster {cluster.name!r} is a {device.kind}; placements are tried out on "
-                "CPU cores, for example those of Cluster.local(devices=2)."
+                "CPU cores, for example those of "
+            )
+            raise ClusterError(f"{sentence}Cluster.local(devices=2).").but_on_command_line(
+                f"{sentence}--cluster local after `placement clusters --measure --devices 2`."
             )
     n_cores = len(usable_cores())
     if cluster.n_devices > n_cores:
-        raise ClusterError(
-            f"cluster {cluster.name!r} has {cluster.n_devices} devices and this process may use {n_cores} cores; take "
-            f"Cluster.local(devices={n_cores})."
+        sentence = f"cluster {cluster.name!r} has {cluster.n_devices} devices and this process may use {n_cores} cores"
+        raise ClusterError(f"{sentence}; take Cluster.local(devices={n_cores}).").but_on_command_line(
+            f"{sentence}; take --cluster local after `placement clusters --measure --devices {n_cores}`."
         )
     return cores_for(cluster.n_devices)

@@ -41,7 +41,7 @@ def read_example(
 
     Args:
         train: a built-in model with the inputs of a training step.
-        dims: ``"batch"``, the samples of a built-in model.
+        dims: ``"batch"``, the samples of a built-in model; keyword arguments of a ``file.py:function``.
         seed: of torch's random numbers, from which weights and inputs are drawn.
 
     Raises:
@@ -52,9 +52,7 @@ def read_example(
     """
     torch.manual_seed(seed)
     if is_function(argument):
-        if dims:
-            raise GraphFileError(f"--dim gives sizes to built-in models, and {argument} is none; leave it out.")
-        returned = call_function(argument)
+        returned = call_function(argument, dims)
         if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
             raise CaptureError(
                 f"{argument} returned {described(returned)}; expected (model, args) or (model, args, kwargs)."

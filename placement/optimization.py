@@ -34,8 +34,9 @@ def optimize(
     """Find a placement of `graph` on `cluster`.
 
     Args:
-        method: a name in `METHODS`; ``"auto"`` tries every heuristic, one device among them, and improves the best by
-            local search and, where the problem is small enough, exact solvers. docs/methods.md says which to choose.
+        method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
+            local search and, where the problem is small enough, an exact solver. docs/methods.md says which to choose,
+            and how budgets are spent.
         seed: of everything random, 0 or more.
         objective: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of a device or link
             in steady state; both in seconds.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
-from env.cluster import Cluster, Device
+from env.cluster import UNLIMITED_BYTES, Cluster, Device
 from env.presets import PRESETS
 from env.problem import Problem
+from env.reference import simulate_reference
 from graphs.opgraph import OpGraph
 
 REFERENCE_CLUSTER = "1xV100"  # its GPU is the device that `reference_device` means
@@ -35,6 +37,12 @@ class Potential:
 def reference_device() -> Device:
     """The GPU of `REFERENCE_CLUSTER`."""
     return next(device for device in PRESETS[REFERENCE_CLUSTER]().devices if device.kind == "gpu")
+
+
+def peak_bytes(graph: OpGraph, device: Device) -> int:
+    """The largest memory of one step on one device like this one, whatever memory and pins are."""
+    alone = Cluster(device.name, (dataclasses.replace(device, memory_bytes=UNLIMITED_BYTES),))
+    return simulate_reference(graph, alone, [0] * graph.n_ops).peak_bytes[0]  # in plain Python: nothing to compile
 
 
 def potential(graph: OpGraph, device: Device) -> Potential:

@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from env.cluster import Cluster
-from env.problem import THROUGHPUT
+from env.problem import THROUGHPUT, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import BoundError, ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
 from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.show import show, show_line
 from graphs.units import format_bytes, format_seconds
 from placement.cluster_json import cluster_from_dict, cluster_to_dict
 
@@ -151,23 +152,25 @@ class Result:
 
     def summary(self) -> str:
         """A few lines for people."""
-        how = self.method if self.chosen == self.method else f"{self.method} (chose {self.chosen})"
-        head = f"{self.graph.name} on {self.cluster.name}, method {how}, seed {self.seed}"
+        how = show(self.method) + ("" if self.chosen == self.method else f" (chose {show(self.chosen)})")
+        head = f"{show(self.graph.name)} on {show(self.cluster.name)}, method {how}, seed {self.seed}"
         if not self.feasible or self.step_time_s is None or self.gap is None or self.bytes_moved is None:
-            return f"{head}\ninfeasible: {self.reason}"
+            return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         used = [d.name for d in self.cluster.devices if self._answered(self.order).get(d.name)]
-        peaks = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._answered(self.peak_bytes).items())
+        peaks = ", ".join(
+            f"{show(name)} {format_bytes(size)}" for name, size in self._answered(self.peak_bytes).items()
+        )
         lines = [
             head,
             f"step time    {format_seconds(self.step_time_s)} on {len(used)} of {self.cluster.n_devices} devices",
-            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%}",
+            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%} {scope(self.objective)}",
             f"peak memory  {peaks}",
             f"moved        {format_bytes(self.bytes_moved)} between devices",
         ]
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(self._answered(self.objective_s))} in steady state")
         if self.note:
-            lines.append(f"note         {self.note}")
+            lines.append(f"note         {show_line(self.note)}")
         if self.interrupted:
             lines.append("interrupted: the best found so far")
         return "\n".join(lines)
@@ -355,6 +358,10 @@ def _parse(text: str, where: str) -> Any:
         ) from None
     except RecursionError:
         raise MismatchError(f"{where} nests too deeply to be a result.") from None
+    except MismatchError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise MismatchError(f"{where} holds a number that cannot be read: {error}.") from None
 
 
 def _result_from_document(document: Any, where: str) -> Result:

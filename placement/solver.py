@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 import baselines
 from baselines.plan import Plan
@@ -17,6 +15,8 @@ from baselines.search import Budget
 from env.bounds import lower_bound
 from env.cluster import Cluster
 from env.loads import loads
+from env.memory_advice import what_would_help
+from env.memory_bounds import working_set_bytes
 from env.problem import THROUGHPUT, Problem
 from env.scoring import Scorer
 from env.simulator import Schedule, Score
@@ -24,7 +24,8 @@ from env.steady_memory import steady_memory
 from env.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, REFINED, heuristics_for, is_learned
+from placement.compiling import compile_for
+from placement.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, heuristics_for, is_learned
 from placement.result import (
     OWN_ORDER,
     Result,
@@ -34,7 +35,6 @@ from placement.result import (
     relative_gap,
     versions,
 )
-from placement.two_ops import two_ops
 
 if TYPE_CHECKING:
     from placement.learning.placing import Place
@@ -56,27 +56,38 @@ class _Run:
 class Solver:
     """A problem with its bound and simulator, for any number of methods.
 
+    Args:
+        methods, search: what to compile for at once (`placement.compiling.compile_for`); the rest when it is prepared.
+
     Raises:
         InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
     """
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, seed: int, objective: str, priority: str) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        seed: int,
+        objective: str,
+        priority: str,
+        methods: Sequence[str] = (),
+        search: bool = True,
+    ) -> None:
         self.problem = Problem(graph, cluster, objective)
+        compile_for(self.problem, methods, search)
         bound = lower_bound(self.problem)
         if bound.memory_reason is not None:
             raise InfeasibleError(bound.memory_reason)
         self.lower_bound_s = bound.value_s
         self._scorer = Scorer(self.problem)
-        self._compile()
         self._seed, self._priority = seed, priority
         self._learned: dict[str, Place] = {}
 
-    def _compile(self) -> None:
-        """Let numba compile or load the simulator now: it would count as solve time of whichever method comes first."""
-        self._scorer.simulator.score(self.problem.allowed.argmax(axis=1))
-
-    def prepare(self, method: str) -> None:
+    def prepare(self, method: str, search: bool = True) -> None:
         """Load what a method needs before its time begins to count, and check that it can be used here.
+
+        Args:
+            search: it has a budget to search.
 
         Raises:
             PolicyFileError: a policy file that cannot be read.
@@ -86,8 +97,7 @@ class Solver:
             from placement.learning.placing import prepared  # loads torch
 
             self._learned[method] = prepared(self.problem, method)
-        if method.endswith(REFINED) or not (is_learned(method) or method in HEURISTICS):
-            _compile_search(self.problem.objective)
+        compile_for(self.problem, [method], search)
 
     def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
@@ -96,15 +106,14 @@ class Solver:
             PolicyFileError, MismatchError: as `prepare`.
         """
         searching = method not in HEURISTICS
-        if is_learned(method) or (searching and budget_s != 0):
-            self.prepare(method)
+        self.prepare(method, search=budget_s != 0)
         began = time.perf_counter()
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
         plan: Plan | str
         try:
             chosen, plan, bound_s, prover = self._plan(method, budget)
         except InfeasibleError as error:
-            chosen, plan, bound_s, prover = method, str(error), 0.0, ""
+            chosen, plan, bound_s, prover = method, self._failed(method, error), 0.0, ""
         return self.result(
             plan,
             method,
@@ -116,6 +125,12 @@ class Solver:
             interrupted=budget.interrupted,
             began_s=began,
         )
+
+    def _failed(self, method: str, error: InfeasibleError) -> str:
+        """Why a method found nothing, with advice where it is one that searches."""
+        if method in HEURISTICS:
+            return str(error)
+        return f"{error} {what_would_help(self.problem, working_set_bytes(self.problem))}"
 
     def result(
         self,
@@ -181,7 +196,7 @@ class Solver:
         try:
             found = starts(problem, self._seed, heuristics_for(problem), budget, every=method == AUTO)
         except InfeasibleError as error:
-            reason = f" One heuristic: {error}"
+            reason = f" {error}"
         try:
             return improve(problem, self._seed, found, searches, budget)
         except NotFoundError as error:
@@ -237,14 +252,6 @@ class Solver:
             "gap": relative_gap(run.objective_s, bound_s),
             "note": run.plan.note,
         }
-
-
-@functools.cache
-def _compile_search(objective: str) -> None:
-    """Let numba compile or load local search on a problem of two ops: that is no part of anyone's budget."""
-    baselines.SEARCHES["local_search"](
-        two_ops(objective), 0, [Plan(np.zeros(2, dtype=np.int64))], Budget(evaluations=2)
-    )
 
 
 def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:

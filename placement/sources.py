@@ -5,27 +5,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from env.cluster import Cluster
+from env.named import LOCAL as LOCAL
+from env.named import cluster_named
 from env.presets import PRESETS
 from env.published import neurips_cluster
 from graphs.disk import read_text
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
+from graphs.model_cache import model_graph
 from graphs.opgraph import OpGraph
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
-from placement.model_cache import model_graph
-
-LOCAL = "local"  # the cluster that is this machine
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def read_source(
             profile, an ONNX model or an exported program.
         train: the training graph; for models, functions that return one, and PipeDream profiles.
         granularity: of what is captured, ``"op"`` or ``"module"``.
-        dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples.
+        dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
+            keyword arguments of a ``file.py:function``.
 
     Raises:
         UnknownNameError: neither a model nor a file.
@@ -56,10 +58,13 @@ def read_source(
     is_model = argument in MODELS
     if is_model:
         return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {})))
-    if dims and (is_function(argument) or not argument.endswith(".onnx")):
-        raise GraphFileError(f"--dim gives sizes to ONNX and built-in models, and {argument} is neither; leave it out.")
     if is_function(argument):
-        return Source(_from_function(argument, train, granularity))
+        return Source(_from_function(argument, train, granularity, dims or {}))
+    if dims and not argument.endswith(".onnx"):
+        raise GraphFileError(
+            f"--dim gives sizes to ONNX models, built-in models and file.py:function, and {argument} is none of them; "
+            "leave it out."
+        )
     refuse_script(argument)
     if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
         raise UnknownNameError("model", argument, MODELS)
@@ -127,8 +132,8 @@ def read_model(argument: str) -> Any:
     return model
 
 
-def _from_function(label: str, train: bool, granularity: str) -> OpGraph:
-    returned = call_function(label)
+def _from_function(label: str, train: bool, granularity: str, dims: Mapping[str, int]) -> OpGraph:
+    returned = call_function(label, dims)
     if isinstance(returned, OpGraph):
         if train:
             raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
@@ -154,12 +159,16 @@ def is_function(argument: str) -> bool:
     return argument.rpartition(":")[0].endswith(".py")
 
 
-def call_function(label: str) -> Any:
+def call_function(label: str, dims: Mapping[str, int] | None = None) -> Any:
     """What the function ``file.py:function`` returns.
+
+    Args:
+        dims: keyword arguments for it.
 
     Raises:
         UnknownNameError: the file has no such function.
-        GraphFileError, CaptureError: the file cannot be read, or the user's code failed.
+        GraphFileError, CaptureError: the file cannot be read, the function does not take `dims`, or the user's code
+            failed.
     """
     file, _, name = label.rpartition(":")
     path = Path(file)
@@ -170,8 +179,26 @@ def call_function(label: str) -> Any:
     if not callable(function):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UnknownNameError(f"function in {path}", name, own)
+    _check_parameters(function, label, dims or {})
     with _user_code(path, label):
-        return function()
+        return function(**dims or {})
+
+
+def _check_parameters(function: Callable[..., Any], label: str, dims: Mapping[str, int]) -> None:
+    """Refuse sizes for which a function has no parameter."""
+    if not dims:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name, size in dims.items():
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
+            raise GraphFileError(
+                f"{label} has no parameter {name!r} for --dim {name}={size}, {takes}; add the parameter, with the size "
+                "it has now as its default, or leave --dim out."
+            )
 
 
 def _refuse_namesakes(path: Path) -> None:
@@ -234,13 +261,12 @@ def read_cluster(argument: str) -> Cluster:
         UnknownNameError: neither a preset nor a file.
         ClusterError: the file is not a cluster, or this machine cannot be measured.
     """
-    if argument == LOCAL:
-        return Cluster.local()
-    if argument not in PRESETS and (argument.endswith(".toml") or os.path.exists(argument)):
-        return Cluster.from_toml(argument)
-    if argument not in PRESETS:
-        raise UnknownNameError("cluster", argument, (*PRESETS, LOCAL))
-    return Cluster.preset(argument)
+    if "," in argument and not os.path.exists(argument):
+        raise ClusterError(
+            f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
+            f"--clusters {argument}`."
+        )
+    return cluster_named(argument)
 
 
 def cluster_for(

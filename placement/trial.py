@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from env.problem import Problem
+from env.simulator import Score, Simulator
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
@@ -17,7 +19,7 @@ from placement.report.trace import Measured, Span, Track, write_trace
 from placement.result import Result
 from placement.runtime.launch import launch
 from placement.runtime.processes import orderly_end, usable_cores
-from placement.runtime.repeats import Repeats, Underway, relative_spread
+from placement.runtime.repeats import Repeats, Underway, beforehand, relative_spread
 
 _STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
@@ -180,31 +182,33 @@ def try_out(
         # The host's CPU beside GPUs is one device: it was measured with all its cores.
         pinned = all(place == "cpu" for place in places.values())
 
-        def run(kind: str, what: str, ran_on: list[str]) -> list[dict[str, Any]]:
+        def run(kind: str, what: str, ran_on: list[str], predicted_s: float) -> list[dict[str, Any]]:
             told = partial(report, what)
+            told(beforehand(repeats, predicted_s))
             return launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR, report=told)
 
-        (single,) = run("plain", "the plain model", [places[names[0]]])
+        problem = Problem(result.graph, result.cluster)
+        single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
+        score = Simulator(problem).score(
+            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
+        )
+        (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
         if by_module:  # one process drives all devices
-            ranks = run("by_module", "the placement", [places[names[0]]])
+            ranks = run("by_module", "the placement", [places[names[0]]], single_s)
         elif is_plain:
             ranks = [single]
         else:
-            ranks = run("placed", "the placement", [places[name] for name in names])
-    trial = _trial(result, names, single, ranks)
+            ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
+    trial = _trial(result, score, names, single, ranks)
     if trace is not None:
         write_trace(result, trace, _measured(trial, ranks))
     return trial
 
 
-def _trial(result: Result, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]) -> Trial:
-    from env.problem import Problem
-    from env.simulator import Simulator
-
+def _trial(
+    result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]
+) -> Trial:
     numbers, by_module = result.device_numbers(), is_by_module(result.graph)
-    score = Simulator(Problem(result.graph, result.cluster)).score(
-        numbers, order=result.order_numbers(), transfer_order=result.transfer_numbers()
-    )
     # A step is over when the last process has ended it.
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     median_s, single_s = statistics.median(step_s), statistics.median(single["step_s"])

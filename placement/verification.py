@@ -17,6 +17,7 @@ from env.reference_loads import reference_loads
 from env.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
+from graphs.show import show, show_line
 from graphs.units import format_seconds
 from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
 from placement.result import OWN_ORDER, Result, relative_gap
@@ -47,12 +48,22 @@ class Verification:
     def holds(self) -> bool:
         return not self.problems
 
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """A sentence for each figure that only what made the result can compute again."""
+        said_s, computed_s = self.result.lower_bound_s, self.lower_bound_s
+        if said_s <= computed_s * (1 + TOLERANCE):
+            return ()
+        said, computed = format_seconds(said_s), format_seconds(computed_s)
+        return (f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure.",)
+
     def summary(self) -> str:
         """One line for people, or one per problem."""
-        what = f"{self.result.graph_name} on {self.result.cluster_name}, method {self.result.method}"
+        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, method {show(self.result.method)}"
         if self.holds:
-            return f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
-        return "\n".join([f"does not hold: {what}", *(f"  {problem}" for problem in self.problems)])
+            held = f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
+            return "\n".join([held, *(f"  not checked: {sentence}" for sentence in self.not_checked)])
+        return "\n".join([f"does not hold: {what}", *(f"  {show_line(problem)}" for problem in self.problems)])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -62,6 +73,7 @@ class Verification:
             "method": self.result.method,
             "holds": self.holds,
             "problems": list(self.problems),
+            "not_checked": list(self.not_checked),
             "objective_s": self.objective_s,
             "step_time_s": self.step_time_s,
             "peak_bytes": dict(self.peak_bytes),

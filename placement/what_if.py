@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,10 @@ from env.cluster import Cluster
 from env.problem import LATENCY
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import OpGraph
+from graphs.show import show
 from placement.comparison import Comparison, compare
 from placement.methods import AUTO
+from placement.result import Result
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 
@@ -25,12 +28,20 @@ class Case:
 
     Attributes:
         devices: devices that compute, host CPUs beside other devices not counted.
+        reason: why nothing fits, or None.
+        found_on: the cluster that the best placement was found on: this one, or in a sweep one with fewer devices.
     """
 
     cluster: Cluster
     devices: int
     comparison: Comparison | None
     reason: str | None
+    found_on: str = ""
+
+    @property
+    def proven_infeasible(self) -> bool:
+        """Nothing can fit, whatever the method; else, without a placement, none was found."""
+        return self.comparison is None
 
     @property
     def objective_s(self) -> float | None:
@@ -62,19 +73,39 @@ class WhatIf:
     command: str = field(default="", compare=False)
 
     def verdict(self) -> str:
-        """One sentence: where adding a device stops helping, or which cluster is fastest."""
+        """How many devices it takes and where adding one stops helping, or which cluster is fastest."""
         fitting = [case for case in self.cases if case.objective_s is not None]
-        if not fitting:
-            return f"{self.graph.name} fits on none of these."
-        fastest = min(fitting, key=lambda case: case.objective_s or 0.0)
         if not self.is_sweep:
-            return f"Fastest: {fastest.cluster.name}."
-        enough = next(
-            case for case in fitting if (case.objective_s or 0.0) <= (fastest.objective_s or 0.0) * (1 + HELPS)
-        )
-        if enough.devices == max(case.devices for case in self.cases):
+            fastest = min(fitting, key=lambda case: case.objective_s or 0.0, default=None)
+            if fastest is None:
+                return f"{show(self.graph.name)} fits on none of these."
+            return f"Fastest: {show(fastest.cluster.name)}."
+        return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
+
+    def _needed(self, fitting: Sequence[Case]) -> str:
+        """How many devices it takes to fit; "" where the smallest number does. Only what is proven is called needed."""
+        smallest = min((case.devices for case in fitting), default=math.inf)
+        too_few = [case for case in self.cases if case.devices < smallest]
+        proven = max((case.devices for case in too_few if case.proven_infeasible), default=0)
+        parts = [f"At least {proven + 1} devices are needed."] if proven else []
+        if len(too_few) > 0 and proven < too_few[-1].devices:
+            parts.append(f"With {too_few[-1].devices} no placement that fits was found.")
+        return " ".join(parts)
+
+    def _helping(self, fitting: Sequence[Case]) -> str:
+        """Where a further device stops helping."""
+        if not fitting:
+            return ""
+        fastest_s = min(case.objective_s or 0.0 for case in fitting)
+        enough = next(case for case in fitting if (case.objective_s or 0.0) <= fastest_s * (1 + HELPS))
+        if enough.devices < max(case.devices for case in self.cases):
+            return f"Adding devices stops helping at {enough.devices}: no larger number is {HELPS:.0%} faster."
+        if enough is fitting[0]:
+            return f"It fits on {enough.devices}, the largest number tried."
+        before = fitting[-2].devices
+        if enough.devices == before + 1:
             return f"The last device, number {enough.devices}, still helps."
-        return f"Adding devices stops helping at {enough.devices}: no larger number is {HELPS:.0%} faster."
+        return f"Going from {before} to {enough.devices} devices still helps."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -92,6 +123,7 @@ class WhatIf:
                     "objective_s": case.objective_s,
                     "speedup_vs_single": case.speedup,
                     "reason": case.reason,
+                    "found_on": case.found_on,
                     "comparison": None if case.comparison is None else case.comparison.to_dict(),
                 }
                 for case in self.cases
@@ -119,7 +151,10 @@ def what_if(
     """Compare methods on each cluster. A cluster that the graph does not fit on is a row that says so.
 
     Args:
+        clusters: for a sweep one cluster with more and more of its devices, as `first_devices` gives them.
         methods, seed, objective, budget_s, evaluations: as in `placement.compare`; the budget is for each cluster.
+        is_sweep: what a method found for fewer devices is a candidate for more, where the rest stays idle: a device
+            more never makes a step slower, unless it changes the routes between the others.
         settings: further arguments of `placement.compare`.
         progress: called before each cluster with its name and how many are done.
 
@@ -127,6 +162,7 @@ def what_if(
         UnknownNameError, MismatchError, ValueError: as `placement.compare`.
     """
     cases = []
+    known: dict[str, Result] = {}  # by method, as found where it was found
     for done, cluster in enumerate(clusters):
         if progress is not None:
             progress(cluster.name, done)
@@ -140,15 +176,37 @@ def what_if(
                 objective=objective,
                 budget_s=budget_s,
                 evaluations=evaluations,
+                known={m: r for m, r in known.items() if r.cluster.device_index.keys() <= cluster.device_index.keys()},
                 **settings,
             )
             reason = None if found.best is not None else found.results[0].reason
         except InfeasibleError as error:
             reason = str(error)
-        cases.append(Case(cluster, len(computing(cluster)), found, reason))
+        origin = {} if found is None else _origins(found, known)
+        if is_sweep:
+            known |= origin
+        best = None if found is None else found.best
+        found_on = "" if best is None else origin[best.method].cluster.name
+        cases.append(Case(cluster, len(computing(cluster)), found, reason, found_on))
         if found is not None and any(result.interrupted for result in found.results):
             break
     return WhatIf(graph, objective, tuple(cases), is_sweep)
+
+
+def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result]:
+    """The feasible results by method; those that are known ones, scored again, as they were found elsewhere."""
+    origins = {}
+    for result in found.results:
+        if result.feasible:
+            before = known.get(result.method)
+            origins[result.method] = before if before is not None and _is_again(result, before) else result
+    return origins
+
+
+def _is_again(result: Result, before: Result) -> bool:
+    """Whether two results on different clusters place and order all ops alike; devices without ops do not matter."""
+    orders = [{device: ops for device, ops in (r.order or {}).items() if ops} for r in (result, before)]
+    return result.placement == before.placement and orders[0] == orders[1]
 
 
 def computing(cluster: Cluster) -> list[str]:
@@ -174,13 +232,23 @@ def first_devices(cluster: Cluster, count: int) -> Cluster:
     )
 
 
-def parse_sweep(text: str) -> range:
-    """``"devices=1..8"`` as ``range(1, 9)``.
+def parse_sweep(text: str) -> tuple[int, ...]:
+    """Numbers of devices, ascending, of ``"devices=1..8"``, ``"devices=1,2,4"`` or, by twos, ``"devices=2..8..2"``.
 
     Raises:
         ValueError: not of that form.
     """
-    match = re.fullmatch(r"devices=(\d+)\.\.(\d+)", text.strip())
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError(f"--sweep takes devices=FIRST..LAST, for example devices=1..8, got {text!r}.")
-    return range(int(match[1]), int(match[2]) + 1)
+    counts: set[int] = set()
+    name, _, parts = text.strip().partition("=")
+    for part in parts.split(","):
+        match = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4})(?:\.\.(\d{1,4}))?)?", part.strip(), re.ASCII)
+        first, last, step = (
+            (0, 0, 0) if match is None else (int(match[1]), int(match[2] or match[1]), int(match[3] or 1))
+        )
+        if name.strip() != "devices" or not 1 <= first <= last or step < 1:
+            raise ValueError(
+                "--sweep takes numbers of devices, devices=FIRST..LAST or devices=A,B,..., for example devices=1..8 or "
+                f"devices=1,2,4, got {text[:80]!r}."
+            )
+        counts |= set(range(first, last + 1, step))
+    return tuple(sorted(counts))

@@ -154,6 +154,11 @@ def test_what_is_no_placement(result: Any, got: str) -> None:
         placement.apply(model, result, args)
 
 
+def test_a_number_of_thousands_of_digits() -> None:
+    with pytest.raises(MismatchError, match="it holds a number that cannot be read"):
+        Result.from_json('{"seed": ' + "9" * 5000 + "}", "it")
+
+
 @pytest.mark.parametrize("content", ["", "[1, 2]", "half"])
 def test_a_damaged_file(inference: Result, content: str, tmp_path: Path) -> None:
     text = inference.to_json()

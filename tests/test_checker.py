@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import placements, problems
+from strategies import orders, placements, problems
 
 import env.checker
 import env.reference
@@ -202,6 +202,51 @@ def test_loads_agree_with_the_plain_ones(communication: str, data: st.DataObject
     assert fast.value_s == pytest.approx(slow.value_s, rel=1e-9)
     assert fast.held_bytes.tolist() == list(slow.held_bytes)
     assert (fast.bytes_moved, fast.feasible) == (slow.bytes_moved, slow.feasible)
+    order = data.draw(orders(drawn))
+    step = simulate_reference(drawn.graph, cluster, placement.tolist(), order=order.tolist())
+    in_order = reference_loads(drawn.graph, cluster, placement.tolist(), step).held_bytes
+    assert fast.memory(order).held_bytes.tolist() == list(in_order)
+    assert all(held >= peak for held, peak in zip(in_order, step.peak_bytes, strict=True))
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.data())
+def test_one_device_holds_in_steady_state_what_one_step_needs(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    where = data.draw(st.integers(0, problem.cluster.n_devices - 1))
+    placement = np.full(problem.graph.n_ops, where)
+    steady = loads(Problem(problem.graph, problem.cluster, THROUGHPUT), placement)
+    score = Simulator(problem).score(placement)
+    assert steady.held_bytes.tolist() == score.peak_bytes.tolist()
+    assert (steady.steady.reason is None) == steady.feasible == score.feasible
+
+
+def test_stages_that_train_hold_the_activations_of_the_steps_in_flight() -> None:
+    """PipeDream's counts: of four equal stages the first has four steps in flight, the last one."""
+    ops = [Op(f"f{i}", time_s={"*": 1.0}) for i in range(4)] + [Op(f"b{i}", time_s={"*": 2.0}) for i in range(4)]
+    tensors = [Tensor(f"f{i}", 0, (f"f{i + 1}",)) for i in range(3)] + [
+        Tensor(f"f{i}", 100, (f"b{i}",)) for i in range(4)
+    ]
+    tensors += [Tensor(f"b{i + 1}", 0, (f"b{i}",)) for i in range(3)]
+    devices = tuple(Device(f"d{i}", "gpu", 399, {"float32": 1.0}, 1.0) for i in range(4))
+    links = tuple(link for i in range(3) for link in both_ways(f"d{i}", f"d{i + 1}", 1.0, 0.0))
+    found = loads(Problem(OpGraph.build(ops, tensors), Cluster("row", devices, links), THROUGHPUT), np.arange(8) % 4)
+    assert found.held_bytes.tolist() == [400, 300, 200, 100]
+    assert found.steady.reason == (
+        "op 'f0' needs 400 bytes on d0 in steady state, where 399 bytes are free beside the 0 bytes of the other ops "
+        "placed there."
+    )
+
+
+def test_stages_of_inference_hold_what_one_turn_needs() -> None:
+    """Two stages of three ops: inside a stage two tensors at a time; what is sent and received counts once each."""
+    ops = [Op(f"op{i}", time_s={"*": 1.0}, kept_bytes=1000) for i in range(6)]
+    tensors = [Tensor(f"op{i}", size, (f"op{i + 1}",)) for i, size in enumerate((40, 50, 7, 60, 70))]
+    devices = tuple(Device(f"d{i}", "gpu", 9999, {"float32": 1.0}, 1.0) for i in range(2))
+    cluster = Cluster("pair", devices, both_ways("d0", "d1", 7.0, 0.0))
+    problem = Problem(OpGraph.build(ops, tensors), cluster, THROUGHPUT)
+    # d0: 40 + 50 in its turn, and 7 on their way; d1: 60 + 70, and the 7 that arrive.
+    assert loads(problem, np.array([0, 0, 0, 1, 1, 1])).held_bytes.tolist() == [3000 + 90 + 7, 3000 + 130 + 7]
 
 
 @pytest.mark.parametrize("measured_s", [None, 5.0])

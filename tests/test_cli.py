@@ -109,7 +109,8 @@ OPTIONS = {
     "optimize": [
         *COMMON,
         *SEARCHING,
-        *["--cluster", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "-o", "GRAPH"],
+        *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
+        *["-o", "GRAPH"],
     ],
     "apply": [
         *[
@@ -132,8 +133,8 @@ OPTIONS = {
     "export": ["--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--from-scratch", "--log-dir", "--output", "--policy"],
-        *["--from", "--preset", "--restart", "--scorer", "--seed", "--timesteps", "-o", "GRAPHS"],
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }
 
@@ -156,6 +157,8 @@ def test_help(call: Call, command: str) -> None:
     assert f"Usage: placement {command}".strip() in out
     for option in OPTIONS.get(command, []):
         assert option in out or option.isupper()
+    assert "<" not in out  # no <bool> and no <list[str]>
+    assert "[[" not in out
 
 
 def test_no_arguments_is_help(call: Call) -> None:
@@ -241,7 +244,12 @@ def test_capture_saves_a_graph(call: Call, graph_file: Path, tmp_path: Path) -> 
     path = tmp_path / "again.json"
     code, out, err = call("capture", graph_file, "-o", path)
     assert (code, err) == (0, "")
-    assert out == f"branches: 4 ops, 4 edges, saved to {path}\n"
+    assert out.splitlines() == [
+        "branches: 4 ops, 4 edges, 0 FLOP",
+        "kept all step  4.19 MB",
+        "on one device  4.2 MB at its peak",
+        f"saved to {path}",
+    ]
     assert load_json_graph(path) == branches()
     document = json.loads(call("capture", path, "--json")[1])
     assert (document["ops"], document["hash"]) == (4, branches().hash)
@@ -294,7 +302,8 @@ def test_errors_in_a_users_file_are_one_sentence(call: Call, tmp_path: Path) -> 
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(7)\n", encoding="utf-8")
     for words, fragments in {
         "mine.py:nett": ["unknown function in mine.py 'nett', did you mean 'net'?"],
-        "mine.py:NUMBER": ["unknown function in mine.py 'NUMBER'"],
+        "mine.py:NUMBER": ["unknown function in mine.py 'NUMBER'. Valid"],  # nothing is near
+        "mine.py:net --dim batch=3": ["mine.py:net has no parameter 'batch' for --dim batch=3, it takes no arguments"],
         "mine.py:wrong": ["mine.py:wrong returned a int; expected (model, args)"],
         "mine.py:broken": ["mine.py:broken failed (line 17) with ZeroDivisionError: division by zero"],
         "mine.py:graph --train": ["--train is for models"],
@@ -317,7 +326,7 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         "noise.bin": ["noise.bin is of no known format"],
         f"{graph_file} --train": ["--train is for models"],
         f"{graph_file} --granularity module": ["--granularity is for models"],
-        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX and built-in models"],
+        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models and file.py:function"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
         "alexnet --granularity layer": ["unknown granularity 'layer'"],
     }.items():
@@ -372,6 +381,27 @@ def test_the_communication_model_can_be_chosen(call: Call, graph_file: Path) -> 
     assert blocking > 1.001e-3  # sending and receiving stop the devices
 
 
+def test_the_share_of_memory_to_fill_can_be_chosen(call: Call, tmp_path: Path) -> None:
+    save_graph(branches(kept_bytes=4 * 10**9), tmp_path / "large.json")
+    words = ["optimize", "large.json", "--method", "single_device", *CLUSTER]
+    assert call(*words)[0] == 0  # 16 GB of 17.18, of which 1.07 are reserved
+    refused(
+        call(*words, "--memory-fraction", 0.9), "op 'd' keeps 4 GB", "where 3.46 GB (3461882265 bytes) are free", code=1
+    )
+    code, answer, _ = call(*words, "--memory-fraction", 1, "--json")
+    assert code == 0
+    assert "--memory-fraction 1.0" in json.loads(answer)["command"]
+    refused(call(*words, "--memory-fraction", 0), "memory fraction = 0.0; expected a number above 0 and at most 1")
+
+
+def test_times_at_the_peak_rates_of_a_preset_are_said_to_be_a_best_case(call: Call, tmp_path: Path) -> None:
+    for name, op in (("modelled", Op("a", flops=1e9)), ("measured", Op("a", flops=1e9, time_s={"*": 1e-3}))):
+        save_graph(OpGraph.build([op], []), tmp_path / "one.json")
+        for command in ("compare --methods", "optimize --method"):
+            said = call(*command.split(), "heft", "one.json", *CLUSTER)[1]
+            assert ("at the peak rates of data sheets: a best case" in said) == (name == "modelled")
+
+
 def test_a_published_problem_brings_devices_and_communication(call: Call, tmp_path: Path) -> None:
     nodes = [
         {"id": i, "supportedOnFpga": 1, "cpuLatency": 90, "fpgaLatency": 9, "isBackwardNode": 0, "size": 5}
@@ -388,10 +418,12 @@ def test_a_published_problem_brings_devices_and_communication(call: Call, tmp_pa
 
 
 def test_what_if(call: Call, graph_file: Path, tmp_path: Path) -> None:
-    words = ["--methods", "heft", "-o", "w.json"]
+    words = ["--methods", "heft", "-o", "w.json", "--html", "w.html"]
     code, out, err = call("compare", graph_file, *CLUSTER, "--sweep", "devices=1..3", *words)
     assert (code, err) == (0, "")
     assert "4xV100-pcie with 2" in out
+    assert "report: w.html" in out
+    assert "4xV100-pcie with 2" in (tmp_path / "w.html").read_text(encoding="utf-8")
     assert "Adding devices stops helping at 2" in out
     document = json.loads((tmp_path / "w.json").read_text(encoding="utf-8"))
     assert [case["devices"] for case in document["cases"]] == [1, 2, 3]
@@ -499,11 +531,13 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices to sweep over, got 5"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": ["--sweep takes devices=FIRST..LAST"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": [
+            "--sweep takes numbers of devices, devices=FIRST..LAST or"
+        ],
         f"compare {graph_file} --sweep devices=1..2": ["does not say which devices there are"],
         f"compare {graph_file} --clusters , ": ["--clusters names no cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --clusters 2xK40-pcie": ["give one of them"],
-        f"compare {graph_file} --clusters 2xK40-pcie --html r.html": ["--html and --trace show one cluster"],
+        f"compare {graph_file} --clusters 2xK40-pcie --trace t.json": ["--trace shows one cluster"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed -1": ["--seed", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --seed one": ["--seed", "integer"],
         f"compare {graph_file} --cluter x": ["unknown option '--cluter', did you mean '--cluster'?", "--html"],
@@ -528,7 +562,7 @@ def test_optimize_then_verify(call: Call, graph_file: Path, tmp_path: Path) -> N
     assert out.startswith("holds: branches on 4xV100-pcie, method auto, 3.0")
     document = json.loads(call("verify", "p.json", "--graph", "moved.json", *CLUSTER, "--json")[1])
     assert document["holds"] is True
-    assert document["problems"] == []
+    assert document["problems"] == document["not_checked"] == []
 
 
 def test_optimize_json_has_every_field_but_the_graph(call: Call, graph_file: Path) -> None:
@@ -551,6 +585,23 @@ def test_verify_refutes_a_false_figure_with_exit_1(call: Call, graph_file: Path,
     assert "the result says 0.001" in out
     code, out, _ = call("verify", "p.json", "--json")
     assert (code, json.loads(out)["holds"]) == (1, False)
+
+
+def test_verify_says_that_it_cannot_prove_a_searchs_bound(call: Call, tmp_path: Path) -> None:
+    parts = [Op(name, time_s={"*": seconds}) for name, seconds in zip("abcd", (5e-3, 4e-3, 3e-3, 3e-3), strict=True)]
+    save_graph(OpGraph.build(parts, [], "parts"), "parts.json")
+    words = ["--cluster", "2xK40-pcie", "--method", "local_search", "--evaluations", 50]
+    assert call("optimize", "parts.json", *words, "-o", "p.json")[0] == 0
+    document = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
+    objective_s = document["objective_s"]
+    assert document["lower_bound_s"] < objective_s
+    document |= {"lower_bound_s": objective_s, "gap": 0.0}
+    (tmp_path / "p.json").write_text(json.dumps(document), encoding="utf-8")
+    code, out, _ = call("verify", "p.json")
+    assert code == 0
+    assert "  not checked: lower_bound_s and gap: local_search says that it has proved 6 ms, 5 ms is sure." in out
+    (sentence,) = json.loads(call("verify", "p.json", "--json")[1])["not_checked"]
+    assert sentence.startswith("lower_bound_s and gap: ")
 
 
 def test_verify_refuses_what_does_not_fit(call: Call, graph_file: Path, tmp_path: Path) -> None:
@@ -580,7 +631,7 @@ def fan_file(tmp_path: Path) -> Path:
     return tmp_path / "fan.json"
 
 
-TRAIN = ("--cluster", "2xK40-pcie", "--policy", "ppo", "--timesteps", 64, "-o", "policy.zip")
+TRAIN = ("--cluster", "2xK40-pcie", "--policy", "ppo", "--evaluations", 64, "-o", "policy.zip")
 
 
 def test_train_then_use_the_policy(call: Call, fan_file: Path, tmp_path: Path) -> None:
@@ -636,7 +687,7 @@ def test_bad_training(call: Call, fan_file: Path, graph_file: Path, tmp_path: Pa
         f"train {fan_file} {' '.join(map(str, TRAIN))} --preset papr": ["did you mean 'paper'?"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --preset paper": ["ppo has no preset 'paper'"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --budget-s nan": ["a finite number of seconds"],
-        f"train {fan_file} {' '.join(map(str, TRAIN))} --timesteps -1": ["--timesteps"],
+        f"train {fan_file} {' '.join(map(str, TRAIN))} --evaluations -1": ["--evaluations"],
         f"train {fan_file} {' '.join(map(str, TRAIN))} --log-dir {fan_file}": ["is a file; give a folder"],
         f"train {fan_file} --cluster 4xV100-pcie": ["--output"],
         f"train {fan_file} --cluster 4xV100-pcie -o {fan_file}": ["is also what the command reads"],
@@ -705,7 +756,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_killed_training_goes_on_to_the_same_policy(call: Call, fan_file: Path, tmp_path: Path) -> None:
     """kill -9, and the same command again: weights and placement are those of a run that nobody touched."""
-    words = ["train", fan_file.name, *TRAIN[:4], "--timesteps", 320, "-o", "policy.zip", "--checkpoint-every-s", 0]
+    words = ["train", fan_file.name, *TRAIN[:4], "--evaluations", 320, "-o", "policy.zip", "--checkpoint-every-s", 0]
     assert call(*words)[0] == 0
     cut = tmp_path / "cut"
     cut.mkdir()

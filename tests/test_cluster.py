@@ -55,7 +55,7 @@ def device(name: str = "a", **changes: object) -> Device:
         ({"peak_flops": {"float32": "1"}}, "float32 = '1'; expected a number above 0"),
         ({"kind": 3}, "device 'a' has kind = 3; expected a name in quotes"),
         ({"name": ""}, "name = ''"),
-        ({"memory_bytes": 2**62 + 1}, "memory_bytes = 4611686018427387905; expected at most 4611686018427387904 bytes"),
+        ({"memory_bytes": 2**62}, "memory_bytes = 4611686018427387904; expected a whole number of bytes below"),
         ({"memory_bytes": 10**400}, "memory_bytes = 1000"),
         ({"launch_overhead_s": 10**400}, "launch_overhead_s = 1000"),
         ({"memory_bytes_per_s": 10**400}, "memory_bytes_per_s = 1000"),
@@ -339,7 +339,7 @@ def test_a_short_file_with_a_link_both_ways(tmp_path: Path) -> None:
         (DEVICE_TOML % "a" + f"launch_overhead_s = {'9' * 400}\n", "launch_overhead_s = .* expected a finite number"),
         (
             (DEVICE_TOML % "a").replace("memory_bytes =", f"memory_bytes = {'9' * 30} #", 1),
-            "expected a whole number of bytes below",
+            "expected a whole number of bytes below 2",
         ),
         ((DEVICE_TOML % "a").replace("bytes_per_s =", f"bytes_per_s = {'9' * 400} #", 1), "expected a number above 0"),
         ("", "no devices"),
@@ -474,3 +474,9 @@ def test_neurips_devices_without_sense_are_refused() -> None:
     for wrong in ((0, 0, 1.0), (-1, 2, 1.0), (1, 1, -5.0), (1, 1, math.nan)):
         with pytest.raises(ClusterError, match="at least one device"):
             neurips_cluster(*wrong)
+
+
+def test_whole_numbers_beyond_64_bits_are_numbers() -> None:
+    device = Device("a", "gpu", 10**9, {"float32": 10**30}, 10**30, launch_overhead_s=10**30)
+    graph = OpGraph.build([Op("op", flops=1.0, bytes_moved=1.0, kernels=0)], [])
+    assert Problem(graph, Cluster("one", (device,))).op_s[0, 0] == pytest.approx(1e-30)

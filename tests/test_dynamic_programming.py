@@ -420,3 +420,12 @@ def test_the_seed_does_not_matter_and_answers_repeat() -> None:
     for method in (dp_contiguous, dp_linear):
         first = method(problem, 0).device
         assert (method(problem, 1).device == first).all()
+
+
+@pytest.mark.parametrize("method", [dp_contiguous, dp_linear])
+def test_runs_that_no_device_suits_are_passed_over_in_silence(method: Any) -> None:
+    """The first half of the ops belongs on one kind, the rest on another: the run across the border suits none."""
+    ops = [Op(f"op{i}", pins=("gpu",) if i < 166 else ("cpu",), time_s={"*": 1.0}) for i in range(333)]
+    graph = OpGraph.build(ops, [Tensor(f"op{i}", 1, (f"op{i + 1}",)) for i in range(332)], "row")
+    problem = Problem(graph, star(["gpu", "cpu"]), THROUGHPUT)
+    assert method(problem, 0).device.tolist() == [0] * 166 + [1] * 167

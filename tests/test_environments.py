@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -33,7 +35,9 @@ from env.rewards import REWARDS, Outcome
 from env.sequential_env import SequentialRows
 from env.simulator import Simulator
 from env.task import ORDERS, Task, make_tasks
-from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from env.vector import PlacementVecEnv
+from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
+from graphs.files import save_graph
 from graphs.generators import fork_join, layered, random_dag
 from graphs.opgraph import Op, OpGraph
 from graphs.zoo import MODELS, build
@@ -539,11 +543,53 @@ def test_bad_options_are_one_sentence(name: str, options: dict[str, Any], messag
         make(name, small_graph(), small_cluster(), **options)
 
 
-def test_a_name_is_no_graph() -> None:
-    with pytest.raises(MismatchError, match="graph is one OpGraph or a sequence of them, got 'nmt4'"):
-        make(GROUP, "nmt4", FOUR)
-    with pytest.raises(MismatchError, match="cluster is one Cluster"):
+def test_names_and_files_stand_for_graphs_and_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+    save_graph(small_graph(), tmp_path / "g.json")
+    (tmp_path / "c.toml").write_text(small_cluster().to_toml(), encoding="utf-8")
+    by_name: dict[str, Any] = {"graph": str(tmp_path / "g.json"), "cluster": tmp_path / "c.toml"}
+    for name in IDS:
+        found, same = gymnasium.make(name, **by_name), make(name, small_graph(), small_cluster())
+        first, second = found.reset(seed=0)[0], same.reset(seed=0)[0]
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[key], second[key]) for key in first)
+    four = Cluster.preset("4xK40-pcie")
+    several = PlacementVecEnv(GROUP, 2, graph=["alexnet", by_name["graph"]], cluster=["2xK40-pcie", four])
+    tasks = [(task.problem.graph.name, task.problem.cluster.name) for task in several.tasks if isinstance(task, Task)]
+    assert tasks == list(itertools.product(("alexnet", "small"), ("2xK40-pcie", "4xK40-pcie")))
+
+
+def test_what_a_configuration_file_holds_makes_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+    kwargs = json.loads('{"graph": "alexnet", "cluster": "2xK40-pcie", "units": 4}')
+    env = gymnasium.make(SEQUENTIAL, **kwargs)
+    env.reset(seed=0)
+    assert env.spec is not None
+    assert json.loads(env.spec.to_json())["kwargs"] == kwargs
+
+
+def test_a_users_code_is_never_run_for_a_name(tmp_path: Path) -> None:
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\ndef net(): pass\n", encoding="utf-8")
+    for name in (f"{tmp_path / 'trap.py'}:net", str(tmp_path / "trap.py")):
+        with pytest.raises(MismatchError, match="is code, which is not run from here; run `placement capture"):
+            make(GROUP, name, FOUR)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_no_graph_or_cluster_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="unknown model 'nmt5', did you mean 'nmt"):
+        make(GROUP, "nmt5", FOUR)
+    with pytest.raises(UnknownNameError, match="unknown cluster '4xV100', did you mean '4xV100-pcie'"):
+        make(GROUP, small_graph(), "4xV100")
+    with pytest.raises(GraphFileError, match=r"none\.json"):
+        make(GROUP, tmp_path / "none.json", FOUR)
+    with pytest.raises(MismatchError, match="graph is one OpGraph, its name, or a sequence of them, got 3"):
+        make(GROUP, 3, FOUR)
+    with pytest.raises(MismatchError, match="cluster is one Cluster, its name, or a sequence of them, got none"):
         make(GROUP, small_graph(), [])
+
+
+def test_units_that_no_device_suits_are_refused() -> None:
     two = OpGraph.build([Op("a", pins=("cpu",)), Op("b", pins=("gpu",))], [])
     with pytest.raises(MismatchError, match="suits all its ops"):
         make(GROUP, two, small_cluster(), units=[0, 0])

@@ -362,7 +362,7 @@ def test_training_is_rewarded_by_running(executor: Executor, tmp_path: Path, mon
     home = ("softmax_policy", "SoftmaxPolicy", "softmax_policy")
     monkeypatch.setitem(registry._HOME, "hierarchical", home)
     before, output = executor.n_runs, tmp_path / "policy.zip"
-    found = train(executor.graph, TWO, output=output, timesteps=2 * softmax_policy.BATCH, scorer=executor.scorer)
+    found = train(executor.graph, TWO, output=output, evaluations=2 * softmax_policy.BATCH, scorer=executor.scorer)
     assert executor.n_runs > before
     (result,), (measured_s,) = found.results, found.measured_s
     assert result is not None
@@ -370,13 +370,13 @@ def test_training_is_rewarded_by_running(executor: Executor, tmp_path: Path, mon
     assert result.note.startswith("measured ")
     assert Result.load(found.result_files[0]) == result
     assert not found.proven
-    again = train(executor.graph, TWO, output=tmp_path / "simulated.zip", timesteps=8)
+    again = train(executor.graph, TWO, output=tmp_path / "simulated.zip", evaluations=8)
     assert again.measured_s == ()
 
 
 def test_a_policy_of_the_simulator_is_gone_on_with(executor: Executor, tmp_path: Path) -> None:
     first, second = tmp_path / "simulated.zip", tmp_path / "tuned.zip"
-    asked: dict[str, Any] = {"policy": "graph", "timesteps": 32}
+    asked: dict[str, Any] = {"policy": "graph", "evaluations": 32}
     train(executor.graph, TWO, output=first, **asked)
     before = executor.n_runs
     found = train(executor.graph, TWO, output=second, scorer=executor.scorer, start_from=first, **asked)
@@ -387,7 +387,7 @@ def test_a_policy_of_the_simulator_is_gone_on_with(executor: Executor, tmp_path:
         TWO,
         "graph",
         output=tmp_path / "none.zip",
-        timesteps=0,
+        evaluations=0,
         scorer=executor.scorer,
         start_from=first,
     )
@@ -404,11 +404,11 @@ def placement_policy(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_another_policy_is_not_gone_on_with(executor: Executor, tmp_path: Path) -> None:
-    train(executor.graph, TWO, "graph", output=tmp_path / "p.zip", timesteps=0)
+    train(executor.graph, TWO, "graph", output=tmp_path / "p.zip", evaluations=0)
     with pytest.raises(MismatchError, match=r"is called 'graph' and 'hierarchical' is to be trained; go on with"):
-        train(executor.graph, TWO, output=tmp_path / "q.zip", timesteps=0, start_from=tmp_path / "p.zip")
+        train(executor.graph, TWO, output=tmp_path / "q.zip", evaluations=0, start_from=tmp_path / "p.zip")
     with pytest.raises(PolicyFileError):
-        train(executor.graph, TWO, output=tmp_path / "q.zip", timesteps=0, start_from=tmp_path / "nothing.zip")
+        train(executor.graph, TWO, output=tmp_path / "q.zip", evaluations=0, start_from=tmp_path / "nothing.zip")
 
 
 # -- what is refused --------------------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["note"].startswith("measured ")
     assert "--scorer execute" in found["command"]
     assert Result.load("p.json").placement == found["placement"]
-    assert run_command(["train", *words, "--policy", "graph", "--timesteps", "0", "-o", "policy.zip"]) == 0
+    assert run_command(["train", *words, "--policy", "graph", "--evaluations", "0", "-o", "policy.zip"]) == 0
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem["measured_step_s"] > 0
 

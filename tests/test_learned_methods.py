@@ -36,7 +36,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def policy_file(fake: None, tmp_path: Path) -> Path:
-    return train(fans(), PAIR, output=tmp_path / "policy.zip", timesteps=800).policy_file
+    return train(fans(), PAIR, output=tmp_path / "policy.zip", evaluations=800).policy_file
 
 
 # -- trained within the budget ----------------------------------------------------------------------------------
@@ -116,10 +116,12 @@ def test_nothing_that_fits_says_so(fake: None, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(softmax_policy.SoftmaxPolicy, "propose", all_on_one)
     result = optimize(graph, PAIR, "hierarchical", evaluations=30)
     assert not result.feasible
-    assert result.reason == (
+    assert result.reason is not None
+    assert result.reason.startswith(
         "hierarchical tried 32 placements of 'two_branches' and none fits cluster 'pair'; give it a larger budget, or "
-        "use method auto."
+        "use method auto. The step keeps 168 MB, and "
     )
+    assert "what would help: more devices or memory, half precision." in result.reason
 
 
 # -- the pretrained policy --------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def test_a_warm_start_is_never_worse_than_the_list_schedulers(name: str) -> None
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_every_policy_goes_on_where_it_was_cut_off(name: str, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"policy": name, "timesteps": 100, "checkpoint_every_s": 0.0}
+    asked: dict[str, Any] = {"policy": name, "evaluations": 100, "checkpoint_every_s": 0.0}
     whole = train(fans(7), PAIR, output=tmp_path / "whole.zip", **asked)
     assert len(whole.curve) > 2
     with pytest.raises(Killed):

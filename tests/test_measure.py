@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -29,12 +30,14 @@ from graphs.errors import ClusterError, MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.cli import run
 from placement.runtime import links, measure, workers
+from placement.runtime.doubts import MeasuredMachine, warn_of_doubts, with_doubts
+from placement.runtime.figures import CoreTime, Figure, busy_core_s, settled
 from placement.runtime.functional import functional
 from placement.runtime.layout import Layout
 from placement.runtime.profiling import measured_profile
 from placement.runtime.repeats import Repeats
 from placement.runtime.routines import compile_routines
-from placement.runtime.speeds import BRIEF, flops_per_s
+from placement.runtime.speeds import BRIEF, DeviceSpeed, flops_per_s
 from placement.runtime.stamps import StampedRoutine, host_clock, stamped
 from placement.runtime.updates import update_times_s
 from placement.runtime.workers import Worker, cores_for, run_workers
@@ -296,10 +299,99 @@ def test_the_second_time_is_read_from_the_cache(tmp_path: Path, monkeypatch: pyt
         again = Cluster.local(1)
     assert (again, again.source, again.summary) == (first, first.source, first.summary)
     other = cpu_cluster()
-    monkeypatch.setattr(measure, "_measure_cores", lambda *_: other)
+    monkeypatch.setattr(measure, "_measure_cores", lambda *_: MeasuredMachine(other, {}, {}))
+    monkeypatch.setattr(measure.CoreTime, "now", lambda: None)
     assert measure.local_cluster(1, anew=True) == other == Cluster.local(1)
     files[0].write_text("cut short = ", encoding="utf-8")
     assert Cluster.local(1) == other
+
+
+def test_doubtful_figures_are_kept_with_their_doubts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet, busy = (MeasuredMachine(cpu_cluster(devices), {}, {}) for devices in (1, 2))
+    now: list[CoreTime | None] = []
+    monkeypatch.setattr(measure.CoreTime, "now", lambda: now.pop(0))
+    monkeypatch.setattr(measure, "usable_cores", lambda: [0, 1])
+
+    def measured(machine: MeasuredMachine, others_s: float) -> Cluster:
+        now[:] = [CoreTime(10.0, 3.0, 1.0), CoreTime(20.0, 3.0 + 8.0 + others_s, 9.0)]
+        monkeypatch.setattr(measure, "_measure_cores", lambda *_: machine)
+        return measure.measured_machine(1).cluster
+
+    # Other processes had 12 of 20 seconds; the figures stay usable, and every use is told.
+    doubts = r"are doubtful: other processes had 60% of the processor time\. Measure this machine again"
+    assert measured(busy, 12.0).source.endswith("; doubtful: other processes had 60% of the processor time.")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=doubts):
+            assert Cluster.local(1) == busy.cluster
+    # Better ones take their place, and are not given up for doubtful ones.
+    assert measured(quiet, 1.0) == Cluster.local(1) == quiet.cluster
+    assert measured(busy, 12.0) == busy.cluster
+    assert Cluster.local(1) == quiet.cluster
+    now[:] = [CoreTime(10.0, 3.0, 1.0), CoreTime(20.0, 23.0, 9.0)]
+    with pytest.warns(UserWarning, match=doubts):
+        assert run(["clusters", "--measure", "--devices", "1", "-o", str(tmp_path / "mine.toml")]) == 0
+    out = capsys.readouterr().out
+    assert "other processes had 60% of the processor time meanwhile" in out
+    assert f"written to {tmp_path / 'mine.toml'}" in out
+    assert "not kept as Cluster.local(1) in Python: the earlier figures" in out
+    with pytest.warns(UserWarning, match=doubts):
+        warn_of_doubts(Cluster.from_toml(tmp_path / "mine.toml"))
+
+
+def core(launch_s: float, **noise: float) -> DeviceSpeed:
+    good = Figure(1e9, 0.01)
+    return DeviceSpeed({"float32": good}, good, Figure(launch_s, **{"spread": 0.01, **noise}))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "spread", "doubts"),
+    [
+        ([core(2e-5), core(3e-5)], 0.1, ""),
+        (
+            [core(2e-5), core(19e-5)],
+            0.1,
+            "; doubtful: launch differs by a factor of 9.5 between equal devices (me).",
+        ),
+        ([core(2e-5, spread=0.5), core(2e-5)], 0.1, "; doubtful: launch of d0 has a spread of 50%."),
+        (
+            [core(2e-5), core(2e-5, share=0.5)],
+            0.1,
+            "; doubtful: launch of d1 has a spread of 1% and had 50% of a core.",
+        ),
+        ([core(2e-5), core(2e-5)], 0.8, "; doubtful: d0 to d1 has a spread of 80%."),
+    ],
+)
+def test_when_figures_are_doubtful(speeds: list[DeviceSpeed], spread: float, doubts: str) -> None:
+    ways = {("d0", "d1"): links.WaySpeed(1e-6, 1e9, spread)}
+    found = MeasuredMachine(cpu_cluster(2, model="me"), {"d0": speeds[0], "d1": speeds[1]}, ways, others=0.05)
+    assert with_doubts(found).cluster.source == doubts
+
+
+def test_a_doubtful_figure_is_measured_again() -> None:
+    left = [Figure(9.0, 0.9), Figure(5.0, 0.1, share=0.4), Figure(4.0, 0.1), Figure(3.0, 0.0)]
+    assert settled(lambda: left.pop(0), 5) == Figure(4.0, 0.1)
+    assert left == [Figure(3.0, 0.0)]
+    # With no retries left, the one that had most of its core, and then the steadiest.
+    left = [Figure(9.0, 0.4, share=0.3), Figure(5.0, 0.9, share=0.6), Figure(5.0, 0.3, share=0.6)]
+    assert settled(lambda: left.pop(0), 2) == Figure(5.0, 0.3, share=0.6)
+    assert settled(lambda: None, 2) is None
+    # Equal devices that differ measure again, all of them.
+    left = [Figure(2e-5, 0.0), Figure(3e-5, 0.0)]
+    others = [0.0, 21e-5, 0.0, 0.0, 2e-5, 0.0]
+    assert settled(lambda: left.pop(0), 2, lambda own: [own, others.pop(0)]) == Figure(3e-5, 0.0)
+    assert not others
+
+
+def test_how_busy_other_processes_kept_the_cores() -> None:
+    text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 20 999 5 1 2 7 50 0\ncpu1 1 1 1 1 1 1 1 1 0 0\nintr 1 2 3\n"
+    assert busy_core_s(text, [0], 100) == 1.4  # user, nice, system, interrupts, stolen; user has what guests took
+    assert busy_core_s(text, [0, 1], 100) == 1.46
+    assert busy_core_s(text, [0, 2], 100) is None
+    before, after = CoreTime(0.0, 1.0, 0.5), CoreTime(10.0, 14.0, 9.5)
+    assert before.others(after, 2) == pytest.approx(0.2)
+    assert before.others(CoreTime(10.0, 5.0, 9.5), 2) == before.others(None, 2) == 0.0
 
 
 def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +426,9 @@ def test_env_alone_says_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dtype_without_kernels_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (flops_per_s(CPU, "float32", BRIEF) or 0) > 0
+    found = flops_per_s(CPU, "float32", BRIEF)
+    assert found is not None
+    assert found.value > 0
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.zeros(2, 2, dtype=torch.bool))
     assert flops_per_s(CPU, "bool", BRIEF) is None
 
@@ -473,8 +567,13 @@ def make():
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "local_cluster", partial(measure.local_cluster, effort=BRIEF))
+    for name in ("local_cluster", "measured_machine"):
+        monkeypatch.setattr(measure, name, partial(getattr(measure, name), effort=BRIEF))
     assert run(["clusters", "--measure", "--devices", "1", "-o", "mine.toml"]) == 0
+    out, _ = capsys.readouterr()
+    assert "written to mine.toml" in out
+    assert f"kept as Cluster.local(1) in Python in {tmp_path / 'cache'}" in out
+    assert re.search(r"cpu0 +launch +\S+ .s +\S+% +\d+%", out)
     assert Cluster.from_toml("mine.toml").n_devices == 1
     assert run(["clusters", "--measure", "--devices", "1"]) == 0
     assert measure.cpu_model() in capsys.readouterr().out

@@ -512,3 +512,16 @@ def test_what_is_no_problem_is_refused() -> None:
         compare(two_branches(), PAIR, "heft")
     with pytest.raises(ValueError, match="no method"):
         compare(two_branches(), PAIR, [])
+
+
+@pytest.mark.parametrize("method", ["single_device", "dp_linear", "dp_contiguous", "local_search", "exact"])
+def test_steady_state_needs_the_memory_of_steps_in_flight_not_of_all_tensors(method: str) -> None:
+    """Forty tensors of 100 bytes, two of them at a time, on devices of 450 bytes."""
+    ops = [Op(f"op{i}", time_s={"*": 1.0}, kept_bytes=1) for i in range(40)]
+    graph = OpGraph.build(ops, [Tensor(f"op{i}", 100, (f"op{i + 1}",)) for i in range(39)])
+    devices = tuple(Device(f"d{i}", "gpu", 450, {"float32": 1.0}, 1.0) for i in range(2))
+    cluster = Cluster("pair", devices, both_ways("d0", "d1", 1000.0, 0.0))
+    result = optimize(graph, cluster, method, objective="throughput", evaluations=None if method in HEURISTICS else 500)
+    assert result.feasible
+    assert result.objective_s == (40.0 if method == "single_device" else 20.0)
+    assert verify(result).holds

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from placement.cli import run
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOTS = ("graphs", "env", "baselines", "placement")
@@ -31,6 +34,34 @@ def test_the_list_of_packages_is_what_is_on_disk() -> None:
     on_disk = {package_of(path) for root in ROOTS for path in files_of(root) if path.name == "__init__.py"}
     assert len(listed) == len(set(listed))
     assert set(listed) == on_disk
+
+
+def test_onnx_and_tensorboard_come_with_extras_only() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for package in ("onnx", "tensorboard"):
+        assert not [line for line in project["dependencies"] if line.startswith(package)]
+        assert [line for line in extras[package] if line.startswith(package)]
+    assert "placement[onnx,tensorboard]" in extras["test"]
+
+
+def test_a_missing_extra_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"")
+    for name in [name for name in sys.modules if name.startswith(("onnx", "graphs.readers.onnx"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("onnx", "tensorboard"):  # as if it were not installed
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(["capture", str(tmp_path / "net.onnx"), "--json"]) == 2
+    assert capsys.readouterr().err == (
+        "placement: an ONNX model needs the package onnx, which is not installed; run `pip install onnx`, or install "
+        "placement with its extra: placement[onnx].\n"
+    )
+    words = ["train", "alexnet", "--cluster", "2xK40-pcie", "--evaluations", "0", "--log-dir", str(tmp_path / "log")]
+    assert run([*words, "-o", str(tmp_path / "policy.zip")]) == 2
+    assert "needs the package tensorboard" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "net.onnx"]
 
 
 @pytest.mark.parametrize("root", ROOTS)

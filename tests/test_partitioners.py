@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
+from strategies import clusters, problems
 
 from baselines.chain_split import chain, chain_bytes, chain_time
 from baselines.min_cut import UnitGraph, min_cut
@@ -422,8 +423,8 @@ def test_the_note_names_stages_and_says_where_memory_changes_them() -> None:
     """Three replicas of the first two layers stash two mini-batches of 1,010 bytes each; all parameters are behind."""
     graph = training([1.5, 1.5, 1.0], [1000, 10, 10], [0, 0, 400])
 
-    def note(memory: int) -> str:
-        return pipedream(Problem(graph, gpus(4, memory, bandwidth=10.0), THROUGHPUT), 0).note
+    def note(memory: int) -> str:  # one step needs less memory than the steps in flight of a pipeline
+        return pipedream(Problem(graph, gpus(4, memory, bandwidth=10.0), LATENCY), 0).note
 
     best = "2 stages on 3-1 devices: 3 s per mini-batch, 2 in flight"
     assert note(2020) == f"With stages replicated, PipeDream would run {best}."
@@ -442,6 +443,16 @@ def test_the_note_says_where_no_pipeline_fits() -> None:
     assert pipedream(Problem(graph, gpus(4, 460, bandwidth=10.0), THROUGHPUT), 0).note == (
         "No pipeline of PipeDream's holds its mini-batches in flight in 460 bytes per device; without that limit, "
         "it would be 2 stages on 3-1 devices: 8.89 s per mini-batch, 2 in flight."
+    )
+
+
+def test_replicas_that_are_slower_than_the_placement_are_no_advice() -> None:
+    """Two mini-batches in flight do not fit into the first half; four replicas would synchronise for 40 s."""
+    graph = training([1.5, 1.5, 3.0], [900, 1, 1], [400, 400, 800])
+    assert pipedream(Problem(graph, gpus(2, 2700, bandwidth=10.0), LATENCY), 0).note == (
+        "Replicating stages would gain nothing over 9 s: PipeDream, which also keeps the weights once for each "
+        "mini-batch in flight, would run everything on a single device: 18 s per mini-batch, 1 in flight (without a "
+        "limit of memory, 2 stages on 1-1 devices: 9 s per mini-batch, 2 in flight)."
     )
 
 
@@ -481,6 +492,26 @@ def test_levels_of_real_machines(preset: str, expected: list[Level]) -> None:
     levels, devices = network_levels(problem, np.arange(problem.cluster.n_devices))
     assert list(levels) == expected
     assert devices.tolist() == list(range(problem.cluster.n_devices))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(clusters(min_devices=1, max_devices=5))
+def test_a_level_hangs_together_at_its_bandwidth(cluster: Cluster) -> None:
+    problem = Problem(row([1.0]), cluster)
+    levels, devices = network_levels(problem, np.arange(cluster.n_devices))
+    assert sorted(devices.tolist()) == list(range(cluster.n_devices))
+    both = np.minimum(problem.bandwidth_bytes_per_s, problem.bandwidth_bytes_per_s.T)
+    sizes = {1} if cluster.n_devices > 1 else set()
+    expected = [] if sizes else [Level(1, math.inf)]
+    for least in sorted({both[a, b] for a in range(cluster.n_devices) for b in range(a)}, reverse=True):
+        joined = nx.Graph()
+        joined.add_nodes_from(range(cluster.n_devices))
+        joined.add_edges_from(np.argwhere(both >= least).tolist())
+        counts = {len(part) for part in nx.connected_components(joined)}
+        if len(counts) == 1 and max(counts) > max(sizes):
+            expected.append(Level(max(counts) // max(sizes), least))
+            sizes |= counts
+    assert list(levels) == expected
 
 
 def test_levels_of_parts_of_a_cluster() -> None:

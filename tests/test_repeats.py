@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.runtime.repeats import Repeats, Underway, relative_spread, run_steps
+from placement.cli.measuring import tell_steps
+from placement.runtime.repeats import Repeats, Underway, beforehand, relative_spread, run_steps
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -119,3 +121,23 @@ def test_other_systems_keep_memory_as_they_like(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sys, "platform", "win32")
     assert keep_freed_memory() is False
+
+
+def test_long_steps_are_announced_once_as_predicted_and_once_as_measured() -> None:
+    shown: list[str] = []
+    tell = tell_steps(lambda now, done: shown.append(now), "two_tower", {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step_s in (80.0, 60.0):
+            tell("the placement", beforehand(Repeats(), step_s))
+            for done in range(1, 5):
+                tell("the placement", Underway(done, 4, step_s))
+    fewer = "; --dim batch=N takes N samples in place of the model's own number."
+    assert [str(warning.message) for warning in caught] == [
+        f"a step of the placement is predicted to take 80 s, and about 4 are run, in 320 s{fewer}",
+        f"a step of the placement takes 80 s, and about 3 more are run, in 240 s{fewer}",
+    ]
+    assert shown[0] == "running the placement: step 0 of about 4, 80 s predicted for each"
+    assert shown[1] == "running the placement: step 1 of about 4, 80 s each"
+    tell("the plain model", beforehand(Repeats(), 1e-3))  # warnings are errors
+    assert len(shown) == 11

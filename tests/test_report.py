@@ -12,6 +12,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -30,10 +31,13 @@ from placement.report import schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, page_data, shown_schedules
 from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
+from placement.report.what_if import render_what_if
 from placement.report.words import format_percent, headline
 from placement.result import Result
+from placement.what_if import first_devices, what_if
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
+SCOPE = "among placements that split no op and overlap no steps"
 METHODS = ("single_device", "heft", "expert", "round_robin", "sequential_fill")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -95,23 +99,25 @@ def test_headline_names_the_winner_and_the_distance(comparison: Comparison) -> N
     assert speedup is not None
     assert speedup > 1.5
     gap = format_percent(best.gap)
-    assert (
-        headline(comparison) == f"{best.method} is {speedup:.2f}× faster than one device, at most {gap} from optimal."
+    assert headline(comparison) == (
+        f"{best.method} is {speedup:.2f}× faster than one device, at most {gap} from optimal {SCOPE}."
     )
+    page = render_html(comparison, "placement compare")
+    assert page.count(SCOPE) >= 2  # in the headline and beside the gap
 
 
 def test_headline_says_when_one_device_is_best() -> None:
     chain = generators.layered(30, seed=0, ccr=50.0)
     joined = generators.fork_join(30, seed=1, ccr=50.0)  # no part of it stands alone
     everything = compare(joined, _cluster(bytes_per_s=1e3), evaluations=200)
-    assert headline(everything) == "One device is best: no method is faster, and it is proven optimal."
+    assert headline(everything) == f"One device is best: no method is faster, and it is proven optimal {SCOPE}."
     found = compare(chain, _cluster(bytes_per_s=1e3), METHODS)
     assert headline(found).startswith("None of sequential_fill, heft, expert and round_robin is faster than one device")
     without = compare(chain, _cluster(bytes_per_s=1e3), ["round_robin"])
     single_s = found.single_device_s
     assert single_s is not None
     gap = format_percent((single_s - found.lower_bound_s) / single_s)
-    assert headline(without).endswith(f"it is at most {gap} from optimal.")
+    assert headline(without).endswith(f"it is at most {gap} from optimal {SCOPE}.")
 
 
 def test_headline_without_one_device_or_without_anything(comparison: Comparison) -> None:
@@ -215,10 +221,49 @@ def test_thinned_memory_keeps_the_peak() -> None:
     assert _unpacked(thin["bytes"], "<f8").max() == 5000
 
 
+def _stacked(n_layers: int) -> OpGraph:
+    """A language model as seen by its modules: an embedding, layers of two parts each, a head."""
+    modules = [
+        "model.embed",
+        *(f"model.layers.{k}.{part}" for k in range(n_layers) for part in ("attn", "mlp")),
+        "head",
+    ]
+    ops = [Op(f"op{i}", flops=1e6, module=module) for i, module in enumerate(modules)]
+    return OpGraph.build(ops, [Tensor(a.name, 1, (b.name,)) for a, b in itertools.pairwise(ops)])
+
+
+@pytest.mark.parametrize(("n_layers", "n_colours"), [(80, 82), (40, 42), (6, 14)])
+def test_layers_have_colours_of_their_own(n_layers: int, n_colours: int) -> None:
+    graph = _stacked(n_layers)
+    names, of = _modules(graph, np.ones(graph.n_ops))
+    assert len(names) == n_colours
+    if n_layers > 6:
+        assert names == ["model.embed", *(f"model.layers.{k}" for k in range(n_layers)), "head"]
+    assert np.all(np.diff(of) >= 0)  # in the order in which they run: a gradient over the step
+
+
+def test_very_many_layers_share_colours_with_their_neighbours() -> None:
+    names, of = _modules(_stacked(1000), np.ones(2002))
+    assert 80 < len(names) <= 160
+    assert names[1] == "model.layers.0 to 6"
+    assert np.all(np.diff(of) >= 0)
+
+
+def test_notes_of_methods_are_on_the_page(comparison: Comparison) -> None:
+    noted = [dataclasses.replace(r, note=f"as {EVIL} said") if k < 2 else r for k, r in enumerate(comparison.results)]
+    text = render_html(dataclasses.replace(comparison, results=tuple(noted)))
+    assert text.count("&lt;/script&gt;&lt;script&gt;window.hit = 1") >= 1
+    found = re.search(r'<ul class="notes">(.*?)</ul>', text, re.DOTALL)
+    assert found is not None
+    assert found[1].count("<li>") == 1  # one sentence of two methods
+    assert f"<code>{noted[0].method}</code>, <code>{noted[1].method}</code>" in found[1]
+    assert '<ul class="notes">' not in render_html(comparison)
+
+
 def test_colours_by_module_cover_every_op() -> None:
     graph = _branches()
     names, of = _modules(graph, np.ones(graph.n_ops))
-    assert len(names) <= 40
+    assert len(names) <= 160
     assert set(of.tolist()) == set(range(len(names)))
     for i, module in enumerate(graph.modules):
         assert names[of[i]] == "(no module)" or f"{module}.".startswith(f"{names[of[i]]}.")
@@ -244,6 +289,45 @@ def test_names_are_escaped(comparison: Comparison) -> None:
     assert "<script>window.hit" not in text
     assert "<img src=x" not in text
     assert "3x&lt;i&gt;gpu&lt;/i&gt;" in text
+
+
+def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
+    box = _cluster(4, memory_bytes=70_000 * 20)
+    graph = _branches(4, 10, name="sweep<br>")
+    graph = dataclasses.replace(graph, kept_bytes=np.full(graph.n_ops, 50_000))  # 42 x 50 kB: two devices at least
+    found = what_if(graph, [first_devices(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], is_sweep=True)
+    assert [case.objective_s is None for case in found.cases] == [True, False, False]
+    text = render_what_if(dataclasses.replace(found, command="placement compare <b>"))
+    assert "sweep&lt;br&gt;" in text
+    assert "placement compare &lt;b&gt;" in text
+    assert "At least 2 devices are needed." in text
+    assert "<script" not in text
+    assert not re.search(r"<[^>]*\s(src|href)\s*=|@import|url\(", text)
+    (curves,) = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]  # no speed-up
+    circles = [c for c in curves.iter("circle") if c.get("class") == "best"]
+    shown = [str(c.findtext("title")) for c in circles]
+    assert shown == [f"step time with {c.devices}: {format_seconds(c.objective_s or 0.0)}" for c in found.cases[1:]]
+    heights = [float(c.get("cy", "nan")) for c in curves.iter("circle") if c.get("class") == "bound"]
+    assert all(bound >= float(c.get("cy", "nan")) for bound, c in zip(heights, circles, strict=True))  # y goes down
+    assert len([r for r in curves.iter("rect") if r.get("class") == "unfit"]) == 1
+    assert text.count('class="infeasible"') == 1
+
+
+def test_speed_up_and_efficiency_are_drawn() -> None:
+    found = what_if(_branches(4, 10), [first_devices(_cluster(3), n) for n in (1, 2, 3)], ["heft"], is_sweep=True)
+    curves = re.findall(r"<svg.*?</svg>", render_what_if(found), re.DOTALL)
+    assert len(curves) == 2
+    texts = [str(t.text) for t in ElementTree.fromstring(curves[1]).iter("text") if t.get("class") == "beside"]
+    assert texts == [f"{(case.speedup or 0) / case.devices:.0%}" for case in found.cases]
+
+
+def test_clusters_are_drawn_as_bars() -> None:
+    slow, fast = dataclasses.replace(_cluster(2, 1e6), name="slow<i>"), _cluster(3, 1e9)
+    text = render_what_if(what_if(_branches(4, 10), [slow, fast], ["heft"]))
+    bars = re.findall(r'<div class="bar( best)?"><code>(.*?)</code>.*?width:([\d.]+)%.*?left:([\d.]+)%', text)
+    assert [(best, name) for best, name, *_ in bars] == [("", "slow&lt;i&gt;"), (" best", "3x&lt;i&gt;gpu&lt;/i&gt;")]
+    for _, _, width, bound in bars:
+        assert float(bound) <= float(width) <= 100
 
 
 def test_a_failed_write_leaves_nothing(comparison: Comparison, tmp_path: Path) -> None:
@@ -314,6 +398,12 @@ const at = (canvas, type, x, y) => {
   document.querySelector("#graph [data-zoom=in]").click();
   await frame();
   seen.graphZoomed = Number(graphChart.dataset.marks);
+  seen.more = !document.querySelector("#methods .more").hidden;
+  const headBox = () => document.querySelector("#timeline .head").getBoundingClientRect();
+  scrollTo(0, scrollY + headBox().top + 60); // into the timeline: its title would be above the screen
+  await frame();
+  seen.covered = headBox().top < document.getElementById("picker").getBoundingClientRect().bottom - 1;
+  seen.barHeight = document.getElementById("picker").offsetHeight;
   seen.reason = document.querySelector(".infeasible .reason").textContent;
   seen.hit = window.hit ?? null;
   seen.wide = document.documentElement.scrollWidth <= innerWidth;
@@ -386,6 +476,10 @@ class TestBrowser:
         assert seen["reason"] == f"no room for {EVIL}"
         assert seen["hit"] is None
 
+    def test_the_bar_of_schedules_covers_no_controls(self, seen: dict[str, Any]) -> None:
+        assert not seen["covered"]
+        assert not seen["more"]  # there is room for the whole table
+
     def test_zooming(self, seen: dict[str, Any], comparison: Comparison) -> None:
         assert " to " in seen["zoomed"]
         assert " to " not in seen["whole"]
@@ -401,6 +495,9 @@ class TestBrowser:
         assert console == []
         assert "error" not in seen
         assert seen["wide"]  # nothing sticks out sideways
+        assert seen["more"]
+        assert not seen["covered"]
+        assert seen["barHeight"] < 60  # one line
 
     def test_a_page_without_any_schedule(self, comparison: Comparison, tmp_path: Path) -> None:
         failed = tuple(r for r in comparison.results if not r.feasible)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,14 +153,11 @@ def test_twice_the_time_of_everything_takes_twice_as_long(data: st.DataObject) -
     slow = Cluster(
         "slow",
         tuple(
-            Device(
-                d.name,
-                d.kind,
-                d.memory_bytes,
-                {key: rate / 2 for key, rate in d.peak_flops.items()},
-                d.memory_bytes_per_s / 2,
-                d.launch_overhead_s * 2,
-                d.model,
+            replace(
+                d,
+                peak_flops={key: rate / 2 for key, rate in d.peak_flops.items()},
+                memory_bytes_per_s=d.memory_bytes_per_s / 2,
+                launch_overhead_s=d.launch_overhead_s * 2,
             )
             for d in cluster.devices
         ),

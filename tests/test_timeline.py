@@ -40,7 +40,8 @@ def test_the_arriving_tensor_is_named() -> None:
 def test_kept_bytes_that_do_not_fit_name_the_first_op_too_many() -> None:
     ops = [Op(f"op{i}", kept_bytes=400, time_s={"*": 1}) for i in range(4)]
     assert reason(ops, [], [0, 0, 0, 1]) == (
-        "op 'op2' keeps 400 bytes for the whole step on gpu0, where 200 bytes are free."
+        "op 'op2' keeps 400 bytes for the whole step on gpu0, where 200 bytes are free; all that is placed "
+        "there keeps 1.2 kB (1200 bytes)."
     )
 
 

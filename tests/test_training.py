@@ -6,6 +6,7 @@ import io
 import json
 import math
 import signal
+import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,7 +78,7 @@ def kill() -> None:
 def test_it_makes_a_policy_file_and_a_placement_that_verifies(tmp_path: Path) -> None:
     output = tmp_path / "policy.zip"
     told: list[Status] = []
-    found = train(fans(), PAIR, output=output, timesteps=TIMESTEPS, progress=told.append, command="as typed")
+    found = train(fans(), PAIR, output=output, evaluations=TIMESTEPS, progress=told.append, command="as typed")
     assert (found.samples, found.resumed_from, found.interrupted, found.proven) == (TIMESTEPS, 0, False, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.best.json", "policy.zip"]
     (result,) = found.results
@@ -96,14 +97,14 @@ def test_it_makes_a_policy_file_and_a_placement_that_verifies(tmp_path: Path) ->
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    found = train(fans(), PAIR, output=tmp_path / "policy.zip", timesteps=1600)
+    found = train(fans(), PAIR, output=tmp_path / "policy.zip", evaluations=1600)
     means = [point.mean_s for point in found.curve]
     assert sum(means[-10:]) < 0.95 * sum(means[:10])  # type: ignore[arg-type]
 
 
 def test_every_graph_is_placed_on_every_cluster(tmp_path: Path) -> None:
     slow = Cluster("slow", PAIR.devices, tuple(both_ways("gpu0", "gpu1", 1e4, 0.0)))
-    found = train([fans(), fans(name="more")], [PAIR, slow], output=tmp_path / "p.zip", timesteps=64)
+    found = train([fans(), fans(name="more")], [PAIR, slow], output=tmp_path / "p.zip", evaluations=64)
     assert found.labels == ("fans on pair", "fans on slow", "more on pair", "more on slow")
     assert [path.name for path in found.result_files] == [f"p.best.{k}.json" for k in range(1, 5)]
     for result, label in zip(found.results, found.labels, strict=True):
@@ -121,7 +122,7 @@ def test_it_ends_at_a_proven_gap_of_0(tmp_path: Path) -> None:
 def test_a_graph_of_which_no_placement_fits_has_no_result(tmp_path: Path) -> None:
     """Half of the ops fit on a device; with a seed of eight bad draws there is nothing to write."""
     tight = two_branches(kept_bytes=40 * 2**20)
-    found = train(tight, PAIR, output=tmp_path / "policy.zip", timesteps=0)
+    found = train(tight, PAIR, output=tmp_path / "policy.zip", evaluations=0)
     assert found.results == (None,)
     assert not (tmp_path / "policy.best.json").exists()
 
@@ -129,7 +130,7 @@ def test_a_graph_of_which_no_placement_fits_has_no_result(tmp_path: Path) -> Non
 def test_the_log_is_for_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(fans(), PAIR, output=tmp_path / "policy.zip", timesteps=TIMESTEPS, log_dir=tmp_path / "log")
+    train(fans(), PAIR, output=tmp_path / "policy.zip", evaluations=TIMESTEPS, log_dir=tmp_path / "log")
     events = EventAccumulator(str(tmp_path / "log"))
     events.Reload()
     tags = {"fans/best_s", "fans/mean_s", "fans/feasible", "policy/entropy", "speed/samples_per_s"}
@@ -142,9 +143,9 @@ def test_the_log_is_for_tensorboard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [8, 80, TIMESTEPS])
 def test_a_killed_run_goes_on_to_the_same_result(tmp_path: Path, cut: int) -> None:
-    whole = train(fans(), PAIR, output=tmp_path / "whole.zip", timesteps=TIMESTEPS)
+    whole = train(fans(), PAIR, output=tmp_path / "whole.zip", evaluations=TIMESTEPS)
     output = tmp_path / "cut.zip"
-    asked: dict[str, Any] = {"output": output, "timesteps": TIMESTEPS, "checkpoint_every_s": 0.0}
+    asked: dict[str, Any] = {"output": output, "evaluations": TIMESTEPS, "checkpoint_every_s": 0.0}
     with pytest.raises(Killed):
         train(fans(), PAIR, progress=after(cut, kill), **asked)
     assert not output.exists()
@@ -161,13 +162,13 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path: Path, cut: int) -> No
 def test_ctrl_c_keeps_what_is_learned_and_the_same_call_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "policy.zip"
     stop = after(80, lambda: signal.raise_signal(signal.SIGINT))
-    first = train(fans(), PAIR, output=output, timesteps=TIMESTEPS, progress=stop)
+    first = train(fans(), PAIR, output=output, evaluations=TIMESTEPS, progress=stop)
     assert (first.interrupted, first.samples) == (True, 80)
     assert first.results[0].interrupted  # type: ignore[union-attr]
     assert load_policy(output).origin.samples == 80
-    second = train(fans(), PAIR, output=output, timesteps=TIMESTEPS)
+    second = train(fans(), PAIR, output=output, evaluations=TIMESTEPS)
     assert (second.interrupted, second.samples, second.resumed_from) == (False, TIMESTEPS, 80)
-    whole = train(fans(), PAIR, output=tmp_path / "whole.zip", timesteps=TIMESTEPS)
+    whole = train(fans(), PAIR, output=tmp_path / "whole.zip", evaluations=TIMESTEPS)
     assert weights(output) == weights(tmp_path / "whole.zip")
     assert second.results == whole.results
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -175,7 +176,7 @@ def test_ctrl_c_keeps_what_is_learned_and_the_same_call_goes_on(tmp_path: Path) 
 
 def test_the_time_before_a_checkpoint_counts(tmp_path: Path) -> None:
     output = tmp_path / "policy.zip"
-    train(fans(), PAIR, output=output, timesteps=800, progress=after(80, lambda: signal.raise_signal(signal.SIGINT)))
+    train(fans(), PAIR, output=output, evaluations=800, progress=after(80, lambda: signal.raise_signal(signal.SIGINT)))
     path = tmp_path / "policy.checkpoint"
     saved = load_checkpoint(path, {})
     save_checkpoint(path, replace(saved, seconds=1000.0))
@@ -194,7 +195,7 @@ def test_the_time_before_a_checkpoint_counts(tmp_path: Path) -> None:
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    asked = {"graphs": [fans()], "clusters": [PAIR], "output": tmp_path / "policy.zip", "timesteps": TIMESTEPS}
+    asked = {"graphs": [fans()], "clusters": [PAIR], "output": tmp_path / "policy.zip", "evaluations": TIMESTEPS}
     train(**asked, progress=after(80, lambda: signal.raise_signal(signal.SIGINT)))  # type: ignore[arg-type]
     with pytest.raises(PolicyFileError) as caught:
         train(**(asked | changes))  # type: ignore[arg-type]
@@ -205,7 +206,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, changes: dict[st
 
 
 def test_a_checkpoint_cut_short_is_refused_and_restart_helps(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"output": tmp_path / "policy.zip", "timesteps": TIMESTEPS}
+    asked: dict[str, Any] = {"output": tmp_path / "policy.zip", "evaluations": TIMESTEPS}
     train(fans(), PAIR, progress=after(80, lambda: signal.raise_signal(signal.SIGINT)), **asked)
     path = tmp_path / "policy.checkpoint"
     path.write_bytes(path.read_bytes()[:-100])
@@ -219,7 +220,7 @@ def test_a_checkpoint_cut_short_is_refused_and_restart_helps(tmp_path: Path) -> 
 
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Path:
-    return train(fans(), PAIR, output=tmp_path / "policy.zip", timesteps=80, seed=3, command="as typed").policy_file
+    return train(fans(), PAIR, output=tmp_path / "policy.zip", evaluations=80, seed=3, command="as typed").policy_file
 
 
 def test_a_policy_file_says_where_it_comes_from_and_holds_the_policy(policy_file: Path) -> None:
@@ -283,6 +284,14 @@ def flipped(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def of_places_before_the_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.rfind(b"PK\5\6") + 16
+    (start,) = struct.unpack("<I", data[at : at + 4])
+    data[at : at + 4] = struct.pack("<I", start + 96)
+    path.write_bytes(bytes(data))
+
+
 def no_numbers(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         text, tensors = archive.read("policy.json"), safetensors.torch.load(archive.read("weights.safetensors"))
@@ -295,6 +304,7 @@ def no_numbers(path: Path) -> None:
     [
         (shorter, "is cut short or damaged, expected a policy file"),
         (flipped, "is cut short or damaged, expected a policy file"),
+        (of_places_before_the_file, "is cut short or damaged, expected a policy file"),
         (Path.unlink, "No such file or directory; check the path"),
         (lambda path: path.write_bytes(b""), "is not a policy file, which `placement train` writes"),
         (lambda path: path.write_text("{}"), "is not a policy file"),
@@ -335,7 +345,7 @@ def test_a_checkpoint_is_no_policy(tmp_path: Path) -> None:
 
 def test_equal_policies_make_equal_files(policy_file: Path, tmp_path: Path) -> None:
     before = policy_file.read_bytes()
-    again = train(fans(), PAIR, output=tmp_path / "again.zip", timesteps=80, seed=3, command="as typed").policy_file
+    again = train(fans(), PAIR, output=tmp_path / "again.zip", evaluations=80, seed=3, command="as typed").policy_file
     assert again.read_bytes() == before
     assert zipfile.ZipFile(io.BytesIO(before)).testzip() is None
 
@@ -349,7 +359,7 @@ def test_equal_policies_make_equal_files(policy_file: Path, tmp_path: Path) -> N
         ({"policy": "hierarchicle"}, UnknownNameError, "unknown policy 'hierarchicle', did you mean 'hierarchical'"),
         ({"preset": "papr"}, UnknownNameError, "unknown preset 'papr', did you mean 'paper'"),
         ({"seed": -1}, ValueError, "a seed is a whole number, 0 or more, got -1"),
-        ({"timesteps": 1.5}, ValueError, "a number of timesteps is a whole number, 0 or more, got 1.5"),
+        ({"evaluations": 1.5}, ValueError, "a number of evaluations is a whole number, 0 or more, got 1.5"),
         ({"budget_s": math.nan}, ValueError, "a budget is a finite number of seconds"),
         ({"checkpoint_every_s": -1}, ValueError, "the time between checkpoints is a finite number of seconds"),
         ({"graphs": []}, ValueError, "at least one graph and one cluster"),
@@ -363,7 +373,7 @@ def test_bad_arguments(
     tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked: dict[str, Any] = {"graphs": fans(), "clusters": PAIR, "output": tmp_path / "p.zip", "timesteps": 8}
+    asked: dict[str, Any] = {"graphs": fans(), "clusters": PAIR, "output": tmp_path / "p.zip", "evaluations": 8}
     with pytest.raises(error, match=message):
         train(**(asked | changes))
     assert list(tmp_path.iterdir()) == []
@@ -381,7 +391,7 @@ def test_the_policies_have_the_names_they_are_registered_under() -> None:
 
 
 def test_a_training_is_frozen(tmp_path: Path) -> None:
-    found = train(fans(), PAIR, output=tmp_path / "policy.zip", timesteps=8)
+    found = train(fans(), PAIR, output=tmp_path / "policy.zip", evaluations=8)
     assert isinstance(found, Training)
     with pytest.raises(AttributeError):
         found.samples = 1  # type: ignore[misc]

@@ -22,13 +22,14 @@ from graphs.capture.failure import TO_MODULES, capture_failure
 from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
-from graphs.capture.optimizers import OPTIMIZERS, optimizer_named
+from graphs.capture.optimizers import optimizer_named
 from graphs.capture.program import Program, program_of
 from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_training
 from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph
+from graphs.optimizers import OPTIMIZERS
 
 GRANULARITIES = ("op", "module", "auto")
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from graphs.capture.costs import Signature, cost, signature, subgraph_flops
 from graphs.capture.drafts import Draft, Drafts, StateUse, Value
-from graphs.capture.optimizers import Optimizer, update_draft
+from graphs.capture.optimizers import update_draft
 from graphs.capture.trace import (
     CONSTANT,
     State,
@@ -31,6 +31,7 @@ from graphs.capture.trace import (
     value_of,
 )
 from graphs.opgraph import Phase
+from graphs.optimizers import Optimizer
 
 # Calls that bring a number to the host, where the program may decide by it: somebody reads it, though no op does.
 _TO_HOST = ("item", "_local_scalar_dense", "is_nonzero", "equal")

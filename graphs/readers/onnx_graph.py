@@ -12,12 +12,18 @@ from math import prod
 from typing import Any
 
 import networkx as nx
-import onnx
-from onnx import TensorProto, helper
 
-from graphs.disk import read_bytes
-from graphs.errors import GraphError, GraphFileError
+from graphs.disk import read_bytes, stem
+from graphs.errors import GraphError, GraphFileError, MissingPackageError
 from graphs.opgraph import Op, OpGraph, Tensor
+
+try:
+    import onnx
+    from onnx import TensorProto, helper
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
+    raise MissingPackageError("an ONNX model", "onnx") from error
 from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
@@ -235,7 +241,7 @@ class _Reading:
                 )
             available.update(node.output)
             self._add(node, name)
-        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or _stem(self.where))
+        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or stem(self.where))
 
     def _is_weight(self, name: str) -> bool:
         # Small constants, masks and indices are cheaper to copy than to share: they must not tie layers together.
@@ -366,7 +372,3 @@ def _texts(value: str) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
-
-
-def _stem(where: str) -> str:
-    return os.path.splitext(os.path.basename(where))[0]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from graphs.disk import read_bytes
+from graphs.disk import read_bytes, stem
 from graphs.errors import CaptureError, GraphError, GraphFileError
 from graphs.opgraph import OpGraph
 from graphs.readers.pt2_program import plain_program, refusal
@@ -63,7 +63,7 @@ def read_pt2(path: Path) -> OpGraph:
     from graphs.capture import from_exported_program
 
     try:
-        return from_exported_program(program, name=os.path.splitext(os.path.basename(where))[0])
+        return from_exported_program(program, name=stem(where))
     except (CaptureError, GraphFileError):
         raise
     except GraphError as error:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graphs.disk import read_json, read_text
+from graphs.disk import read_json, read_text, stem
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Phase, Tensor
 
@@ -104,7 +104,7 @@ def neurips_graph(document: Any, where: str) -> OpGraph:
     ]
     tensors = _neurips_tensors(_entries(document, "edges", _EDGE_KEYS, where), nodes, names, where)
     try:
-        return OpGraph.build(ops, tensors, name=_stem(where))
+        return OpGraph.build(ops, tensors, name=stem(where))
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -262,7 +262,7 @@ def read_pipedream(path: Path, train: bool = False) -> OpGraph:
             if not nodes[source].is_input
         ]
     try:
-        return OpGraph.build(ops, tensors, name=_stem(where))
+        return OpGraph.build(ops, tensors, name=stem(where))
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -344,7 +344,3 @@ def _stashed(tensor: Tensor, nodes: Mapping[str, _ProfileNode]) -> Tensor:
 
 def _mirror(name: str) -> str:
     return f"{name}.backward"
-
-
-def _stem(where: str) -> str:
-    return os.path.splitext(os.path.basename(where))[0]

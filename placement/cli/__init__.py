@@ -35,7 +35,9 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Our own warnings are sentences for the user; where in the code they arose is of no use here."""
-    print(f"placement: note: {message}", file=sys.stderr)
+    from placement.cli.output import note
+
+    note(str(message))
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ def apply(
     placement: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PLACEMENT]",
+            metavar="PLACEMENT",
             show_default=False,
             help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
         ),
@@ -177,6 +177,7 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
 def _show(result: Result, trial: Trial) -> None:
     from rich.table import Table
 
+    from graphs.show import show
     from graphs.units import format_bytes, format_seconds
 
     table = Table(box=None, pad_edge=False)
@@ -184,7 +185,7 @@ def _show(result: Result, trial: Trial) -> None:
         table.add_column(column, justify="left" if column == "device" else "right")
     for device in trial.devices:
         table.add_row(
-            device.name,
+            show(device.name),
             f"{device.ops:,}",
             "-" if device.busy_s is None else format_seconds(device.busy_s),
             format_seconds(device.predicted_busy_s),

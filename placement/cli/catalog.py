@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placement.cli import options
-from placement.cli.measuring import measured_cluster
+from placement.cli.measuring import measured_now, show_measured
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
 
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False, help="Which models; all by default.")
+        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")
     ] = None,
     train: options.Train = False,
     as_json: options.Json = False,
 ) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
     from graphs.errors import UnknownNameError
+    from graphs.model_cache import model_graph
     from graphs.zoo import MODELS
-    from placement.model_cache import model_graph
     from placement.potential import potential, reference_device
 
     chosen = names or list(MODELS)
@@ -33,7 +36,7 @@ def models(
     rows = []
     with progress("starting", len(chosen)) as report:
         for done, name in enumerate(chosen):
-            report(f"capturing {name}", done)
+            report(f"reading {name} (captured once, then kept)", done)
             graph = model_graph(name, train)
             gain = potential(graph, device)
             rows.append(
@@ -64,7 +67,7 @@ def clusters(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|FILE]", show_default=False, help="Show this cluster in full; all of them by default."
+            metavar="NAME|FILE", show_default=False, help="Show this cluster in full; all of them by default."
         ),
     ] = None,
     as_json: options.Json = False,
@@ -109,7 +112,12 @@ def clusters(
 
         emit_rich(*clusters_table(known))
         return
-    cluster = measured_cluster(devices) if measure or name is None else read_cluster(name)
+    measured = None
+    if measure or name is None:
+        measured = measured_now(devices)
+        cluster = measured.cluster
+    else:
+        cluster = read_cluster(name)
     if output:
         from graphs.disk import write_atomically
 
@@ -118,6 +126,8 @@ def clusters(
         emit_json(cluster_to_dict(cluster))
     elif as_toml:
         emit(cluster.to_toml())
+    elif measured is not None:
+        show_measured(measured, devices, output)
     elif not output:
         from placement.cli.tables import cluster_details
 
@@ -147,17 +157,32 @@ def capture(
         from graphs.files import save_graph
 
         save_graph(captured, output)
-    figures = {
-        "graph": captured.name,
-        "hash": captured.hash,
-        "ops": captured.n_ops,
-        "edges": captured.n_edges,
-        "flops": float(captured.flops.sum()),
-        "bytes_moved": float(captured.bytes_moved.sum()),
-        "kept_bytes": int(captured.kept_bytes.sum()),
-        "file": None if output is None else str(output),
-    }
+    figures = _figures(captured) | {"file": None if output is None else str(output)}
     if as_json:
         emit_json(figures)
-    else:
-        emit(f"{captured.name}: {captured.n_ops:,} ops, {captured.n_edges:,} edges, saved to {output}")
+        return
+    from placement.cli.tables import graph_figures
+
+    emit_rich(*graph_figures(captured, figures), f"saved to {output}")
+
+
+def _figures(graph: OpGraph) -> dict[str, Any]:
+    from graphs.kept import kept
+    from placement.potential import peak_bytes, reference_device
+
+    parts = kept(graph)
+    return {
+        "graph": graph.name,
+        "hash": graph.hash,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "flops": float(graph.flops.sum()),
+        "bytes_moved": float(graph.bytes_moved.sum()),
+        "kept_bytes": parts.total_bytes,
+        "parameter_bytes": parts.parameter_bytes,
+        "gradient_bytes": parts.gradient_bytes,
+        "optimizer_bytes": parts.optimizer_bytes,
+        "optimizer": None if parts.optimizer is None else parts.optimizer.name,
+        "activation_bytes": parts.activation_bytes,
+        "peak_bytes": peak_bytes(graph, reference_device()),
+    }

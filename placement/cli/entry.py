@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -35,12 +36,13 @@ def _explain(error: Exception) -> int:
         return _say(_usage_sentence(error), BAD_INPUT)
     from graphs.errors import InfeasibleError, PlacementError
 
-    if isinstance(error, InfeasibleError):
-        return _say(str(error), INFEASIBLE)
     if isinstance(error, PlacementError):
-        return _say(str(error), BAD_INPUT)
+        sentence = error.on_command_line or str(error)
+        return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of compiled code that is kept, say
+        return _say("cannot write: no space is left on the disk, of compiled code or of output; free some.", BAD_INPUT)
     return _admit(error)
 
 
@@ -58,7 +60,9 @@ def _admit(error: Exception) -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    print("placement:", " ".join(sentence.split()), file=sys.stderr)
+    from graphs.show import show_line
+
+    print("placement:", show_line(sentence), file=sys.stderr)
     return code
 
 

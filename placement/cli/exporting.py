@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, progress
+from placement.cli.output import check_outputs, emit, emit_json, note, progress
 
 if TYPE_CHECKING:
     from placement.pipeline_split import PipelineSplit
@@ -70,12 +69,14 @@ def export(
         from graphs.disk import write_atomically
 
         write_atomically(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    from graphs.show import show_line
+
     if as_json or output is None:
         emit_json(document)
         if isinstance(found, DeviceMap):
-            print(f"placement: note: {_described(found)}.", file=sys.stderr)
+            note(f"{_described(found)}.")
     else:
-        emit(f"{_described(found)}; saved to {output}")
+        emit(f"{show_line(_described(found))}; saved to {output}")
 
 
 def _described(found: dict[str, Any] | PipelineSplit) -> str:

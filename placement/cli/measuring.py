@@ -4,45 +4,87 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, progress
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from env.cluster import Cluster
+    from placement.runtime.doubts import MeasuredMachine
     from placement.runtime.repeats import Underway
 
 _LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 
 
-def measured_cluster(devices: int | None) -> Cluster:
-    """This machine, measured now."""
+def measured_now(devices: int | None) -> MeasuredMachine:
+    """This machine, measured now; doubtful figures are warned of."""
     with progress("measuring devices and links"):
-        from placement.runtime.measure import local_cluster
+        from placement.runtime import measure
+        from placement.runtime.doubts import warn_of_doubts
 
-        return local_cluster(devices, anew=True)
+        found = measure.measured_machine(devices)
+        warn_of_doubts(found.cluster)
+        return found
+
+
+def show_measured(found: MeasuredMachine, devices: int | None, output: Path | None) -> None:
+    """What was measured, how far it can be trusted, and where it is saved."""
+    from rich.table import Table
+
+    from graphs.units import format_bytes, format_seconds
+    from placement.cli.tables import cluster_details
+
+    spreads = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("of", "figure", "measured", "spread", "share of a core"):
+        spreads.add_column(column, justify="left" if column in ("of", "figure") else "right")
+    for name, speed in found.speeds.items():
+        for what, rate in speed.peak_flops.items():
+            spreads.add_row(name, what, f"{rate.value / 1e9:.3g} GFLOP/s", f"{rate.spread:.1%}", f"{rate.share:.0%}")
+        for what, figure, value in (
+            ("bandwidth", speed.memory_bytes_per_s, f"{format_bytes(speed.memory_bytes_per_s.value)}/s"),
+            ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),
+        ):
+            spreads.add_row(name, what, value, f"{figure.spread:.1%}", f"{figure.share:.0%}")
+    for (source, target), way in found.ways.items():
+        value = f"{format_bytes(way.bandwidth_bytes_per_s)}/s"
+        spreads.add_row(f"{source} to {target}", "transfers", value, f"{way.spread:.1%}", "")
+    emit_rich(*cluster_details(found.cluster), spreads)
+    if found.others is not None:
+        emit(f"other processes had {found.others:.0%} of the processor time meanwhile")
+    if output is not None:
+        emit(f"written to {output}")
+    name = "the cluster 'local'" if devices is None else f"Cluster.local({devices}) in Python"
+    if found.file is None:
+        emit(f"not kept as {name}: the cache cannot be written")
+    elif found.is_cached:
+        emit(f"kept as {name} in {found.file}")
+    else:
+        emit(f"not kept as {name}: the earlier figures in {found.file} are not doubtful, and stay")
 
 
 def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, Underway], None]:
     """A function that shows how far the steps of something are, and says beforehand where they take long."""
-    announced: set[str] = set()
+    announced: set[tuple[str, bool]] = set()
 
     def tell(what: str, now: Underway) -> None:
         from graphs.units import format_seconds
 
-        bar(f"running {what}: step {now.done} of about {now.expected}, {format_seconds(now.step_s)} each", now.done)
+        is_first = now.done == 0
+        each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
+        bar(f"running {what}: step {now.done} of about {now.expected}, {each}", now.done)
         left_s = (now.expected - now.done) * now.step_s
-        if what not in announced and left_s > _LONG_S:
-            announced.add(what)
+        if (what, is_first) not in announced and left_s > _LONG_S:
+            announced.add((what, is_first))
+            takes = "is predicted to take" if is_first else "takes"
             fewer = "" if dims or ":" in model else "; --dim batch=N takes N samples in place of the model's own number"
             warnings.warn(
-                f"a step of {what} takes {format_seconds(now.step_s)}, and about {now.expected - now.done} more are "
-                f"run, in {format_seconds(left_s)}{fewer}.",
+                f"a step of {what} {takes} {format_seconds(now.step_s)}, and about {now.expected - now.done} "
+                f"{'' if is_first else 'more '}are run, in {format_seconds(left_s)}{fewer}.",
                 stacklevel=1,
             )
 
@@ -99,11 +141,12 @@ def profile(
         figures = {"graph": found.graph.name, "hash": found.graph.hash, "ops": found.graph.n_ops, "devices": devices}
         emit_json({**figures, "file": None if output is None else str(output)})
         return
+    from graphs.show import show
     from graphs.units import format_seconds
 
     for key, own in devices.items():
         emit(
-            f"{found.graph.name} on {key}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; the middle "
-            f"half of an op's times lies within {own['spread']:.1%} of its median"
+            f"{show(found.graph.name)} on {show(key)}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; "
+            f"the middle half of an op's times lies within {own['spread']:.1%} of its median"
         )
     emit(f"{found.graph.n_ops:,} ops with measured times saved to {output}")

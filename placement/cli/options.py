@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from placement.cli import completion
+
 DEFAULT_OBJECTIVE = "latency"
 DEFAULT_PRIORITY = "longest_path"
 DEFAULT_GRANULARITY = "op"
@@ -16,6 +18,7 @@ Graph = Annotated[
     str,
     typer.Argument(
         metavar="GRAPH",
+        autocompletion=completion.models,
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
@@ -28,6 +31,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
+        autocompletion=completion.clusters,
         show_default=False,
         help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured; not needed where "
         "GRAPH brings its own devices.",
@@ -37,6 +41,7 @@ ModelToRun = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=completion.models,
         show_default=False,
         help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
         "args, kwargs); the file is executed, so take none from strangers unread.",
@@ -52,10 +57,11 @@ Dims = Annotated[
         "--dim",
         metavar="NAME=SIZE",
         show_default=False,
-        help="Size of a symbolic dimension of an ONNX model, or batch=SIZE of a built-in model; repeatable.",
+        help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, or a keyword argument of "
+        "file.py:function; repeatable.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Of everything random.")]
 Objective = Annotated[
     str,
     typer.Option(
@@ -121,6 +127,18 @@ ScorerOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", show_default=False, help="Write the best schedule as a trace for Perfetto."
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the answer to this file."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shlex
@@ -21,17 +22,22 @@ BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 PIPED_WIDTH = 160  # columns when nobody's terminal sets a limit
 
 
-def emit(text: str) -> None:
+def emit(text: str, colours: bool = False) -> None:
     """Print to stdout at once, so that a reader who has left (``placement clusters | head -1``) is noticed here.
+
+    Control characters are escaped but for line breaks and, with ``colours``, what sets them.
 
     Raises:
         typer.Exit: he has.
         OSError: stdout is closed or its disk is full.
     """
+    from graphs.show import show_output
+
     if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
         raise OSError(errno.EBADF, "it is closed", "stdout")
     try:
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        shown = show_output(text, colours)
+        sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
@@ -59,6 +65,13 @@ def usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
+def note(sentence: str) -> None:
+    """Say something beside the answer, on one line of stderr."""
+    from graphs.show import show_line
+
+    print(f"placement: note: {show_line(sentence)}", file=sys.stderr)
+
+
 def emit_json(value: Any) -> None:
     """Print a JSON value to stdout."""
     emit(json.dumps(value, indent=1, allow_nan=False))
@@ -69,11 +82,14 @@ def emit_rich(*parts: RenderableType) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, markup=False, width=None if is_terminal(sys.stdout) else PIPED_WIDTH)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str | Text))
-    emit("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    # In memory first: rich would write past `emit`, which says so when stdout cannot be written.
+    page = io.StringIO()
+    watched = is_terminal(sys.stdout)
+    width = None if watched else PIPED_WIDTH
+    console = Console(file=page, force_terminal=watched or None, highlight=False, markup=False, width=width)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str | Text))
+    emit("\n".join(line.rstrip() for line in page.getvalue().removesuffix("\n").split("\n")), colours=True)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -95,12 +111,21 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = [SpinnerColumn(), TextColumn("{task.description}")]
+    from env.compiling import listening
+    from graphs.show import show_line
+
+    columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
     # The bar shows what is printed to either stream above itself, on its own.
     with Progress(*columns, *counted, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda now, done: bar.update(task, description=now, completed=done)
+        task, doing = bar.add_task(show_line(what), total=total), [show_line(what)]
+
+        def say(now: str, done: int) -> None:
+            doing[0] = show_line(now)
+            bar.update(task, description=doing[0], completed=done)
+
+        with listening(lambda what: bar.update(task, description=f"compiling, once: {what}" if what else doing[0])):
+            yield say
 
 
 def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = ()) -> None:
@@ -145,4 +170,12 @@ def command_line(
                 words += [option] if value is True else [option, str(value)]
     for dim in dims or ():
         words += ["--dim", dim]
-    return shlex.join(words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; bytes that are not UTF-8 and control characters as bash, zsh and ksh spell them."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(plain)}'"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placement.cli import options
+from placement.cli import completion, options
 from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress, usage_errors
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.cli.executing import Running
     from placement.comparison import Comparison
+    from placement.result import Result
     from placement.sources import Source
 
 
@@ -29,6 +30,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
+            autocompletion=completion.methods,
             show_default=False,
             help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
@@ -42,7 +44,11 @@ def compare(
     clusters: Annotated[
         str | None,
         typer.Option(
-            "--clusters", metavar="A,B,...", show_default=False, help="What if: one row for each of these clusters."
+            "--clusters",
+            metavar="A,B,...",
+            autocompletion=completion.clusters,
+            show_default=False,
+            help="What if: one row for each of these clusters.",
         ),
     ] = None,
     sweep: Annotated[
@@ -51,7 +57,8 @@ def compare(
             "--sweep",
             metavar="devices=1..8",
             show_default=False,
-            help="What if: one row for each number of the cluster's devices, and where adding one stops helping.",
+            help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
+            "stops helping.",
         ),
     ] = None,
     priority: options.PriorityOption = options.DEFAULT_PRIORITY,
@@ -59,18 +66,8 @@ def compare(
     granularity: options.Granularity = options.DEFAULT_GRANULARITY,
     dims: options.Dims = None,
     as_json: options.Json = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", show_default=False, help="Write the best schedule as a trace for Perfetto."
-        ),
-    ] = None,
+    html: options.Html = None,
+    trace: options.Trace = None,
     output: options.Output = None,
 ) -> None:
     """Place a graph with every method, side by side, against a lower bound."""
@@ -78,7 +75,7 @@ def compare(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
-        from placement.methods import METHODS, check_options, default_methods
+        from placement.methods import AUTO, METHODS, check_options, default_methods
         from placement.sources import cluster_for
     names = None if methods is None else _names(methods)
     if names is not None and not names:
@@ -98,10 +95,10 @@ def compare(
     asked: dict[str, Any] = {"seed": seed, "objective": objective, "priority": priority}
     asked |= {"budget_s": budget_s, "evaluations": evaluations}
     if clusters is not None or sweep is not None:
-        if html is not None or trace is not None:
-            raise typer.BadParameter("--html and --trace show one cluster; leave out --clusters and --sweep.")
+        if trace is not None:
+            raise typer.BadParameter("--trace shows one cluster; leave out --clusters and --sweep.")
         targets = _targets(source, cluster, clusters, sweep, communication, memory_fraction)
-        _what_if(source, targets, names, asked, sweep is not None, command, output, as_json)
+        _what_if(source, targets, names, asked, sweep is not None, command, html, output, as_json)
         return
     target = cluster_for(source, cluster, communication, memory_fraction)
     with progress("bounding", len(names or default_methods(objective))) as report:
@@ -123,7 +120,7 @@ def compare(
 
         emit_rich(*comparison_table(found), headline(found), *written, f"again: {found.command}")
     if found.best is None:
-        first = found.results[0]
+        first = next((result for result in found.results if result.method == AUTO), found.results[0])
         raise InfeasibleError(f"no method found a placement that fits; {first.method}: {first.reason}")
 
 
@@ -135,6 +132,7 @@ def optimize(
         typer.Option(
             "--method",
             metavar="NAME",
+            autocompletion=completion.methods,
             help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
             "search and exact solvers, keeping the best.",
         ),
@@ -151,14 +149,16 @@ def optimize(
     dims: options.Dims = None,
     scorer: options.ScorerOption = options.DEFAULT_SCORER,
     as_json: options.Json = False,
+    html: options.Html = None,
+    trace: options.Trace = None,
     output: options.Output = None,
 ) -> None:
     """Find a placement, and save it with everything needed to replay and verify it."""
-    check_outputs(output, inputs=[graph, cluster])
+    check_outputs(html, trace, output, inputs=[graph, cluster])
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
-        from placement.methods import check_options
+        from placement.methods import HEURISTICS, check_options
         from placement.sources import cluster_for
     with usage_errors():
         check_options([method], seed, objective, priority, budget_s, evaluations)
@@ -189,14 +189,17 @@ def optimize(
         **_unusual(objective, budget_s, evaluations, communication, memory_fraction, priority, train, granularity),
     }
     result = dataclasses.replace(result, command=command_line("optimize", [graph], settings, dims))
-    if output is not None and result.feasible:
-        result.save(output)
+    written = list(_write_result(result, html, trace, output)) if result.feasible else []
     if as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        emit(result.summary() + (f"\nsaved to {output}" if output is not None else ""))
+        from placement.cli.tables import at_peak
+
+        note = at_peak(result.graph, result.cluster)
+        emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
-        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
+        others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
+        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")
 
 
 def verify(
@@ -304,6 +307,7 @@ def _what_if(
     asked: dict[str, Any],
     is_sweep: bool,
     command: str,
+    html: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -315,6 +319,12 @@ def _what_if(
     with progress("comparing", len(targets)) as report:
         found = what_if(source.graph, targets, names or [AUTO], is_sweep=is_sweep, progress=report, **asked)
     found = dataclasses.replace(found, command=command)
+    written = []
+    if html is not None:
+        from placement.report import write_what_if
+
+        write_what_if(found, html)
+        written.append(f"report: {html}")
     if output is not None:
         write_atomically(output, found.to_json())
     if as_json:
@@ -322,7 +332,7 @@ def _what_if(
     else:
         from placement.cli.tables import what_if_table
 
-        emit_rich(*what_if_table(found), found.verdict(), f"again: {command}")
+        emit_rich(*what_if_table(found), found.verdict(), *written, f"again: {command}")
     if all(case.objective_s is None for case in found.cases):
         raise InfeasibleError(f"{source.graph.name} fits on none of these clusters: {found.cases[0].reason}")
 
@@ -333,6 +343,24 @@ def _read(graph: str, train: bool, granularity: str, dims: list[str] | None) -> 
         from placement.sources import read_source
 
         return read_source(graph, train=train, granularity=granularity, dims=sizes)
+
+
+def _write_result(result: Result, html: Path | None, trace: Path | None, output: Path | None) -> Iterator[str]:
+    """Write the files asked for of one result; yields a sentence about each."""
+    if html is not None:
+        from placement.comparison import with_one_device
+        from placement.report import write_html
+
+        write_html(with_one_device(result), html, result.command)
+        yield f"report: {html}"
+    if trace is not None:
+        from placement.report import write_trace
+
+        write_trace(result, trace)
+        yield f"trace: {trace}"
+    if output is not None:
+        result.save(output)
+        yield f"saved to {output}"
 
 
 def _write(found: Comparison, html: Path | None, trace: Path | None, output: Path | None) -> Iterator[str]:

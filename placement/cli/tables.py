@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
+from env.presets import PRESETS
+from env.problem import scope
+from graphs.kept import kept
+from graphs.opgraph import OpGraph
+from graphs.show import show, show_line
 from graphs.units import format_bytes, format_seconds
 from placement.methods import measure
 from placement.report.words import format_percent
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
     from placement.result import Result
     from placement.what_if import WhatIf
 
 BAR_WIDTH = 12
+PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
 MAX_BAR_SPEEDUP = 16.0  # a full bar
+
+
+def at_peak(graph: OpGraph, cluster: Cluster) -> str:
+    """A note where op times come from a preset's peak rates; else empty."""
+    measured = ~np.isnan(graph.time_s).all(axis=1)
+    modelled = ~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))
+    ideal = any(device.compute_efficiency == device.bandwidth_efficiency == 1 for device in cluster.devices)
+    return (
+        "at the peak rates of data sheets: a best case" if cluster.name in PRESETS and ideal and modelled.any() else ""
+    )
 
 
 def comparison_table(comparison: Comparison) -> list[RenderableType]:
     """The bound, one row per method best first, ties said, and why the infeasible ones are."""
     graph, cluster = comparison.graph, comparison.cluster
     head = (
-        f"{graph.name} on {cluster.name}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {cluster.n_devices} devices; "
-        f"no placement has a {measure(comparison.objective)} below {format_seconds(comparison.lower_bound_s)}"
+        f"{show(graph.name)} on {show(cluster.name)}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, "
+        f"{cluster.n_devices} devices; no placement has a {measure(comparison.objective)} below "
+        f"{format_seconds(comparison.lower_bound_s)}"
     )
     table = _table("method", measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
     width = max(len(result.method) for result in comparison.results)
@@ -39,14 +58,20 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
         if result.feasible:
             table.add_row(*_comparison_row(comparison, result), style="bold green" if number == 0 else "")
         else:
-            below.append(Text(f" {result.method:<{width}}  infeasible: {result.reason}", style="red"))
+            below.append(
+                Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
+            )
     below += [
-        Text(f" {result.method:<{width}}  {result.note}", style="dim") for result in comparison.results if result.note
+        Text(f" {show(result.method):<{width}}  {show_line(result.note)}", style="dim")
+        for result in comparison.results
+        if result.note
     ]
     if comparison.unsupported:
         below.append(
             Text(f" not for objective {comparison.objective}: {', '.join(comparison.unsupported)}", style="dim")
         )
+    if note := at_peak(graph, cluster):
+        below.append(Text(f" {note}", style="dim"))
     return [head, table, *below]
 
 
@@ -58,7 +83,7 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
     if result.interrupted:
         note = f"{note} (interrupted)".strip()
     return (
-        result.method,
+        show(result.method),
         format_seconds(result.objective_s or 0.0),
         "-" if speedup is None else f"{speedup:.2f}x",
         format_percent(result.gap or 0.0),
@@ -70,7 +95,7 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
 
 
 def what_if_table(found: WhatIf) -> list[RenderableType]:
-    """One row per cluster, with the speed-up over one of its devices as a bar."""
+    """One row per cluster, with the speed-up over one of its devices as a bar; below, why nothing fits."""
     table = _table(
         "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
     )
@@ -79,20 +104,41 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
     for case in found.cases:
         best = None if case.comparison is None else case.comparison.best
         if case.comparison is None or best is None or best.objective_s is None:
-            reasons.append(Text(f" {case.cluster.name}  infeasible: {case.reason}", style="red"))
+            outcome = "does not fit" if case.proven_infeasible else "none found"
+            name = show(case.cluster.name)
+            table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
+            reasons.append(Text(f" {name}  infeasible: {show_line(case.reason or '')}", style="red"))
             continue
+        by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
         single_s, speedup = case.comparison.single_device_s, case.speedup
         table.add_row(
-            case.cluster.name,
+            show(case.cluster.name),
             str(case.devices),
             "does not fit" if single_s is None else format_seconds(single_s),
             format_seconds(best.objective_s),
             "-" if speedup is None else f"{speedup:.2f}x",
             format_percent(best.gap or 0.0),
-            best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})",
+            by if case.found_on == case.cluster.name else f"{by}, found on {show(case.found_on)}",
             ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
         )
-    return [f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges", table, *reasons]
+    note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
+    return [
+        f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
+        table,
+        *reasons,
+        note,
+    ]
+
+
+def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[RenderableType]:
+    """Size, work and memory of a captured graph, a line each."""
+    saved = figures["activation_bytes"]
+    held = f"; {format_bytes(saved)} of activations wait for the backward pass" if saved else ""
+    return [
+        f"{show(graph.name)}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {format_count(figures['flops'])}FLOP",
+        f"kept all step  {kept(graph).words()}",
+        f"on one device  {format_bytes(figures['peak_bytes'])} at its peak{held}",
+    ]
 
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
@@ -113,7 +159,8 @@ def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[Renderable
         )
     note = (
         f"one device: op times on a {device} one after the other, whether they fit its memory or not; best speed-up: "
-        "that over the critical path, so no number of these devices can do better."
+        "that over the critical path, so no number of these devices can do better "
+        "without splitting ops or overlapping steps."
     )
     return [table, Text(note, style="dim")]
 
@@ -123,9 +170,10 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
     table = _table("cluster", "devices", "links", "summary", left=("devices", "summary"))
     for cluster in clusters:
         models = Counter((device.model, device.memory_bytes) for device in cluster.devices)
-        devices = [f"{count} x {model}, {format_memory(size)}" for (model, size), count in models.items()]
-        table.add_row(cluster.name, "\n".join(devices), str(len(cluster.links)), cluster.summary)
-    return [table, Text("`placement clusters NAME` shows devices, links and where the figures come from.", "dim")]
+        devices = [f"{count} x {show(model)}, {format_memory(size)}" for (model, size), count in models.items()]
+        table.add_row(show(cluster.name), "\n".join(devices), str(len(cluster.links)), show_line(cluster.summary))
+    about = "`placement clusters NAME` shows devices, links and where the figures come from."
+    return [table, Text(f"{about}\n{PEAK}", "dim")]
 
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:
@@ -135,24 +183,26 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
     )
     for device in cluster.devices:
         devices.add_row(
-            device.name,
-            device.kind,
-            device.model,
+            show(device.name),
+            show(device.kind),
+            show(device.model),
             format_memory(device.memory_bytes),
             format_bytes(device.reserved_bytes),
-            f"{format_count(device.peak_flops['float32'])}FLOP/s",
-            f"{format_bytes(device.memory_bytes_per_s)}/s",
+            f"{format_count(device.flops_per_s('float32'))}FLOP/s",
+            f"{format_bytes(device.bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),
         )
-    links = _table("link", "to", "bandwidth", "latency", left=("to",))
+    links = _table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
     for link in cluster.links:
         rate = (
             "unlimited"
             if link.bandwidth_bytes_per_s == float("inf")
             else f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
         )
-        links.add_row(link.src, link.dst, rate, format_seconds(link.latency_s))
-    return [f"{cluster.name}: {cluster.summary}", f"source: {cluster.source}", devices, links]
+        carries = "one transfer at a time" if link.exclusive else "any number at once"
+        links.add_row(show(link.src), show(link.dst), rate, format_seconds(link.latency_s), carries)
+    about = f"{show(cluster.name)}: {show_line(str(cluster.summary))}"
+    return [about, f"source: {show_line(str(cluster.source))}", devices, links, Text(PEAK, style="dim")]
 
 
 def format_memory(size_bytes: int) -> str:

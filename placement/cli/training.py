@@ -12,7 +12,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, progress, usage_errors
+from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, note, progress, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     graphs: Annotated[
         list[str],
-        typer.Argument(metavar="GRAPH...", show_default=False, help="As for `placement optimize`; one or several."),
+        typer.Argument(metavar="GRAPH", show_default=False, help="As for `placement optimize`; one or several."),
     ],
     output: Annotated[
         Path,
@@ -55,10 +55,10 @@ def train(
     preset: Annotated[
         str, typer.Option("--preset", metavar="NAME", help="default, or paper: as published, where it is published.")
     ] = "default",
-    timesteps: Annotated[
+    evaluations: Annotated[
         int | None,
         typer.Option(
-            "--timesteps",
+            "--evaluations",
             metavar="COUNT",
             show_default=False,
             min=0,
@@ -71,7 +71,7 @@ def train(
             "--budget-s",
             metavar="SECONDS",
             show_default=False,
-            help="How long to train, 600 where neither this nor --timesteps is given; Ctrl-C keeps what is learned.",
+            help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -110,13 +110,13 @@ def train(
         from graphs.errors import InfeasibleError
         from placement.learning import training
     with usage_errors():
-        training.check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
+        training.check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
     check_scorer(scorer, granularity)
     read, targets = _read(graphs, names, train, granularity, dims)
     settings: dict[str, Any] = {
         "--policy": policy,
         "--preset": preset if preset != "default" else None,
-        "--timesteps": timesteps,
+        "--evaluations": evaluations,
         "--budget-s": budget_s,
         "--seed": seed,
         "--from-scratch": from_scratch,
@@ -137,7 +137,7 @@ def train(
             policy,
             output=output,
             seed=seed,
-            timesteps=timesteps,
+            evaluations=evaluations,
             budget_s=budget_s,
             preset=preset,
             warm_start=not from_scratch,
@@ -191,10 +191,7 @@ def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], N
     def begin(session: Session) -> None:
         sessions.append(session)
         if session.resumed_from:
-            print(
-                f"placement: note: going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.",
-                file=sys.stderr,
-            )
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
 
     if not is_terminal(sys.stderr):
         yield begin, None
@@ -202,7 +199,7 @@ def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], N
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+    with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
         live.update("preparing")
         yield begin, lambda status: live.update(_table(sessions[0], status))
 
@@ -212,6 +209,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
+    from graphs.show import show
     from graphs.units import format_seconds
     from placement.result import relative_gap
 
@@ -224,7 +222,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     ):
         gap = "–" if best_s is None or session.is_measured else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
         figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, solver.lower_bound_s)]
-        table.add_row(label, *figures, gap)
+        table.add_row(show(label), *figures, gap)
     update = status.update
     line = (
         f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; entropy {update.entropy:.2f}, "
@@ -269,6 +267,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 
 
 def _summary(found: Training) -> Iterator[str]:
+    from env.problem import LATENCY, scope
     from graphs.units import format_seconds
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
@@ -279,7 +278,8 @@ def _summary(found: Training) -> Iterator[str]:
                 predicted = format_seconds(result.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
             yield f"{label}: {figures}: {path}"
-    how = "proven optimal after" if found.proven else "interrupted after" if found.interrupted else "trained on"
+    proven = f"proven optimal {scope(LATENCY)} after"
+    how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:

@@ -73,7 +73,9 @@ def read_archive(path: str | os.PathLike[str], kind: Kind) -> tuple[dict[str, An
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_members(archive, where, kind)
             text, weights = archive.read(kind.member), archive.read(_TENSORS)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, OSError):
+    except PolicyFileError:
+        raise
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OverflowError, ValueError, OSError):
         raise _damaged(where, kind) if data[:2] == b"PK" else _not_one(where, kind) from None
     record = _record(text, where, kind)
     try:

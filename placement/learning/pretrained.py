@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -24,11 +25,12 @@ from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.opgraph import FloatArray
 from placement.learning.graph_policy import GraphPolicy
 from placement.learning.policy import Proposals
-from placement.methods import heuristics_for
 
 PRETRAINED = Path(__file__).with_name("pretrained.safetensors")
 FORMAT = "placement-graph-1"
 _NAME = "pretrained"
+# Some milliseconds per thousand ops each; now and then one of them is better than all that the policy proposes.
+_HEURISTICS = ("single_device", "heft", "m_etf", "min_cut", "mite", "dfs", "peft", "expert", "cpop")
 
 _FEWEST, _MOST = 4, 64  # samples of a zero-shot placement
 _WORK = 500_000  # ops times devices that are decoded for it: about 0.3 s on one core
@@ -93,10 +95,10 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
     """Place a problem by the policy that comes with the package.
 
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
-    many samples as take about 0.3 s, and of one device. With one, a small part of it goes to more samples, a part to
-    fine-tuning a copy of the policy on this problem, and the rest to local search from the best of that and of the
-    heuristics. With the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends it
-    with the best so far.
+    many samples as take about 0.3 s, and of the heuristics that take milliseconds, one device among them. With one, a
+    small part of it goes to more samples, a part to fine-tuning a copy of the policy on this problem, and the rest to
+    local search from the best of all that. With the time unlimited, the plan depends on the seed and the number of
+    evaluations only. Ctrl-C ends it with the best so far.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -118,14 +120,8 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         budget.interrupted = True
     if search.done(budget):
         return search.best().plan
-    found = sorted(
-        [*search.kept, *_fitting(problem, seed, heuristics_for(problem), budget)],
-        key=lambda candidate: candidate.value_s,
-    )
-    if not found:
-        return search.best().plan  # raises: there is none
     searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-    return improve(problem, seed, found, searches, budget).best.plan
+    return improve(problem, seed, search.kept, searches, budget).best.plan
 
 
 class _Sampling:
@@ -155,16 +151,18 @@ class _Sampling:
         return budget.over() or (bool(self.kept) and budget.reached(self.kept[0].value_s))
 
     def zero_shot(self, policy: GraphPolicy, budget: Budget) -> None:
-        """The greedy placement, earliest finish, as many samples as are quick, and one device."""
+        """The greedy placement, earliest finish, as many samples as are quick, and quick heuristics."""
         n, n_devices = self._problem.op_s.shape
         self._score(policy.propose(self._problem, 1, self._generator, greedy=True))
         self._score(policy.propose_by(self._problem, torch.zeros_like(policy.taste.bias).unsqueeze(0)))
         count = max(_FEWEST, min(_MOST, _WORK // max(1, n * n_devices)))
         self._score(policy.propose(self._problem, count, self._generator))
-        one_device = {name: baselines.METHODS[name] for name in ("single_device",)}
-        for candidate in _fitting(self._problem, self._seed, one_device, Budget()):
-            self._keep(candidate)
-        budget.spend(count + 3)
+        quick, spent = {name: baselines.METHODS[name] for name in _HEURISTICS}, Budget()
+        with contextlib.suppress(InfeasibleError):
+            for candidate in candidates(self._problem, self._seed, quick, spent):
+                self._keep(candidate)
+        budget.spend(count + 2 + len(quick))
+        budget.interrupted |= spent.interrupted
 
     def sample(self, policy: GraphPolicy, budget: Budget) -> None:
         """Draw until the budget is over."""
@@ -207,13 +205,3 @@ class _Sampling:
     def _keep(self, candidate: Candidate) -> None:
         if np.isfinite(candidate.value_s) and all(candidate.value_s != known.value_s for known in self.kept):
             self.kept = sorted([*self.kept, candidate], key=lambda known: known.value_s)[:_KEPT]
-
-
-def _fitting(
-    problem: Problem, seed: int, methods: Mapping[str, baselines.plan.Method], budget: Budget
-) -> list[Candidate]:
-    """What heuristics find; nothing where none of them fits."""
-    try:
-        return candidates(problem, seed, methods, budget)
-    except InfeasibleError:
-        return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from env.problem import LATENCY
 from env.rows import ScorerFactory
 from env.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
-from graphs.errors import UnknownNameError
+from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.policy_file import Origin, load_policy, save_policy
@@ -75,7 +76,7 @@ def train(
     *,
     output: str | os.PathLike[str],
     seed: int = 0,
-    timesteps: int | None = None,
+    evaluations: int | None = None,
     budget_s: float | None = None,
     preset: str = "default",
     warm_start: bool = True,
@@ -90,15 +91,15 @@ def train(
 ) -> Training:
     """Train a policy to place every graph on every cluster with the least step time (docs/training.md).
 
-    Where a checkpoint of the same run lies beside `output`, goes on from there: with `timesteps` to the very policy and
-    placements of a run that was never cut off.
+    Where a checkpoint of the same run lies beside `output`, goes on from there: with `evaluations` to the very policy
+    and placements of a run that was never cut off.
 
     Args:
         policy: a name in `placement.learning.registry.TRAINABLE`.
         output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
             number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
         seed: of everything random, 0 or more.
-        timesteps: placements to score, rounded up to whole updates; with this and without `budget_s` the outcome
+        evaluations: placements to score, rounded up to whole updates; with this and without `budget_s` the outcome
             depends on the seed only.
         budget_s: seconds to train, those before a checkpoint included and the preparation (heuristics to begin from)
             not; `DEFAULT_TRAINING_S` where neither is given.
@@ -122,10 +123,13 @@ def train(
         MismatchError: problems that one policy cannot serve together, or those that `start_from` cannot place.
         ValueError: a seed, number or time below 0, no graph, or no cluster.
         InfeasibleError: a graph fits nowhere on a cluster.
+        MissingPackageError: `log_dir` without the package tensorboard.
         OSError: `output` cannot be written.
     """
     graphs, clusters = _listed(graphs), _listed(clusters)
-    check_training(policy, preset, seed, timesteps, budget_s, checkpoint_every_s)
+    check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
+    if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+        raise MissingPackageError("a log for TensorBoard", "tensorboard")
     pairs = [(graph, cluster) for graph in graphs for cluster in clusters]
     if not pairs:
         raise ValueError("training needs at least one graph and one cluster; got none.")
@@ -150,7 +154,7 @@ def train(
     }
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
     solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
-    if timesteps is None and budget_s is None:
+    if evaluations is None and budget_s is None:
         budget_s = DEFAULT_TRAINING_S
     with single_threaded():
         learner = make_learner(
@@ -167,7 +171,7 @@ def train(
         learner=learner,
         solvers=solvers,
         files=files,
-        most_samples=math.inf if timesteps is None else timesteps,
+        most_samples=math.inf if evaluations is None else evaluations,
         most_s=math.inf if budget_s is None else budget_s,
         command=command,
         is_measured=scorer != "simulate",
@@ -218,7 +222,7 @@ def _finished(session: Session) -> Training:
 
 
 def check_training(
-    policy: str, preset: str, seed: int, timesteps: int | None, budget_s: float | None, checkpoint_every_s: float
+    policy: str, preset: str, seed: int, evaluations: int | None, budget_s: float | None, checkpoint_every_s: float
 ) -> None:
     """Refuse options that do not exist, before anything else is done.
 
@@ -230,8 +234,8 @@ def check_training(
     if preset not in PRESETS:
         raise UnknownNameError("preset", str(preset), PRESETS)
     check_count("a seed", seed)
-    if timesteps is not None:
-        check_count("a number of timesteps", timesteps)
+    if evaluations is not None:
+        check_count("a number of evaluations", evaluations)
     if budget_s is not None:
         check_seconds("a budget", budget_s)
     check_seconds("the time between checkpoints", checkpoint_every_s)

@@ -3,5 +3,6 @@
 from placement.report.html import write_html
 from placement.report.schedules import schedule_of
 from placement.report.trace import write_trace
+from placement.report.what_if import write_what_if
 
-__all__ = ["schedule_of", "write_html", "write_trace"]
+__all__ = ["schedule_of", "write_html", "write_trace", "write_what_if"]

@@ -6,7 +6,7 @@ Number arrays travel as base64 of little-endian bytes; the page reads them as ty
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each
 MAX_MEMORY_STEPS = 4000  # per device; beyond, the largest of each stretch
 MAX_KINDS = 10
-MAX_MODULES = 40
+FEW_MODULES = 24  # beyond, modules are not split further
+MAX_MODULES = 160
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,28 +113,53 @@ def _top(kinds: Sequence[str], weight: NDArray[np.float64]) -> tuple[list[str], 
 
 
 def _modules(graph: OpGraph, weight: NDArray[np.float64]) -> tuple[list[str], IntArray]:
-    """Module paths in topological order, the one that takes the most time split further while few enough result."""
+    """Module paths in topological order, the one that takes the most time split further while there are few.
+
+    Modules of one parent that consist of the same parts (the layers of a transformer) are split together or not at all.
+    """
     paths = [module.split(".") for module in graph.modules]
+    place = np.argsort(graph.topological_order)
     groups = {"": list(range(graph.n_ops))}
     final: set[str] = set()
-    while len(final) < len(groups):
-        name = max(groups.keys() - final, key=lambda key: (weight[groups[key]].sum(), key))
+
+    def parts_of(name: str) -> dict[str, list[int]]:
         depth = len(name.split(".")) + 1 if name else 1
         parts: dict[str, list[int]] = {}
         for i in groups[name]:
             parts.setdefault(".".join(paths[i][:depth]), []).append(i)
-        if set(parts) == {name} or len(groups) - 1 + len(parts) > MAX_MODULES:
-            final.add(name)
+        return parts
+
+    while len(final) < len(groups) < FEW_MODULES:
+        name = max(groups.keys() - final, key=lambda key: (weight[groups[key]].sum(), key))
+        shape = {part.removeprefix(name) for part in parts_of(name)}
+        siblings = {
+            key: parts_of(key) for key in groups.keys() - final if key.rpartition(".")[0] == name.rpartition(".")[0]
+        }
+        alike = {key: parts for key, parts in siblings.items() if {p.removeprefix(key) for p in parts} == shape}
+        split = {part: found for parts in alike.values() for part, found in parts.items()}
+        room = MAX_MODULES - len(groups) + len(alike)
+        if len(split) > room and len(alike) == 1:
+            split = _ranges(split, place, room)
+            final |= split.keys()
+        if split.keys() == alike.keys() or len(split) > room:
+            final |= alike.keys()
             continue
-        del groups[name]
-        groups |= parts
-        final |= parts.keys() & {name}  # ops of the module itself
+        groups = {key: found for key, found in groups.items() if key not in alike} | split
+        final |= split.keys() & alike.keys()  # ops of the module itself
     of = np.empty(graph.n_ops, dtype=np.int64)
-    place = np.argsort(graph.topological_order)
     names = sorted(groups, key=lambda key: int(place[groups[key]].min()))
     for g, name in enumerate(names):
         of[groups[name]] = g
     return [name or "(no module)" for name in names], of
+
+
+def _ranges(parts: Mapping[str, list[int]], place: IntArray, count: int) -> dict[str, list[int]]:
+    """Neighbours in topological order taken together, so that no more than `count` are left."""
+    ordered = sorted(parts, key=lambda key: int(place[parts[key]].min()))
+    size = -(-len(ordered) // count)
+    runs = [ordered[k : k + size] for k in range(0, len(ordered), size)]
+    names = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1].rpartition('.')[2]}" for run in runs]
+    return {name: [i for part in run for i in parts[part]] for name, run in zip(names, runs, strict=True)}
 
 
 def _positions(values: IntArray, among: Sequence[int]) -> IntArray:

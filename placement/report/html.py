@@ -14,13 +14,13 @@ from os import PathLike
 from string import Template
 
 from env.cluster import UNLIMITED_BYTES
-from env.problem import Problem
+from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.units import format_bytes, format_seconds
 from placement.comparison import Comparison
 from placement.methods import measure
 from placement.report.content import page_data, shown_schedules
-from placement.report.methods import bars, rows
+from placement.report.methods import bars, notes, rows
 from placement.report.words import NO_GAP, format_percent, headline, leaders
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
@@ -44,7 +44,7 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     problem = Problem(graph, cluster, comparison.objective)
     data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Template(_asset("page.html")).substitute(
+    return Template(asset("page.html")).substitute(
         title=escape(f"{graph.name} on {cluster.name}"),
         graph=escape(graph.name),
         cluster=escape(cluster.name),
@@ -53,15 +53,17 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         Measure=measure(comparison.objective).capitalize(),
         tiles=_tiles(comparison),
         rows=rows(comparison),
+        notes=notes(comparison),
         bars=bars(comparison),
         facts=_facts(comparison, comparison.command if command is None else command),
-        style=_asset("style.css"),
-        script="\n".join(_asset(name) for name in SCRIPTS),
+        style=asset("style.css"),
+        script="\n".join(asset(name) for name in SCRIPTS),
         data=text.replace("<", "\\u003c"),  # so that no name can end the script element
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of ``assets/``."""
     return resources.files("placement.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -79,9 +81,8 @@ def _tiles(comparison: Comparison) -> str:
             tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))
     tiles.append(("lower bound", format_seconds(comparison.lower_bound_s), "no placement can be faster"))
     if best is not None and best.gap is not None:
-        tiles.append(
-            ("gap", format_percent(best.gap), "at most so far from optimal" if best.gap > NO_GAP else "proven optimal")
-        )
+        distance = "at most so far from optimal" if best.gap > NO_GAP else "proven optimal"
+        tiles.append(("gap", format_percent(best.gap), f"{distance} {scope(comparison.objective)}"))
     tiles.append(("graph", f"{graph.n_ops:,} ops", f"{graph.n_edges:,} edges"))
     return "\n".join(
         f'<div class="tile"><dt>{label}</dt><dd>{escape(value)}</dd><dd class="under">{escape(note)}</dd></div>'

@@ -23,6 +23,19 @@ def rows(comparison: Comparison) -> str:
     )
 
 
+def notes(comparison: Comparison) -> str:
+    """What methods have to say that a placement cannot, each sentence once; "" where none has."""
+    by_note: dict[str, list[str]] = {}
+    for result in comparison.results:
+        if result.note:
+            by_note.setdefault(result.note, []).append(result.method)
+    items = [
+        f"<li>{', '.join(f'<code>{escape(method)}</code>' for method in methods)}: {escape(note)}</li>"
+        for note, methods in by_note.items()
+    ]
+    return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
+
+
 def _row(comparison: Comparison, result: Result, is_best: bool) -> str:
     speedup = comparison.speedup(result)
     peak = max(result.peak_bytes.values()) if result.peak_bytes else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from env.problem import scope
 from graphs.units import format_seconds
 from placement.comparison import Comparison
 from placement.methods import default_methods
@@ -29,14 +30,14 @@ def headline(comparison: Comparison) -> str:
     speedup = comparison.speedup(best)
     if single_s is None or speedup is None:
         time = format_seconds(best.objective_s)
-        return f"One device is not enough; {best.method} takes {time}, {_distance(best.gap)}."
+        return f"One device is not enough; {best.method} takes {time}, {_distance(best.gap, comparison)}."
     tied = [r.method for r in leaders(comparison)]
     if SINGLE in tied or speedup <= 1:
         gap = relative_gap(single_s, comparison.lower_bound_s)
-        return f"{_none_faster(comparison)}, and it is {_distance(gap)}."
+        return f"{_none_faster(comparison)}, and it is {_distance(gap, comparison)}."
     who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
     ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
-    return f"{who} {ratio} faster than one device, {_distance(best.gap)}."
+    return f"{who} {ratio} faster than one device, {_distance(best.gap, comparison)}."
 
 
 def _none_faster(comparison: Comparison) -> str:
@@ -64,5 +65,6 @@ def tied_with(comparison: Comparison, result: Result) -> list[Result]:
     return [r for r in comparison.results if r.feasible and comparison.ties.get(r.method, r.method) == first]
 
 
-def _distance(gap: float) -> str:
-    return f"at most {format_percent(gap)} from optimal" if gap > NO_GAP else "proven optimal"
+def _distance(gap: float, comparison: Comparison) -> str:
+    distance = f"at most {format_percent(gap)} from optimal" if gap > NO_GAP else "proven optimal"
+    return f"{distance} {scope(comparison.objective)}"

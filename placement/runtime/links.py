@@ -6,7 +6,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from graphs.errors import ClusterError
+from placement.runtime.figures import Figure
 from placement.runtime.gloo import LOOPBACK, gloo_group
 from placement.runtime.mailbox import Mailbox
 
@@ -150,10 +151,18 @@ class WaySpeed:
 
     Attributes:
         latency_s, bandwidth_bytes_per_s: of the straight line through the times of all sizes.
+        spread: that a size has, the median over the sizes.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
+    spread: float = 0.0
+
+
+def way_speed(sizes: Sequence[int], times_s: Sequence[Figure]) -> WaySpeed:
+    """How fast a way is, by the times of some sizes."""
+    spread = float(np.median([time_s.spread for time_s in times_s]))
+    return replace(fitted(sizes, [time_s.value for time_s in times_s]), spread=spread)
 
 
 def fitted(sizes: Sequence[int], times_s: Sequence[float]) -> WaySpeed:
@@ -171,8 +180,8 @@ def fitted(sizes: Sequence[int], times_s: Sequence[float]) -> WaySpeed:
     return WaySpeed(float(latency_s), float(1 / per_byte_s))
 
 
-def idle_times_s(peers: Peers, rank: int, other: int, sizes: Sequence[int], repeats: int) -> list[float]:
-    """Half of a round trip of each size, where neither end computes: the median. Both ranks call this."""
+def idle_times_s(peers: Peers, rank: int, other: int, sizes: Sequence[int], repeats: int) -> list[Figure]:
+    """Half of a round trip of each size, where neither end computes. Both ranks call this."""
     found = []
     for size in sizes:
         buffer, samples = torch.zeros(size, dtype=torch.uint8), []
@@ -184,14 +193,14 @@ def idle_times_s(peers: Peers, rank: int, other: int, sizes: Sequence[int], repe
                 else:
                     peers.receive(size, source).wait()
             samples.append((time.perf_counter() - start) / 2)
-        found.append(float(np.median(samples[1:])))
+        found.append(Figure.of(samples[1:]))
     return found
 
 
 def busy_times_s(
     peers: Peers, rank: int, source: int, target: int, sizes: Sequence[int], repeats: int
-) -> list[float] | None:
-    """One way of each size while the sender goes on computing and the receiver waits: the median; None at the sender.
+) -> list[Figure] | None:
+    """One way of each size while the sender goes on computing and the receiver waits; None at the sender.
 
     That is how a transfer on the critical path goes. Both ends read one clock, as processes of one host do.
     """
@@ -220,14 +229,14 @@ def busy_times_s(
             sending.wait()
             peers.send(torch.tensor([sent], dtype=torch.float64), target).wait()
         if rank == target:
-            found.append(float(np.median(samples[-repeats:])))
+            found.append(Figure.of(samples[-repeats:]))
     return found if rank == target else None
 
 
 def move_times_s(
     move: Callable[[torch.Tensor], torch.Tensor], source: torch.device, sizes: Sequence[int], repeats: int
-) -> list[float]:
-    """How long `move`, which returns when the copy is there, takes for tensors of each size: the median."""
+) -> list[Figure]:
+    """How long `move`, which returns when the copy is there, takes for tensors of each size."""
     found = []
     for size in sizes:
         tensor, samples = torch.zeros(size, dtype=torch.uint8, device=source), []
@@ -235,7 +244,7 @@ def move_times_s(
             start = time.perf_counter()
             move(tensor)
             samples.append(time.perf_counter() - start)
-        found.append(float(np.median(samples[1:])))
+        found.append(Figure.of(samples[1:]))
     return found
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,19 @@ import placement
 from env.cluster import Cluster, Device, Link
 from graphs.disk import write_atomically
 from graphs.errors import ClusterError
-from placement.model_cache import cache_dir
+from graphs.model_cache import cache_dir
+from placement.runtime.doubts import MeasuredMachine, is_doubtful, warn_of_doubts, with_doubts
+from placement.runtime.figures import MOST_LINK_SPREAD, CoreTime
 from placement.runtime.links import (
+    Peers,
     WaySpeed,
     busy_times_s,
     check_moves,
     check_peers,
-    fitted,
     idle_times_s,
     move_times_s,
     rounds,
+    way_speed,
 )
 from placement.runtime.mailbox import Mailbox
 from placement.runtime.processes import usable_cores
@@ -100,22 +103,50 @@ def local_cluster(
         anew: measure even if the figures of an earlier time are at hand.
         effort: how much to do for one figure.
 
+    Warns where the figures are doubtful, each time that they are used.
+
     Raises:
         ClusterError: not that many cores, a copy arrives corrupted, or a worker process failed.
     """
-    path = cache_dir() / f"local-{_stamp(devices)}.toml"
-    if not anew:
-        try:
-            return Cluster.from_toml(path)
-        except ClusterError:
-            pass
-    measured = _measure_gpus(seed, effort) if _takes_gpus(devices) else _measure_cores(devices, seed, effort)
+    known = None if anew else _cached(_cache_file(devices))
+    found = known or measured_machine(devices, seed=seed, effort=effort).cluster
+    warn_of_doubts(found)
+    return found
+
+
+def measured_machine(devices: int | None = None, *, seed: int = 0, effort: Effort = THOROUGH) -> MeasuredMachine:
+    """Measure this machine now; arguments and errors as for `local_cluster`.
+
+    The figures go to the cache, doubtful ones with their doubts, but not in place of earlier ones without any.
+    """
+    before = CoreTime.now()
+    found = _measure_gpus(seed, effort) if _takes_gpus(devices) else _measure_cores(devices, seed, effort)
+    n_cores = len(usable_cores())
+    others = before.others(CoreTime.now(), n_cores) if before is not None else None
+    found = replace(found, others=others)
+    if effort.retries:
+        found = with_doubts(found)
+    file = _cache_file(devices)
+    earlier = _cached(file) if is_doubtful(found.cluster) else None
+    if earlier is not None and not is_doubtful(earlier):
+        return replace(found, file=file, is_cached=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, measured.to_toml())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, found.cluster.to_toml())
     except OSError:
-        pass
-    return measured
+        return found
+    return replace(found, file=file, is_cached=True)
+
+
+def _cache_file(devices: int | None) -> Path:
+    return cache_dir() / f"local-{_stamp(devices)}.toml"
+
+
+def _cached(file: Path) -> Cluster | None:
+    try:
+        return Cluster.from_toml(file)
+    except ClusterError:
+        return None
 
 
 def _takes_gpus(devices: int | None) -> bool:
@@ -128,7 +159,7 @@ def _stamp(devices: int | None) -> str:
     versions = torch.__version__, platform.machine()
     about = (devices, Mailbox.is_possible(), cpu_model(), usable_cores(), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
-    for name in ("links.py", "mailbox.py", "measure.py", "speeds.py", "workers.py"):
+    for name in ("doubts.py", "figures.py", "links.py", "mailbox.py", "measure.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -173,14 +204,13 @@ class _CoreFigures:
     ways: dict[int, tuple[WaySpeed, WaySpeed]]
 
 
-def _measure_cores(devices: int | None, seed: int, effort: Effort) -> Cluster:
+def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMachine:
     cores = cores_for(devices)[: devices or _MOST_CORES]
     share_bytes = available_bytes() // len(cores)
     figures = run_workers(partial(_core_figures, seed=seed, effort=effort), cores)
     model = f"{cpu_model()} core"
-    measured = tuple(_device(f"cpu{rank}", "cpu", share_bytes, own.speed, model) for rank, own in enumerate(figures))
+    measured = [_device(f"cpu{rank}", "cpu", share_bytes, own.speed, model) for rank, own in enumerate(figures)]
     ways = {(source, rank): way for rank, own in enumerate(figures) for source, way in own.ways.items()}
-    links = _links([device.name for device in measured], {pair: busy for pair, (_, busy) in ways.items()})
     idle = [way for way, _ in ways.values()]
     method = (
         "one process pinned to each core with one thread, all at the same time; FLOP/s of a matrix product or a "
@@ -192,54 +222,65 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> Cluster:
             f" (idle, half a round trip: {statistics.median(way.latency_s for way in idle) * 1e6:.0f} us, "
             f"{statistics.median(way.bandwidth_bytes_per_s for way in idle) / 1e9:.2f} GB/s)"
         )
-    return Cluster(
-        NAME, measured, links, f"this machine: {_count(len(cores), 'core')} of {cpu_model()}", _about(method)
-    )
+    summary = f"this machine: {_count(len(cores), 'core')} of {cpu_model()}"
+    busy = {pair: way for pair, (_, way) in ways.items()}
+    return _machine(measured, [own.speed for own in figures], busy, summary, method)
 
 
 def _core_figures(worker: Worker, seed: int, effort: Effort) -> _CoreFigures:
     torch.manual_seed(seed)
-    speed = measure_speed(torch.device("cpu"), effort, worker.meet)
+    speed = measure_speed(torch.device("cpu"), effort, worker.everyones)
     peers = worker.connect()
-    ways = {}
+    ways: dict[int, tuple[WaySpeed, WaySpeed]] = {}
     for pairs in rounds(worker.size):
+        pair = next((pair for pair in pairs if worker.rank in pair), None)  # None: pauses in this round
+        other = sum(pair) - worker.rank if pair is not None else worker.rank
         worker.meet()
-        for a, b in pairs:
-            if worker.rank not in (a, b):
-                continue
-            other = a + b - worker.rank
+        if pair is not None:
             check_peers(peers, worker.rank, other, seed)
-            idle = idle_times_s(peers, worker.rank, other, effort.sizes, effort.sends)
-            for source, target in ((a, b), (b, a)):
-                busy = busy_times_s(peers, worker.rank, source, target, effort.sizes, effort.sends)
-                if busy is not None:
-                    ways[other] = fitted(effort.sizes, idle), fitted(effort.sizes, busy)
+        for _ in range(1 + effort.retries):
+            worker.meet()
+            if pair is not None:
+                found = _way_here(worker.rank, peers, pair, effort)
+                ways[other] = min(ways.get(other, found), found, key=lambda way: way[1].spread)
+            spread = ways[other][1].spread if pair is not None else 0.0
+            if max(worker.everyones(spread)) <= MOST_LINK_SPREAD:
+                break
     worker.meet()
     return _CoreFigures(speed, ways)
+
+
+def _way_here(rank: int, peers: Peers, pair: tuple[int, int], effort: Effort) -> tuple[WaySpeed, WaySpeed]:
+    """The way (idle, busy) from the other one of a pair to this rank; both call it."""
+    a, b = pair
+    idle = idle_times_s(peers, rank, a + b - rank, effort.sizes, effort.sends)
+    both = [busy_times_s(peers, rank, *way, effort.sizes, effort.sends) for way in ((a, b), (b, a))]
+    (busy,) = (times_s for times_s in both if times_s is not None)
+    return way_speed(effort.sizes, idle), way_speed(effort.sizes, busy)
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def _measure_gpus(seed: int, effort: Effort) -> Cluster:
+def _measure_gpus(seed: int, effort: Effort) -> MeasuredMachine:
     gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     places = [*gpus, torch.device("cpu")]
-    devices = []
+    devices, speeds = [], []
     for i, gpu in enumerate(gpus):
         free_bytes, _ = torch.cuda.mem_get_info(gpu)
         name = torch.cuda.get_device_name(gpu)
-        devices.append(_device(f"gpu{i}", "gpu", free_bytes, measure_speed(gpu, effort), name))
+        speeds.append(measure_speed(gpu, effort))
+        devices.append(_device(f"gpu{i}", "gpu", free_bytes, speeds[-1], name))
     threads = torch.get_num_threads()
-    speed = measure_speed(places[-1], effort)
-    devices.append(_device("cpu", "cpu", available_bytes(), speed, f"{cpu_model()}, {_count(threads, 'thread')}"))
+    speeds.append(measure_speed(places[-1], effort))
+    devices.append(_device("cpu", "cpu", available_bytes(), speeds[-1], f"{cpu_model()}, {_count(threads, 'thread')}"))
     ways: Ways = {}
     for a, source in enumerate(places):
         for b, target in enumerate(places):
             if a != b:
                 ways[a, b] = _moving(source, target, f"{devices[a].name} to {devices[b].name}", seed, effort)
     method = "one process; copies as placements make them, on a stream of their own, devices idle"
-    links = _links([device.name for device in devices], ways)
-    return Cluster(NAME, tuple(devices), links, f"this machine: {_count(len(gpus), 'GPU')} and its CPU", _about(method))
+    return _machine(devices, speeds, ways, f"this machine: {_count(len(gpus), 'GPU')} and its CPU", method)
 
 
 def _moving(source: torch.device, target: torch.device, way: str, seed: int, effort: Effort) -> WaySpeed:
@@ -252,10 +293,21 @@ def _moving(source: torch.device, target: torch.device, way: str, seed: int, eff
         return arrived
 
     check_moves(lambda tensor: move(tensor.to(source)), way, seed)
-    return fitted(effort.sizes, move_times_s(move, source, effort.sizes, effort.sends))
+    return way_speed(effort.sizes, move_times_s(move, source, effort.sizes, effort.sends))
 
 
 # -- figures as a cluster --------------------------------------------------------------------------------------------
+
+
+def _machine(
+    devices: Sequence[Device], speeds: Sequence[DeviceSpeed], ways: Ways, summary: str, method: str
+) -> MeasuredMachine:
+    names = [device.name for device in devices]
+    return MeasuredMachine(
+        Cluster(NAME, tuple(devices), _links(names, ways), summary, _about(method)),
+        dict(zip(names, speeds, strict=True)),
+        {(names[a], names[b]): way for (a, b), way in sorted(ways.items())},
+    )
 
 
 def _device(name: str, kind: str, memory_bytes: int, speed: DeviceSpeed, model: str) -> Device:
@@ -263,9 +315,9 @@ def _device(name: str, kind: str, memory_bytes: int, speed: DeviceSpeed, model: 
         name,
         kind,
         memory_bytes,
-        {dtype: _rounded(rate) for dtype, rate in speed.peak_flops.items()},
-        _rounded(speed.memory_bytes_per_s),
-        _rounded(speed.launch_overhead_s),
+        {dtype: _rounded(rate.value) for dtype, rate in speed.peak_flops.items()},
+        _rounded(speed.memory_bytes_per_s.value),
+        _rounded(speed.launch_overhead_s.value),
         model,
     )
 

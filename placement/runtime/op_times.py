@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from placement.runtime.functional import functional
 from placement.runtime.layout import Key, Layout
 from placement.runtime.measure import measure_step
 from placement.runtime.module import draw, tensor_named
-from placement.runtime.repeats import Repeats, Report, run_steps
+from placement.runtime.repeats import Repeats, Report, Underway, run_steps
 from placement.runtime.routines import Routine, compile_routines
 from placement.runtime.speeds import synchronise
 from placement.runtime.stamps import StampedRoutine, cuda_clock, host_clock, stamped
@@ -80,7 +80,11 @@ def op_times(
             worker.meet()
 
     exchange = (lambda seconds: [seconds]) if worker is None else worker.everyones
-    step_s, warm_up = run_steps(turns.take, repeats, exchange, report)
+
+    def tell(now: Underway) -> None:
+        report(replace(now, done=2 * now.done, expected=2 * now.expected))  # a turn runs the step twice
+
+    step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
     steps = len(step_s) - warm_up
     around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
     if program.train:

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from env.cluster import Cluster, Device
+from env.problem import Problem
 from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
 from placement.runtime.arguments import bound, check_states
 from placement.runtime.op_times import REPEATS, MeasuredStep, StepToMeasure, op_times
-from placement.runtime.repeats import Repeats, Report, spread
+from placement.runtime.repeats import Repeats, Report, beforehand, spread
 from placement.runtime.updates import Times
 from placement.runtime.workers import Worker, cores_for, run_workers
 
@@ -99,8 +100,11 @@ def measured_profile(
     step = StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
     machine = Cluster.local() if cluster is None else cluster
     places = {device.name: _place(machine, device) for device in machine.devices}
+    op_s = Problem(program.graph, machine).op_s
     measured: dict[str, list[MeasuredStep]] = {}
     for key, devices in _by_key(machine).items():
+        first = beforehand(repeats, float(op_s[:, machine.device_index[devices[0].name]].sum()))
+        report(dataclasses.replace(first, expected=2 * first.expected))  # as `op_times` counts them
         if all(place.type == "cpu" for place in places.values()):
             cores = cores_for(None)[: len(devices)]
             measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats), cores, report=report)

@@ -20,7 +20,7 @@ class Underway:
     Attributes:
         done: steps that have been run.
         expected: how many it will be, as far as can be told.
-        step_s: how long the last one took.
+        step_s: how long the last one took, or before the first how long one is predicted to take.
     """
 
     done: int
@@ -104,6 +104,11 @@ class Repeats:
         warm = done if done < len(times_s) else max(done, warming)
         counted = min(max(self.least, _fitting(self.budget_s, last_s)), max(self.least, self.settled), self.most)
         return max(warm + counted, len(times_s))
+
+
+def beforehand(repeats: Repeats, predicted_s: float) -> Underway:
+    """What there is to tell before the first step."""
+    return Underway(0, repeats.expected([predicted_s]), predicted_s)
 
 
 def _fitting(seconds: float, step_s: float) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from graphs.show import show_line
 from placement.runtime.processes import ProcessId, computing_s, condition, kill, this_process
 from placement.runtime.routines import Routine
 
@@ -319,7 +320,7 @@ class Watch(threading.Thread):
         """End this process: by itself where it can, else by force."""
         self.failure = sentence
         if not self._is_quiet:
-            print(sentence, file=sys.stderr, flush=True)
+            print(show_line(sentence), file=sys.stderr, flush=True)
         # Where it waits, only the end of the others wakes it up; where it does not, it sees the failure at its next op.
         if not self._ended.wait(GRACE_S):
             os._exit(1)

@@ -68,6 +68,19 @@ function copyCommand() {
   });
 }
 
+// On a screen too narrow for the table, say that it goes on; keep what is scrolled to clear of the bar of schedules.
+function followWidth() {
+  const table = document.querySelector("#methods .scroll");
+  const picker = document.getElementById("picker");
+  const measure = () => {
+    document.querySelector("#methods .more").hidden = table.scrollWidth <= table.clientWidth + 1;
+    document.documentElement.style.setProperty("--picker", `${picker.offsetHeight}px`);
+  };
+  new ResizeObserver(measure).observe(table);
+  measure();
+}
+
 sortTable();
 buildPicker();
 copyCommand();
+followWidth();

@@ -31,8 +31,8 @@ function lanesOf(schedule) {
   const kept = used.filter((lane) => lane.bytes >= limit).slice(0, MAX_LINK_LANES);
   const lanes = [];
   let y = AXIS + 6;
-  const heading = (text, note) => {
-    lanes.push({ type: "heading", text, note, y, height: 18 });
+  const heading = (text, ...notes) => { // the first note that there is room for
+    lanes.push({ type: "heading", text, notes, y, height: 18 });
     y += 22;
   };
   const lane = (fields, height, gap) => {
@@ -47,7 +47,7 @@ function lanesOf(schedule) {
   y += 8;
   if (kept.length) {
     const some = kept.length < used.length ? `, the ${kept.length} with the most bytes of ${used.length}` : "";
-    heading("links", `in the colour of the sender${some}`);
+    heading("links", `in the colour of the sender${some}`, "in the colour of the sender");
     for (const { link, items } of kept) {
       lane({ type: "link", items, start: schedule.sent, end: schedule.arrived, label: linkNames[link] }, 13, 3);
     }
@@ -206,11 +206,18 @@ function drawMemory(context, lane, area, schedule, colours) {
     context.setLineDash([]);
   }
   const text = !capacity ? "" : capacity <= lane.top ? `capacity ${bytes(capacity)}` : `↑ capacity ${bytes(capacity)}`;
-  context.fillStyle = colours.bad;
   context.font = "10.5px system-ui, sans-serif";
-  context.textAlign = "right";
-  context.fillText(text, area.right - 5, capacity <= lane.top ? level(capacity) + 8 : lane.y + 7);
-  context.textAlign = "left";
+  const width = context.measureText(text).width;
+  // On the side where the line of the bound is not.
+  const bound = area.left + (page.lower_bound_s - from) * scale;
+  const x = bound > area.left + area.width / 2 || bound < area.left ? area.left + 5 : area.right - 5 - width;
+  const y = capacity <= lane.top ? level(capacity) + 8 : lane.y + 7;
+  context.globalAlpha = 0.75;
+  context.fillStyle = colours.lane;
+  if (text) context.fillRect(x - 2, y - 6, width + 4, 12);
+  context.globalAlpha = 1;
+  context.fillStyle = colours.bad;
+  context.fillText(text, x, y);
   return drawn;
 }
 
@@ -311,7 +318,8 @@ function drawTimeline(context, width, height, colours) {
       context.font = "600 11px system-ui, sans-serif";
       context.fillText(lane.text.toUpperCase(), 2, lane.y + 9);
       context.font = "11px system-ui, sans-serif";
-      if (lane.note) context.fillText(lane.note, area.left, lane.y + 9);
+      const note = lane.notes.find((text) => context.measureText(text).width <= area.width);
+      if (note) context.fillText(note, area.left, lane.y + 9);
       continue;
     }
     drawLabel(context, lane, area, schedule, colours);

@@ -1,0 +1,34 @@
+"""Help without the types that typer prints beside what has a name of its own: ``<bool>``, ``<list[str]>``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+class PlainCommand(TyperCommand):
+    """A command with such help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option included."""
+        return _plain(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with such help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option included."""
+        return _plain(super().get_params(ctx))
+
+
+def _plain(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if parameter.param_type_name == "argument" or parameter.metavar is None:
+            vars(parameter)["display_type_rich"] = _nothing
+    return parameters
+
+
+def _nothing(*_: object, **__: object) -> str:
+    return ""

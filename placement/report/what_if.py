@@ -1,0 +1,145 @@
+"""One self-contained HTML page for a what-if: a table, and plots drawn here, so that it needs no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from html import escape
+from os import PathLike
+from string import Template
+
+from graphs.disk import write_atomically
+from graphs.units import format_seconds
+from placement.methods import measure
+from placement.report.curves import Curve, plot
+from placement.report.html import asset
+from placement.report.words import format_percent
+from placement.what_if import Case, WhatIf
+
+NOTHING = "–"
+
+
+def write_what_if(found: WhatIf, path: str | PathLike[str]) -> None:
+    """Write the report of a what-if.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name is left as it was.
+    """
+    write_atomically(path, render_what_if(found))
+
+
+def render_what_if(found: WhatIf) -> str:
+    """The page as text."""
+    graph = found.graph
+    return Template(asset("what_if.html")).substitute(
+        title=escape(f"{graph.name}: what if"),
+        graph=escape(graph.name),
+        among=escape(_among(found)),
+        verdict=escape(found.verdict()),
+        measure=measure(found.objective),
+        charts=_sweep(found) if found.is_sweep else _bars(found),
+        rows="\n".join(_row(case) for case in found.cases),
+        facts=_facts(found),
+        style=asset("style.css"),
+    )
+
+
+def _among(found: WhatIf) -> str:
+    if not found.is_sweep:
+        return f"{len(found.cases)} clusters"
+    name = found.cases[-1].cluster.name
+    return f"more and more devices of {name.rpartition(' with ')[0] or name}"
+
+
+def _lower_bound_s(case: Case) -> float | None:
+    return None if case.comparison is None else case.comparison.lower_bound_s
+
+
+def _single_s(case: Case) -> float | None:
+    return None if case.comparison is None else case.comparison.single_device_s
+
+
+def _efficiency(case: Case) -> float | None:
+    return None if case.speedup is None else case.speedup / case.devices
+
+
+def _sweep(found: WhatIf) -> str:
+    """Time over devices with the bound below it, and speed-up over devices with the ideal above it."""
+    what = measure(found.objective)
+    counts = [float(case.devices) for case in found.cases]
+    times = Curve(what, "best", _points(found, lambda case: case.objective_s))
+    bound = Curve("lower bound", "bound", _points(found, _lower_bound_s))
+    single = Curve("one device", "single", _points(found, _single_s))
+    unfit = [float(case.devices) for case in found.cases if case.objective_s is None]
+    first = plot([single, bound, times], counts, format_seconds, unfit)
+    cards = [_card(f"{what.capitalize()} over devices", first, "No placement can be below the lower bound.")]
+    speedups = _points(found, lambda case: case.speedup)
+    if speedups:
+        ideal = Curve("ideal", "single", [(n, n) for n in counts])
+        efficiency = {case.devices: value for case in found.cases if (value := _efficiency(case)) is not None}
+        labelled = Curve("speed-up", "best", speedups, [f"{efficiency[int(n)]:.0%}" for n, _ in speedups])
+        second = plot([ideal, labelled], counts, lambda value: f"{value:.3g}×", unfit)
+        under = "Over the best single device. Beside each point its efficiency: speed-up for each device."
+        cards.append(_card("Speed-up over devices", second, under))
+    return f'<div class="two">{"".join(cards)}</div>'
+
+
+def _points(found: WhatIf, value: Callable[[Case], float | None]) -> list[tuple[float, float]]:
+    pairs = [(float(case.devices), value(case)) for case in found.cases]
+    return [(n, y) for n, y in pairs if y is not None and math.isfinite(y)]
+
+
+def _bars(found: WhatIf) -> str:
+    """A bar for each cluster, its own lower bound as a mark."""
+    longest = max((case.objective_s or 0.0 for case in found.cases), default=0.0) or 1.0
+    fastest = min((case.objective_s for case in found.cases if case.objective_s is not None), default=None)
+    listed = []
+    for case in found.cases:
+        bound_s = _lower_bound_s(case)
+        width = 100 * (case.objective_s or 0.0) / longest
+        mark = "" if bound_s is None else f'<i class="mark" style="left:{100 * min(1.0, bound_s / longest):.2f}%"></i>'
+        text = "does not fit" if case.objective_s is None else format_seconds(case.objective_s)
+        best = " best" if case.objective_s is not None and case.objective_s == fastest else ""
+        listed.append(
+            f'<div class="bar{best}"><code>{escape(case.cluster.name)}</code>'
+            f'<span class="track"><span style="width:{width:.2f}%"></span>{mark}</span><span>{text}</span></div>'
+        )
+    plotted = f'<div class="plot clusters">{"".join(listed)}</div>'
+    return _card(f"{measure(found.objective).capitalize()} on each cluster", plotted, "Marks: the lower bound of each.")
+
+
+def _card(title: str, body: str, note: str) -> str:
+    return f'<section class="card"><h2>{escape(title)}</h2>{body}<p class="note">{escape(note)}</p></section>'
+
+
+def _row(case: Case) -> str:
+    best = None if case.comparison is None else case.comparison.best
+    head = f'<th scope="row"><code>{escape(case.cluster.name)}</code></th><td>{case.devices}</td>'
+    if best is None or case.comparison is None or best.objective_s is None:
+        return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(case.reason or "")}</td></tr>'
+    single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, _efficiency(case)
+    by = best.method if best.chosen == best.method else f"{best.method} ({best.chosen})"
+    cells = [
+        "does not fit" if single_s is None else format_seconds(single_s),
+        format_seconds(best.objective_s),
+        format_seconds(case.comparison.lower_bound_s),
+        format_percent(best.gap or 0.0),
+        NOTHING if speedup is None else f"{speedup:.2f}×",
+        NOTHING if efficiency is None else f"{efficiency:.0%}",
+        by if case.found_on == case.cluster.name else f"{by}, found on {case.found_on}",
+    ]
+    return f"<tr>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _facts(found: WhatIf) -> str:
+    """What it takes to repeat it."""
+    versions = next((case.comparison.versions for case in found.cases if case.comparison is not None), {})
+    facts = {
+        "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
+        "graph hash": found.graph.hash,
+        "objective": found.objective,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
+    replay = f'<div class="replay"><span>repeat with</span><code>{escape(found.command)}</code></div>'
+    return f"{replay if found.command else ''}<dl>{items}</dl>"
