@@ -59,7 +59,7 @@ def value_s(problem: Problem, plan: Plan) -> float:
 
 
 def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
-    """What the search charges: kept bytes, each tensor wherever it is, and the largest workspace of ops that take time."""
+    """What the search charges: kept bytes, tensors wherever they are, the largest workspace of ops that take time."""
     ops, tensors = problem.graph.records()
     place = dict(zip(problem.graph.op_names, device.tolist(), strict=True))
     charged = [0] * problem.cluster.n_devices
@@ -134,6 +134,8 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
 @settings(max_examples=80)
 @given(throughput_problems(max_ops=6, max_devices=3))
 def test_it_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
+    # What an op holds depends on whether it takes time; where that differs by device, no charge is right for both.
+    assume(((problem.op_s > 0).all(axis=1) | (problem.op_s == 0).all(axis=1)).all())
     scored = [(loads(problem, device), device) for device in every_placement(problem)]
     feasible = [(one.value_s, device) for one, device in scored if one.feasible]
     assume(feasible)
