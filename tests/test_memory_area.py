@@ -1,4 +1,4 @@
-"""Bounds where memory forces work off the fast devices: never above the optimum, and as good as the linear programme."""
+"""Bounds where memory forces work off the fast devices: none above the optimum, all as good as a linear programme."""
 
 from __future__ import annotations
 
@@ -163,11 +163,12 @@ def test_prices_of_few_units_are_the_best(seed: int, units: int, classes: int, o
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_prices_of_many_units_are_close_below_the_best(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     programme = random_programme(3, 600, 4, one_by_one)
+    programme = replace(programme, capacity=programme.capacity * [0.5, 0.5, 0.5, 1.0])
     exact_s = programme.best().value_s
     without_s = replace(programme, capacity=np.full(4, programme.kept.sum())).best().value_s
     assert without_s < 0.9 * exact_s  # memory matters here
-    monkeypatch.setattr(memory_prices, "_COLUMNS", 400)
-    assert exact_s * (1 - 1e-3) <= programme.best().value_s <= exact_s
+    monkeypatch.setattr(memory_prices, "_COLUMNS", 800)
+    assert exact_s * (1 - 1e-3) <= programme.best().value_s <= exact_s * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -175,8 +176,9 @@ def test_prices_of_many_units_are_close_below_the_best(one_by_one: bool, monkeyp
 def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: str) -> None:
     """The classes of devices, the shortcuts where memory cannot matter, and the sums of groups change nothing."""
     graph = problem.graph
+    tensors = graph.records()[1]
     takes = graph.workspace_bytes + [
-        sum(t.bytes for t in graph.tensors if name == t.producer or name in t.consumers) for name in graph.op_names
+        sum(t.bytes for t in tensors if name == t.producer or name in t.consumers) for name in graph.op_names
     ]
     takes = np.where(np.where(problem.allowed, problem.op_s, math.inf).min(axis=1) > 0, takes, 0)
     seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
