@@ -32,8 +32,8 @@ class Bound:
         critical_path_s: longest path, every op on its fastest allowed device, free transfers. For throughput 0: steps
             overlap.
         communication_s: the same where a path either pays for a transfer or keeps what it joins on one device, which
-            must have room for it. For throughput 0.
-        area_s: least time in which all work fits, fractionally, on the devices it is allowed on.
+            must have room for it; where the fast devices lack room for all ops, slower ones count. For throughput 0.
+        area_s: least time in which all work fits, fractionally, on the devices it is allowed on, and so do kept bytes.
         interval_s: the same for work between a common head and a common tail, and for groups that share one device. For
             throughput the largest unit of placement on its fastest allowed device.
         memory_reason: one sentence if provably no placement fits into memory, else None.

@@ -21,7 +21,8 @@ class Room:
 
     Attributes:
         work: op times by such class.
-        kept: float64 [n], bytes that each op keeps, relative to those of all ops.
+        kept: float64 [n], bytes kept, relative to those of all ops. What a unit of placement keeps is spread over its
+            ops in proportion to their least times, so that no op is cheap to move without its unit.
         capacity: float64 [K], memory of a device of each class, in the same unit.
     """
 
@@ -32,9 +33,13 @@ class Room:
     @staticmethod
     def of(problem: Problem) -> Room:
         """The classes of a problem."""
-        total = float(problem.graph.kept_bytes.sum()) or 1.0
+        total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.group_of, len(problem.groups)
         work, first = Work.classes(problem, problem.capacity_bytes)
-        return Room(work, problem.graph.kept_bytes / total, problem.capacity_bytes[first] / total)
+        weight = work.seconds.min(axis=1)
+        weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
+        share = weight / np.bincount(unit, weight, count)[unit]
+        kept = np.bincount(unit, problem.graph.kept_bytes, count)[unit] * share
+        return Room(work, kept / total, problem.capacity_bytes[first] / total)
 
     def may_raise(self, area_s: float) -> bool:
         """Whether memory may make the area of all ops larger than ``area_s``.
