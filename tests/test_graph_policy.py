@@ -253,3 +253,14 @@ def test_what_fits_nowhere_is_said() -> None:
     problem = Problem(graph, Cluster("small", devices, both_ways("d0", "d1", 1.0, 0.0)))
     with pytest.raises(InfeasibleError, match="fits cluster 'small'"):
         propose_pretrained(problem, 0, Budget(seconds=0))
+
+
+def test_pretrained_is_never_worse_than_the_quick_heuristics(monkeypatch: pytest.MonkeyPatch) -> None:
+    from placement.learning import pretrained
+
+    problem = Problem(layered(60, 2_000_200, 40.0), _devices(3))
+    best_s = _value(problem, baselines.METHODS["dfs"](problem, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrained, "_HEURISTICS", ("single_device",))
+        assert _value(problem, propose_pretrained(problem, 0, Budget(seconds=0))) > best_s, "nothing to gain here"
+    assert _value(problem, propose_pretrained(problem, 0, Budget(seconds=0))) <= best_s
