@@ -108,7 +108,8 @@ def instance_of(units: Units) -> Instance:
     number, writer, read, reader = _tensors(problem)
     measured_s = graph.tensor_transfer_s[number]
     modelled = np.isnan(measured_s)
-    workspace = np.maximum.reduceat(graph.workspace_bytes[units.members], units.ptr[:-1])
+    takes_time = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1) > 0  # else it may need none
+    workspace = np.maximum.reduceat((graph.workspace_bytes * takes_time)[units.members], units.ptr[:-1])
     workspace_bytes, workspace_index = np.unique(np.append(workspace, 0), return_inverse=True)  # 0: nothing there
     route_ptr, route, link_ptr, link_pair = _routes(problem, charges.blocking)
     unit = np.zeros(units.count + 1, dtype=UNIT)

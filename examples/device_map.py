@@ -24,7 +24,8 @@ graph = placement.capture(model, args, {"use_cache": False})
 
 # Two GPUs with room for three quarters of the weights each.
 room = int(graph.kept_bytes.sum()) * 3 // 4
-gpus = [dataclasses.replace(gpu, memory_bytes=room) for gpu in Cluster.preset("4xV100-pcie").devices[:2]]
+small = {"memory_bytes": room, "reserved_bytes": 0}
+gpus = [dataclasses.replace(gpu, **small) for gpu in Cluster.preset("4xV100-pcie").devices[:2]]
 cluster = Cluster("two small GPUs", tuple(gpus), both_ways("gpu0", "gpu1", 1e10, 1e-5))
 result = placement.optimize(graph, cluster, seed=0, evaluations=1000)
 device_map = placement.export(result, "device_map", model=model)

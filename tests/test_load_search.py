@@ -59,14 +59,15 @@ def value_s(problem: Problem, plan: Plan) -> float:
 
 
 def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
-    """What the search charges: kept bytes, each tensor wherever it is, and the largest workspace."""
+    """What the search charges: kept bytes, each tensor wherever it is, and the largest workspace of ops that take time."""
     ops, tensors = problem.graph.records()
     place = dict(zip(problem.graph.op_names, device.tolist(), strict=True))
     charged = [0] * problem.cluster.n_devices
     workspace = [0] * problem.cluster.n_devices
-    for op in ops:
+    for op, seconds, allowed in zip(ops, problem.op_s, problem.allowed, strict=True):
         charged[place[op.name]] += op.kept_bytes
-        workspace[place[op.name]] = max(workspace[place[op.name]], op.workspace_bytes)
+        if seconds[allowed].min() > 0:
+            workspace[place[op.name]] = max(workspace[place[op.name]], op.workspace_bytes)
     for tensor in tensors:
         for d in {place[name] for name in (tensor.producer, *tensor.consumers)}:
             charged[d] += tensor.bytes

@@ -119,9 +119,9 @@ def test_imitation_makes_a_plan_likelier(name: str) -> None:
     policy = seeded(POLICIES[name], problem)
     plan = policy.propose(problem, 1, torch.Generator().manual_seed(3)).plan(0)
     actions = policy.actions_for(problem, [plan])
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)  # larger steps jump about where a density is narrow
     before, _ = policy.evaluate(problem, actions)
-    for _ in range(20):
+    for _ in range(40):
         optimizer.zero_grad()
         (-policy.evaluate(problem, actions)[0].mean()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
