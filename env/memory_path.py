@@ -11,7 +11,7 @@ from env.memory_area import Room
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray
 
-_ROUNDS = 4  # paths for which prices are sought; each is the longest under the prices of the one before
+_ROUNDS = 4  # paths for which prices are sought, each the longest under the prices of the one before, while that helps
 
 
 def slowed_path_s(room: Room, pairs: Pairs) -> float:
@@ -29,8 +29,9 @@ def slowed_path_s(room: Room, pairs: Pairs) -> float:
     for _ in range(_ROUNDS):
         seconds, less_s = room.costs(room.prices(path, one_by_one=True))
         path, path_s = _longest(replace(free, op_s=seconds))
-        if path_s + less_s > best_s:
-            best_s, paying, unpaid_s = path_s + less_s, replace(pairs, op_s=seconds), less_s
+        if path_s + less_s <= best_s:
+            break
+        best_s, paying, unpaid_s = path_s + less_s, replace(pairs, op_s=seconds), less_s
     return 0.0 if paying is pairs else float((paying.heads() + paying.op_s).max()) + unpaid_s
 
 
