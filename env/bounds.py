@@ -56,7 +56,7 @@ class Bound:
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """All bounds of a problem, of its objective. Takes 2 s for 100,000 ops (4 s where memory binds) or 1,000 devices."""
+    """All bounds of a problem, of its objective. Takes 2 s for 1,000 devices or 100,000 ops, 4 s where memory binds."""
     work, room = Work.of(problem), Room.of(problem)
     everything = np.ones(problem.graph.n_ops, dtype=np.bool_)
     area_s, price = work.area(everything)
