@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from env.memory_bounds import fitting
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -22,7 +23,7 @@ class Work:
     """Op times by class of devices: devices that treat every op alike count as one class.
 
     Attributes:
-        seconds: float64 [n, K], infinite where not allowed.
+        seconds: float64 [n, K], infinite where not allowed or too little memory.
         size: float64 [K], devices in each class.
         group_of: int64 [n], the unit each op is placed with.
         n_groups: number of units.
@@ -35,13 +36,25 @@ class Work:
 
     @staticmethod
     def of(problem: Problem) -> Work:
-        seconds = np.where(problem.allowed, problem.op_s, np.inf)
-        classes: dict[bytes, list[int]] = {}
+        """The classes of a problem whatever their memory."""
+        return Work.classes(problem, np.zeros(problem.cluster.n_devices, dtype=np.int64))[0]
+
+    @staticmethod
+    def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
+        """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
+        seconds = np.where(fitting(problem), problem.op_s, np.inf)
+        classes: dict[tuple[bytes, int], list[int]] = {}
         for d in range(problem.cluster.n_devices):
-            classes.setdefault(seconds[:, d].tobytes(), []).append(d)
-        columns = [members[0] for members in classes.values()]
+            classes.setdefault((seconds[:, d].tobytes(), int(kind[d])), []).append(d)
+        first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
-        return Work(np.ascontiguousarray(seconds[:, columns]), size, problem.group_of, len(problem.groups))
+        columns = np.ascontiguousarray(seconds[:, first])
+        return Work(columns, size, problem.group_of, len(problem.groups)), first
+
+    def cheapest_s(self, price: FloatArray) -> FloatArray:
+        """float64 [n]: what each op costs at least, at a price for a second of each class."""
+        result: FloatArray = np.where(np.isfinite(self.seconds), self.seconds * price, np.inf).min(axis=1)
+        return result
 
     def area(self, chosen: BoolArray, start: FloatArray | None = None) -> tuple[float, FloatArray]:
         """Least time to run the chosen ops, units whole but spread fractionally, and the prices that prove it.

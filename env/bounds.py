@@ -6,6 +6,7 @@ All of them hold for every placement that fits and respects pins and colocation,
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy as np
 from env.area_bounds import Work
 from env.head_bounds import Pairs
 from env.load_bounds import largest_unit_s
+from env.memory_area import Room
 from env.memory_bounds import memory_reason
-from env.problem import THROUGHPUT, Problem
+from env.memory_path import slowed_path_s
+from env.problem import THROUGHPUT, BoolArray, Problem
 from graphs.opgraph import FloatArray
 
 _THRESHOLDS = 128  # heads and tails tried each; a larger grid finds barely more
@@ -29,8 +32,8 @@ class Bound:
         critical_path_s: longest path, every op on its fastest allowed device, free transfers. For throughput 0: steps
             overlap.
         communication_s: the same where a path either pays for a transfer or keeps what it joins on one device, which
-            must have room for it. For throughput 0.
-        area_s: least time in which all work fits, fractionally, on the devices it is allowed on.
+            must have room for it; where the fast devices lack room for all ops, slower ones count. For throughput 0.
+        area_s: least time in which all work fits, fractionally, on the devices it is allowed on, and so do kept bytes.
         interval_s: the same for work between a common head and a common tail, and for groups that share one device. For
             throughput the largest unit of placement on its fastest allowed device.
         memory_reason: one sentence if provably no placement fits into memory, else None.
@@ -53,9 +56,15 @@ class Bound:
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """All bounds of a problem, of its objective. Takes about 2 s for 100,000 ops, or for 1,000 unlike devices."""
-    work = Work.of(problem)
-    area_s, price = work.area(np.ones(problem.graph.n_ops, dtype=np.bool_))
+    """All bounds of a problem, of its objective. Takes 2 s for 1,000 devices or 100,000 ops, 4 s where memory binds."""
+    work, room = Work.of(problem), Room.of(problem)
+    everything = np.ones(problem.graph.n_ops, dtype=np.bool_)
+    area_s, price = work.area(everything)
+    with_memory = room.prices(everything) if room.may_raise(area_s) else None
+    if with_memory is not None and with_memory.value_s <= area_s:
+        with_memory = None
+    elif with_memory is not None:
+        area_s = with_memory.value_s
     # A score adds up n times, each with a rounding error; a bound must not exceed it for that.
     safety = 1.0 - 1e-12 - 4 * problem.graph.n_ops * np.finfo(np.float64).eps
     if problem.objective == THROUGHPUT:
@@ -63,19 +72,42 @@ def lower_bound(problem: Problem) -> Bound:
         return Bound(0.0, 0.0, float(area_s * safety), float(largest_s * safety), memory_reason(problem))
     pairs = Pairs.of(problem)
     head_s, tail_s = pairs.heads(), pairs.tails()
-    interval_s = max(_interval_work(work, head_s, tail_s, price), _one_device_groups(problem, work, head_s, tail_s))
+    communication_s = float((head_s + pairs.op_s + tail_s).max())
+    if room.slows_paths():
+        communication_s = max(communication_s, slowed_path_s(room, pairs))
+    interval_s = max(
+        _interval_work(head_s, tail_s, work.cheapest_s(price), 0.0, _REFINED, lambda some: work.area(some, price)[0]),
+        _one_device_groups(problem, work, head_s, tail_s),
+    )
+    if with_memory is not None:
+        costs = room.costs(with_memory)
+        by_memory_s = _interval_work(head_s, tail_s, *costs, 1, lambda some: room.prices(some).value_s)
+        interval_s = max(interval_s, by_memory_s)
     return Bound(
         critical_path_s=float(pairs.critical_path_s * safety),
-        communication_s=float((head_s + pairs.op_s + tail_s).max() * safety),
+        communication_s=float(communication_s * safety),
         area_s=float(area_s * safety),
         interval_s=float(interval_s * safety),
         memory_reason=memory_reason(problem),
     )
 
 
-def _interval_work(work: Work, head_s: FloatArray, tail_s: FloatArray, price: FloatArray) -> float:
-    """Largest, over thresholds h and t, of h + t + area of the ops with head >= h and tail >= t."""
-    cheapest_s = np.where(np.isfinite(work.seconds), work.seconds * price, np.inf).min(axis=1)
+def _interval_work(
+    head_s: FloatArray,
+    tail_s: FloatArray,
+    cheapest_s: FloatArray,
+    without_s: float,
+    refined: int,
+    area: Callable[[BoolArray], float],
+) -> float:
+    """Largest, over thresholds h and t, of h + t + area of the ops with head >= h and tail >= t.
+
+    Args:
+        head_s, tail_s: float64 [n].
+        cheapest_s, without_s: what each chosen op adds to the area at least, float64 [n], and the area of none.
+        refined: how many sets of ops, the most promising ones, get prices of their own.
+        area: seconds of chosen ops, bool [n].
+    """
     heads, tails = _thresholds(head_s), _thresholds(tail_s)
     row = np.searchsorted(heads, head_s, side="right") - 1
     column = np.searchsorted(tails, tail_s, side="right") - 1
@@ -83,13 +115,13 @@ def _interval_work(work: Work, head_s: FloatArray, tail_s: FloatArray, price: Fl
     beyond_s = cell_s.reshape(len(heads), len(tails))[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
     reached = np.bincount(row * len(tails) + column, minlength=len(heads) * len(tails))
     some = reached.reshape(len(heads), len(tails))[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1] > 0
-    bound_s = np.where(some, heads[:, None] + tails[None, :] + beyond_s, 0.0)
+    bound_s = np.where(some, heads[:, None] + tails[None, :] + beyond_s + without_s, 0.0)
     best = float(bound_s.max())
-    for cell in np.argsort(bound_s, axis=None)[::-1][:_REFINED]:
+    for cell in np.argsort(bound_s, axis=None)[::-1][:refined]:
         h, t = heads[cell // len(tails)], tails[cell % len(tails)]
         chosen = (head_s >= h) & (tail_s >= t)
         if chosen.any():
-            best = max(best, float(h + t + work.area(chosen, price)[0]))
+            best = max(best, float(h + t + area(chosen)))
     return best
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from env.memory_bounds import working_set_bytes
+from env.memory_bounds import fitting, working_set_bytes
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -44,9 +44,10 @@ class Pairs:
         pair, which = np.unique(producer * n + consumer, return_inverse=True)
         remote_s = np.zeros(len(pair))
         np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor))
-        fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+        fits = fitting(problem)
+        fastest_s = np.where(fits, problem.op_s, np.inf).min(axis=1)
         source, target = pair // n, pair % n
-        apart = ~(problem.allowed[source] & problem.allowed[target]).any(axis=1)
+        apart = ~(fits[source] & fits[target]).any(axis=1)
         kept = np.bincount(problem.group_of, problem.graph.kept_bytes, len(problem.groups)).astype(np.float64)
         largest = np.where(problem.allowed, problem.capacity_bytes, 0).max(axis=1).astype(np.float64)
         sizes = problem.group_of, kept, working_set_bytes(problem).astype(np.float64), largest * (1 + _ROUNDING)

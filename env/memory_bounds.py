@@ -36,6 +36,19 @@ def working_set_bytes(problem: Problem) -> IntArray:
     return np.where(fastest_s > 0, size, 0)
 
 
+def fitting(problem: Problem) -> BoolArray:
+    """bool [n, D]: `Problem.allowed`, less the devices too small for an op and what its group keeps.
+
+    A group too large for every device stays where it is allowed: `memory_reason` speaks of it.
+    """
+    count = len(problem.groups)
+    needed = np.zeros(count, dtype=np.int64)
+    np.maximum.at(needed, problem.group_of, working_set_bytes(problem))
+    needed += sums(problem.group_of, problem.graph.kept_bytes, count)
+    fits: BoolArray = problem.allowed & (needed[problem.group_of][:, None] <= problem.capacity_bytes)
+    return np.where(fits.any(axis=1, keepdims=True), fits, problem.allowed)
+
+
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
     by_group = sums(problem.group_of, graph.kept_bytes, len(problem.groups))

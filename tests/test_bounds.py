@@ -124,7 +124,7 @@ def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_area_is_the_linear_program(data: st.DataObject) -> None:
-    problem = data.draw(problems(max_devices=4))
+    problem = with_room(data.draw(problems(max_devices=4)))
     expected = fractional_area_s(problem)
     found = lower_bound(problem).area_s
     assert found <= expected * (1 + 1e-9)
