@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baselines.cp_sat_model import BITS, COARSE_BITS, build, memory_may_bind, packing, serial_s
-from baselines.fitting import nearest_to_fitting, none_fits, not_found
+from baselines.fitting import nearest_to_fitting
+from baselines.no_fit import none_fits, not_found
 from baselines.plan import Plan
 from baselines.search import Budget, Found, run_interruptible
 from env.bounds import lower_bound

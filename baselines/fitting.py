@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.no_fit import not_found
 from baselines.plan import Plan
 from baselines.search import Budget
 from baselines.units import Units
 from env.loads import loads
 from env.problem import THROUGHPUT, Problem
-from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import IntArray
 
 if TYPE_CHECKING:
@@ -48,22 +48,6 @@ def fitting(problem: Problem, seed: int, budget: Budget) -> Plan:
     if found.excess_bytes > 0:
         raise not_found(problem)
     return Plan(found.device)
-
-
-def not_found(problem: Problem) -> NotFoundError:
-    """The error for a search that has ended without a placement."""
-    return NotFoundError(
-        f"no placement of graph {problem.graph.name!r} that fits cluster {problem.cluster.name!r} was found, which "
-        "does not prove that there is none."
-    )
-
-
-def none_fits(problem: Problem) -> InfeasibleError:
-    """The error for what an exact solver has proved."""
-    return InfeasibleError(
-        f"no placement of graph {problem.graph.name!r} fits the memory and the pins of cluster "
-        f"{problem.cluster.name!r}: an exact search has proved it."
-    )
 
 
 def nearest_to_fitting(problem: Problem, seed: int, budget: Budget) -> Nearest:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.fitting import nearest_to_fitting, none_fits, not_found
+from baselines.fitting import nearest_to_fitting
 from baselines.milp_model import Model, build_model
 from baselines.milp_symmetry import interchangeable
+from baselines.no_fit import none_fits, not_found
 from baselines.plan import Plan
 from baselines.quotient import Quotient, contract
 from baselines.search import Budget, Found, run_interruptible

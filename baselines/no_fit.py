@@ -1,9 +1,10 @@
-"""What it comes to when every heuristic of a portfolio fails."""
+"""Errors for problems that nothing was found to fit: failed heuristics, an ended search, a proof."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from env.problem import Problem
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.units import format_bytes
 
@@ -22,4 +23,20 @@ def all_failed(reasons: Mapping[str, InfeasibleError]) -> NotFoundError:
     return NotFoundError(
         f"All {len(reasons)} heuristics tried failed, the nearest, {name},{short}: {reasons[name]}",
         near.get(name),
+    )
+
+
+def not_found(problem: Problem) -> NotFoundError:
+    """The error for a search that has ended without a placement."""
+    return NotFoundError(
+        f"no placement of graph {problem.graph.name!r} that fits cluster {problem.cluster.name!r} was found, which "
+        "does not prove that there is none."
+    )
+
+
+def none_fits(problem: Problem) -> InfeasibleError:
+    """The error for what an exact solver has proved."""
+    return InfeasibleError(
+        f"no placement of graph {problem.graph.name!r} fits the memory and the pins of cluster "
+        f"{problem.cluster.name!r}: an exact search has proved it."
     )

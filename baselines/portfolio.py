@@ -10,8 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from baselines.deadline import Deadline, OutOfTimeError
-from baselines.fitting import not_found
-from baselines.no_fit import all_failed
+from baselines.no_fit import all_failed, not_found
 from baselines.plan import Method, Plan
 from baselines.search import Budget, Search
 from env.problem import LATENCY, THROUGHPUT, Problem
