@@ -130,6 +130,7 @@ def _run(case: Case, budgets_s: Sequence[float], rows: dict[str, Row], rows_file
             "chosen": result.chosen,
             "solve_time_s": result.solve_time_s,
         }
+        rows_file.parent.mkdir(parents=True, exist_ok=True)
         with rows_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(rows[_key(row)]) + "\n")
         value = "-" if result.objective_s is None else f"{result.objective_s * 1e3:.4g} ms"
