@@ -270,6 +270,25 @@ def check_trace(trace: dict[str, Any], found: dict[str, Any], result: Result, tr
     assert transfers.total() > 0
 
 
+def test_the_command_repeats_the_doubts_of_a_placement(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = placed(*towers, train=False)
+    doubtful = dataclasses.replace(result.cluster, source="measured; doubtful: it was busy.")
+    dataclasses.replace(result, cluster=doubtful).save(tmp_path / "p.json")
+    (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("placement.trial.try_out", refused)
+    with pytest.warns(UserWarning, match=r"are doubtful: it was busy\."):
+        assert run(["apply", "model.py:make", "p.json"]) == 2
+
+
+def refused(*_args: object, **_options: object) -> None:
+    raise MismatchError("not run in this test.")
+
+
 def test_an_op_of_several_calls_is_one_span_and_one_without_code_has_no_length() -> None:
     calls = [
         Stretch("receive", 7, 1.0, 2.0),

@@ -88,9 +88,11 @@ def apply(
         if method is not None or budget_s is not None:
             raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
         from placement.result import Result
+        from placement.runtime.doubts import warn_of_doubts
 
         result = Result.load(placement)
         _check_cluster(result, cluster)
+        warn_of_doubts(result.cluster)
     if output is not None:
         result.save(output)
     with progress(f"running {model}, predicted {_predicted(result)} a step") as bar:
