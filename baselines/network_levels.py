@@ -45,13 +45,19 @@ def network_levels(problem: Problem, devices: IntArray) -> tuple[tuple[Level, ..
 
 
 def _strongest_tree(bandwidth: FloatArray) -> Iterator[tuple[float, list[tuple[int, int]]]]:
-    """Its bandwidths, falling, each with its pairs: a maximum spanning tree hangs together wherever all pairs do."""
-    from scipy.sparse.csgraph import minimum_spanning_tree  # type: ignore[import-untyped]
+    """Its bandwidths, falling, each with its pairs: a maximum spanning tree hangs together wherever all pairs do.
 
-    values, rank = np.unique(-bandwidth, return_inverse=True)
-    weight = rank.reshape(bandwidth.shape) + 1.0
-    np.fill_diagonal(weight, 0.0)  # no edge
-    tree = minimum_spanning_tree(weight).tocoo()
-    for level in np.unique(tree.data):
-        at = tree.data == level
-        yield float(-values[int(level) - 1]), list(zip(tree.row[at].tolist(), tree.col[at].tolist(), strict=True))
+    R. C. Prim, "Shortest connection networks and some generalizations", Bell System Technical Journal 36(6), 1957
+    (doi:10.1002/j.1538-7305.1957.tb01515.x), for dense graphs: O(K^2) for K devices.
+    """
+    n = len(bandwidth)
+    strongest, nearest = bandwidth[0].copy(), np.zeros(n, dtype=np.int64)  # of each device to the tree
+    strongest[0] = -1.0  # in the tree
+    edges: dict[float, list[tuple[int, int]]] = {}
+    for _ in range(n - 1):
+        new = int(strongest.argmax())
+        edges.setdefault(float(strongest[new]), []).append((int(nearest[new]), new))
+        closer = (bandwidth[new] > strongest) & (strongest >= 0)
+        strongest[closer], nearest[closer] = bandwidth[new][closer], new
+        strongest[new] = -1.0
+    yield from sorted(edges.items(), reverse=True)
