@@ -252,6 +252,12 @@ def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: 
     assert not ends[how].alive
 
 
+def test_a_stopped_process_is_noticed_where_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placement.runtime.launch._STOPPED_LOOKS", 2)
+    with pytest.raises(RankError, match=r"^rank 0 was stopped by a signal and has not gone on; run again\.$"):
+        launch("rank_failures:stopped", None, ["cpu"], limit_s=LIMIT_S)
+
+
 def test_ranks_that_wait_for_each_other_end_the_run() -> None:
     waits = r"rank (\d) is waiting for op '.*' of rank (\d)"
     with pytest.raises(RankError, match=rf"^{waits}, {waits}: all processes must make the same calls of the model"):

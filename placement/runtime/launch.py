@@ -23,6 +23,7 @@ from placement.runtime.repeats import UNDERWAY, Report, Underway
 
 _HOST = "127.0.0.1"
 _POLL_S, _LOOK_S = 0.05, 0.5
+_STOPPED_LOOKS = 16  # in a row, after which a stopped process ends the run, if no other has missed it before
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
 _START_S = 300.0
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
@@ -147,7 +148,7 @@ def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None, repor
     Raises:
         RankError: the reason why one has not.
     """
-    heard, looked_s = b"", time.monotonic()
+    heard, looked_s, stopped_looks = b"", time.monotonic(), 0
     while codes := [worker.process.poll() for worker in workers]:
         bad = [worker for worker, code in zip(workers, codes, strict=True) if code not in (None, 0)]
         if bad:
@@ -157,11 +158,23 @@ def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None, repor
         if deadline is not None and time.monotonic() > deadline:
             raise RankError("the processes were not done in the time they had; allow more, or take a smaller model.")
         if time.monotonic() - looked_s > _LOOK_S:  # seldom: the store's thread takes time from what is measured
+            stopped = next((worker for worker in workers if _is_stopped(worker.process)), None)
+            stopped_looks = 0 if stopped is None else stopped_looks + 1
+            if stopped is not None and stopped_looks >= _STOPPED_LOOKS:
+                raise RankError(f"rank {stopped.rank} was stopped by a signal and has not gone on; run again.")
             looked_s, before = time.monotonic(), heard
             heard = store.get(UNDERWAY) if store.check([UNDERWAY]) else b""
             if heard != before:
                 report(Underway(**json.loads(heard)))
         time.sleep(_POLL_S)
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except (AttributeError, ChildProcessError):  # a system without it; or it has ended meanwhile
+        return False
+    return found is not None
 
 
 def reason_of(store: Any, rank: int, code: int) -> str:
