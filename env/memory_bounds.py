@@ -99,10 +99,11 @@ def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
     if needed <= room:
         return None
     besides = f" and op {graph.op_names[i]!r} needs {exact_bytes(working[i])} besides while it runs" * bool(working[i])
+    name, count = problem.cluster.name, problem.cluster.n_devices
+    has = f"one device of {name!r} has" if count == 1 else f"{count} devices of {name!r} have"
     return (
         f"the step keeps {kept(graph).words()}{besides}, {exact_bytes(needed)} in all, where the "
-        f"{problem.cluster.n_devices} devices of "
-        f"{problem.cluster.name!r} have {exact_bytes(room)} free together: {format_bytes(needed - room)} too little; "
+        f"{has} {exact_bytes(room)} free{' together' * (count > 1)}: {format_bytes(needed - room)} too little; "
         f"{devices_needed(problem, working)}."
     )
 

@@ -28,7 +28,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """Write a file so that a reader sees the old content or the new, never a part; see `atomic_file`.
 
     Raises:
-        OSError: as `check_target`, or the disk is full.
+        OSError: as `check_target`, or the system refuses the write: the disk is full, say.
     """
     with atomic_file(path) as file:
         file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
@@ -43,7 +43,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     it points to is replaced.
 
     Raises:
-        OSError: as `check_target`, or the disk is full.
+        OSError: as `check_target`, or the system refuses the write: the disk is full, say.
     """
     check_target(path)
     target = Path(os.path.realpath(path))
@@ -60,9 +60,11 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        # The error of a write names no file, others name the temporary one.
+        is_ours = error.filename is None or Path(str(error.filename)).name.startswith(f".{target.name}.")
+        if error.errno is None or not is_ours:
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # the error of a write names no file
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:

@@ -46,7 +46,7 @@ def read_source(
         argument: a built-in model, ``file.py:function``, or a file: a saved graph, a NeurIPS 2020 problem, a PipeDream
             profile, an ONNX model or an exported program.
         train: the training graph; for models, functions that return one, and PipeDream profiles.
-        granularity: of what is captured, ``"op"`` or ``"module"``.
+        granularity: of what is captured, ``"op"``, ``"module"`` or ``"auto"``.
         dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
             keyword arguments of a ``file.py:function``.
 
@@ -65,12 +65,24 @@ def read_source(
             f"--dim gives sizes to ONNX models, built-in models and file.py:function, and {argument} is none of them; "
             "leave it out."
         )
-    refuse_script(argument)
-    if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
-        raise UnknownNameError("model", argument, MODELS)
+    check_name(argument)
     if granularity != "op":
         raise GraphFileError(f"--granularity is for models, and {argument} is a file; leave it out.")
     return _from_file(argument, train, dims or {})
+
+
+def check_name(argument: str) -> None:
+    """Refuse at once what can name no graph.
+
+    Raises:
+        UnknownNameError: neither a model nor a file.
+        GraphFileError: a Python file without one of its functions.
+    """
+    if argument in MODELS or is_function(argument):
+        return
+    refuse_script(argument)
+    if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
+        raise UnknownNameError("model", argument, MODELS)
 
 
 def refuse_script(argument: str) -> None:
@@ -177,7 +189,11 @@ def call_function(label: str, dims: Mapping[str, int] | None = None) -> Any:
         module = _import_file(path)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+        ]
         raise UnknownNameError(f"function in {path}", name, own)
     _check_parameters(function, label, dims or {})
     with _user_code(path, label):
@@ -282,6 +298,8 @@ def cluster_for(
         UnknownNameError, ClusterError: as `read_cluster`; also where neither names a cluster.
     """
     if memory_fraction is not None:
+        if not 0 < memory_fraction <= 1:
+            raise ClusterError(f"--memory-fraction takes a number above 0 and at most 1, got {memory_fraction:g}.")
         return cluster_for(source, argument, communication).with_memory_fraction(memory_fraction)
     if communication is not None:
         return dataclasses.replace(cluster_for(source, argument), communication=communication)

@@ -337,6 +337,9 @@ def test_more_kept_than_all_devices_hold_is_said() -> None:
     assert "the 2 devices of 'test' have 2 kB (2000 bytes) free together: 400 bytes too little" in reason
     assert "at least 3 such devices or 2 with half precision (1.2 kB kept)" in reason
     assert "only on" not in reason  # no op is restricted
+    alone = bound(ops, [], equal(1)).memory_reason
+    assert alone is not None
+    assert "the one device of 'test' has 1 kB (1000 bytes) free: 1.4 kB too little" in alone
 
 
 def test_more_pinned_than_its_kind_holds_is_said() -> None:

@@ -328,6 +328,9 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         f"{graph_file} --granularity module": ["--granularity is for models"],
         f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models and file.py:function"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
+        "alexnet --dim batch=-2": ["--dim takes NAME=SIZE with a whole number, 1 or more"],
+        "alexnet --dim batch=0": ["--dim takes NAME=SIZE with a whole number, 1 or more"],
+        "alexnet --dim batch=4 --dim batch=8": ["--dim batch is given twice, 4 and 8"],
         "alexnet --granularity layer": ["unknown granularity 'layer'"],
     }.items():
         refused(call("capture", *words.split(), "--json"), *fragments)
@@ -335,10 +338,32 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
 
 def test_output_paths_are_checked_before_the_work(call: Call, graph_file: Path, tmp_path: Path) -> None:
     refused(call("capture", graph_file), "--output FILE")
+    refused(call("capture", "alexnt"), "unknown model 'alexnt', did you mean 'alexnet'?")
+    refused(call("capture", graph_file, "-o", ""), "the name of an output is empty")
     refused(call("capture", graph_file, "-o", "none/x.json"), "no folder none")
     refused(call("capture", graph_file, "-o", tmp_path), "it is a folder")
     refused(call("compare", graph_file, *CLUSTER, "--html", "none/x.html"), "no folder none")
     refused(call("optimize", graph_file, *CLUSTER, "-o", "none/x.json"), "no folder none")
+
+
+def test_an_empty_name_in_a_list(call: Call, graph_file: Path) -> None:
+    refused(call("compare", graph_file, *CLUSTER, "--methods", "heft,,auto"), "--methods heft,,auto has an empty name")
+    refused(call("compare", graph_file, "--clusters", "4xV100-pcie,"), "--clusters 4xV100-pcie, has an empty name")
+
+
+def test_two_clusters_of_one_name(call: Call, graph_file: Path) -> None:
+    refused(
+        call("compare", graph_file, "--clusters", "4xV100-pcie,4xV100-pcie"), "2 of --clusters have the name '4xV100-pc"
+    )
+
+
+def test_only_functions_of_the_file_are_offered(call: Call, tmp_path: Path) -> None:
+    text = "from os.path import join\nclass Net: pass\ndef make(): pass\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    answer = call("capture", "mine.py:nope", "--json")
+    refused(answer, "unknown function in mine.py 'nope'", "make")
+    assert "Net" not in answer[2]
+    assert "join" not in answer[2]
 
 
 # -- compare ----------------------------------------------------------------------------------------------------
@@ -391,7 +416,7 @@ def test_the_share_of_memory_to_fill_can_be_chosen(call: Call, tmp_path: Path) -
     code, answer, _ = call(*words, "--memory-fraction", 1, "--json")
     assert code == 0
     assert "--memory-fraction 1.0" in json.loads(answer)["command"]
-    refused(call(*words, "--memory-fraction", 0), "memory fraction = 0.0; expected a number above 0 and at most 1")
+    refused(call(*words, "--memory-fraction", 0), "--memory-fraction takes a number above 0 and at most 1, got 0")
 
 
 def test_times_at_the_peak_rates_of_a_preset_are_said_to_be_a_best_case(call: Call, tmp_path: Path) -> None:
@@ -497,7 +522,7 @@ def test_rows_without_a_placement_say_why(call: Call, tmp_path: Path) -> None:
 def test_a_graph_that_fits_nowhere_exits_1(call: Call, tmp_path: Path) -> None:
     save_graph(branches(kept_bytes=100 * 2**30), tmp_path / "huge.json")
     for command in ("compare", "optimize"):
-        answer = call(command, "huge.json", *CLUSTER, "--json")
+        answer = call(command, "huge.json", *CLUSTER)
         refused(answer, "op '", "gpu0", "10737418", " bytes", "16106127360 bytes", "free", code=1)
 
 

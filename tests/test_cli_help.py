@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from env.cluster import Cluster
+from env.cluster import COMMUNICATIONS, Cluster
+from env.problem import OBJECTIVES
+from env.reference import PRIORITIES
+from env.rows import EXECUTE, SCORERS
+from graphs.capture.api import GRANULARITIES
 from graphs.errors import ClusterError, MismatchError
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.cli import app, run
+from placement.cli import app, run, tables
 from placement.cli.commands import EXAMPLES
+from placement.exporting import TARGETS
+from placement.learning.registry import PRESETS as TRAINING_PRESETS
+from placement.learning.registry import TRAINABLE
 from placement.result import Result
 
 Call = Callable[..., tuple[int, str, str]]
@@ -74,6 +82,27 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
     assert completed("placement compare nmt4 --cluster 4x") == ["4xK40-pcie", "4xV100-pcie"]
     assert completed("placement compare nmt4 --methods heft,pe") == ["heft,peft"]
     assert completed("placement optimize nmt4 --metho") == ["--method"]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("export", "--to", TARGETS),
+        ("optimize", "--objective", OBJECTIVES),
+        ("optimize", "--priority", PRIORITIES),
+        ("optimize", "--scorer", (*SCORERS, EXECUTE)),
+        ("optimize", "--granularity", GRANULARITIES),
+        ("compare", "--communication", COMMUNICATIONS),
+        ("train", "--policy", TRAINABLE),
+        ("train", "--preset", TRAINING_PRESETS),
+    ],
+)
+def test_values_of_an_option_complete(name: str, option: str, values: Sequence[str]) -> None:
+    command = commands()[name]
+    parameter = next(found for found in command.params if option in found.opts)
+    with command.context_class(command) as context:
+        assert [item.value for item in parameter.shell_complete(context, "")] == list(values)
+        assert [item.value for item in parameter.shell_complete(context, values[-1][:3])] == [values[-1]]
 
 
 def test_completion_can_be_shown_and_installed(tmp_path: Path) -> None:
@@ -184,3 +213,10 @@ def test_the_command_line_gives_no_advice_in_python(call: Call, monkeypatch: pyt
     assert str(error) == "it is so; pass x={}."
     monkeypatch.setattr("placement.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(error))
     assert call("capture", "alexnet", "--json")[2] == "placement: it is so; give --x.\n"
+
+
+def test_only_figures_of_data_sheets_are_called_peaks() -> None:
+    preset = Cluster.preset("4xV100-pcie")
+    assert tables.PEAK in str(tables.cluster_details(preset)[-1])
+    measured = dataclasses.replace(preset, source="measured 2026-01-01, placement 1.0: one process")
+    assert all(tables.PEAK not in str(part) for part in tables.cluster_details(measured))

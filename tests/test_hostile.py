@@ -184,6 +184,29 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     assert sorted(set(os.listdir(evil)) - {"cache"}) == before
 
 
+@pytest.mark.parametrize("code", [errno.EFBIG, errno.EIO])
+def test_a_write_that_is_refused_names_the_users_file(
+    evil: Path, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(disk.os, "fsync", refuse)
+    assert run(["capture", "g.json", "-o", "out"]) == 2
+    assert capsys.readouterr().err == f"placement: cannot use out: {os.strerror(code)}.\n"
+
+
+def test_a_folder_that_takes_no_file_names_the_users_file(
+    evil: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(dir: Path, prefix: str, suffix: str) -> None:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), f"{dir}/{prefix}x{suffix}")
+
+    monkeypatch.setattr(disk.tempfile, "mkstemp", refuse)
+    assert run(["capture", "g.json", "-o", "out"]) == 2
+    assert capsys.readouterr().err == f"placement: cannot use out: {os.strerror(errno.ENOENT)}.\n"
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "command", ["clusters", "clusters c.toml --json", "optimize g.json --cluster c.toml --method heft"]
@@ -205,4 +228,4 @@ def test_a_full_cache_of_compiled_code_is_one_sentence(
 
     monkeypatch.setattr("placement.optimization.optimize", full)
     assert run(["optimize", "g.json", "--cluster", "c.toml"]) == 2
-    assert capsys.readouterr().err.startswith("placement: cannot write: no space is left on the disk")
+    assert capsys.readouterr().err.startswith("placement: cannot write compiled code or output: No space left on")

@@ -108,5 +108,27 @@ def test_the_fields_of_a_trial_are_too() -> None:
     assert documented("apply") == fields | inner | {"model", "method", "cluster"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["optimize", "big.json", *CLUSTER],
+        ["compare", "big.json", *CLUSTER],
+        ["train", "big.json", *CLUSTER, "--policy", "graph", "--evaluations", "1", "-o", "p.zip"],
+    ],
+)
+def test_what_the_bound_proves_infeasible_is_json_too(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    save_graph(OpGraph.build([Op("a", kept_bytes=2**50, time_s={"*": 1.0})], [], "big"), "big.json")
+    assert run([*words, "--json"]) == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert set(found) == {"feasible", "reason"}
+    assert found["feasible"] is False
+    assert said.err == f"placement: {found['reason']}\n"
+    assert run(words) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_no_command_is_left_out() -> None:
     assert {section.split()[0] for section in SECTIONS} == {command.__name__ for command in EXAMPLES}

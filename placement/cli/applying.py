@@ -11,7 +11,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.measuring import tell_steps
-from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, usage_errors
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -83,7 +83,8 @@ def apply(
     if placement is None:
         from placement.sources import LOCAL
 
-        result = _placed(model, cluster or LOCAL, train, sizes, method or "auto", seed, budget_s)
+        with reason_as_json(as_json):
+            result = _placed(model, cluster or LOCAL, train, sizes, method or "auto", seed, budget_s)
     else:
         if method is not None or budget_s is not None:
             raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")

@@ -144,6 +144,9 @@ def capture(
 ) -> None:
     """Read or capture a graph and save it as JSON."""
     if output is None and not as_json:
+        from placement.sources import check_name
+
+        check_name(graph)
         raise typer.BadParameter(
             "capture saves a graph; say where with --output FILE, or print its figures with --json."
         )

@@ -1,4 +1,4 @@
-"""What the shell may complete: names of models, clusters and methods. Files it completes itself."""
+"""What the shell may complete: names and values of options. Files it completes itself."""
 
 from __future__ import annotations
 
@@ -25,6 +25,62 @@ def methods(incomplete: str) -> list[str]:
     from placement.methods import METHODS
 
     return _listed(incomplete, METHODS)
+
+
+def objectives(incomplete: str) -> list[str]:
+    """Values of ``--objective``."""
+    from env.problem import OBJECTIVES
+
+    return _beginning(incomplete, OBJECTIVES)
+
+
+def communications(incomplete: str) -> list[str]:
+    """Values of ``--communication``."""
+    from env.cluster import COMMUNICATIONS
+
+    return _beginning(incomplete, COMMUNICATIONS)
+
+
+def priorities(incomplete: str) -> list[str]:
+    """Values of ``--priority``."""
+    from env.reference import PRIORITIES
+
+    return _beginning(incomplete, PRIORITIES)
+
+
+def scorers(incomplete: str) -> list[str]:
+    """Values of ``--scorer``."""
+    from env.rows import EXECUTE, SCORERS
+
+    return _beginning(incomplete, (*SCORERS, EXECUTE))
+
+
+def granularities(incomplete: str) -> list[str]:
+    """Values of ``--granularity``."""
+    from graphs.capture.api import GRANULARITIES
+
+    return _beginning(incomplete, GRANULARITIES)
+
+
+def targets(incomplete: str) -> list[str]:
+    """Values of ``export --to``."""
+    from placement.exporting import TARGETS
+
+    return _beginning(incomplete, TARGETS)
+
+
+def policies(incomplete: str) -> list[str]:
+    """Values of ``train --policy``."""
+    from placement.learning.registry import TRAINABLE
+
+    return _beginning(incomplete, TRAINABLE)
+
+
+def training_presets(incomplete: str) -> list[str]:
+    """Values of ``train --preset``."""
+    from placement.learning.registry import PRESETS
+
+    return _beginning(incomplete, PRESETS)
 
 
 def _listed(incomplete: str, names: Iterable[str]) -> list[str]:

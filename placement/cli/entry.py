@@ -13,6 +13,7 @@ import typer
 from placement.cli.commands import app
 
 TRACEBACK = "PLACEMENT_TRACEBACK"  # environment variable: show the traceback of an error that nobody foresaw
+_REFUSED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 OK, INFEASIBLE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -41,8 +42,8 @@ def _explain(error: Exception) -> int:
         return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of compiled code that is kept, say
-        return _say("cannot write: no space is left on the disk, of compiled code or of output; free some.", BAD_INPUT)
+    if isinstance(error, OSError) and error.errno in _REFUSED_WRITES:  # of compiled code that is kept, say
+        return _say(f"cannot write compiled code or output: {error.strerror}; free some space.", BAD_INPUT)
     return _admit(error)
 
 

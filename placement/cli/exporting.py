@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, note, progress
+from placement.cli import completion, options
+from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 
 if TYPE_CHECKING:
     from placement.pipeline_split import PipelineSplit
@@ -24,6 +24,7 @@ def export(
         typer.Option(
             "--to",
             metavar="TARGET",
+            autocompletion=completion.targets,
             show_default=False,
             help="device_map for transformers and accelerate, pipeline for torch.distributed.pipelining, or json.",
         ),
@@ -61,7 +62,7 @@ def export(
         from placement.sources import read_model
     result = Result.load(file)
     classes = None if no_split is None else [name.strip() for name in no_split.split(",") if name.strip()]
-    with progress(f"exporting {file}"):
+    with reason_as_json(as_json), progress(f"exporting {file}"):
         known = None if model is None else read_model(model)
         found = exporting.export(result, to, model=known, no_split=classes)
     document = found if isinstance(found, dict) else found.to_dict()

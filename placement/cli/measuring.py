@@ -37,14 +37,14 @@ def show_measured(found: MeasuredMachine, devices: int | None, output: Path | No
     from rich.table import Table
 
     from graphs.units import format_bytes, format_seconds
-    from placement.cli.tables import cluster_details
+    from placement.cli.tables import cluster_details, format_count
 
     spreads = Table(box=None, header_style="bold", padding=(0, 1))
     for column in ("of", "figure", "measured", "spread", "share of a core"):
         spreads.add_column(column, justify="left" if column in ("of", "figure") else "right")
     for name, speed in found.speeds.items():
         for what, rate in speed.peak_flops.items():
-            spreads.add_row(name, what, f"{rate.value / 1e9:.3g} GFLOP/s", f"{rate.spread:.1%}", f"{rate.share:.0%}")
+            spreads.add_row(name, what, f"{format_count(rate.value)}FLOP/s", f"{rate.spread:.1%}", f"{rate.share:.0%}")
         for what, figure, value in (
             ("bandwidth", speed.memory_bytes_per_s, f"{format_bytes(speed.memory_bytes_per_s.value)}/s"),
             ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),

@@ -49,7 +49,13 @@ ModelToRun = Annotated[
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
 Granularity = Annotated[
-    str, typer.Option("--granularity", metavar="op|module", help="What becomes one op: an operator or a leaf module.")
+    str,
+    typer.Option(
+        "--granularity",
+        metavar="op|module|auto",
+        autocompletion=completion.granularities,
+        help="What becomes one op: an operator, a leaf module, or auto: leaf modules where operators cannot be traced.",
+    ),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -67,6 +73,7 @@ Objective = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
+        autocompletion=completion.objectives,
         help="What to minimise: latency, the makespan of one step, or throughput, the largest load in steady state.",
     ),
 ]
@@ -94,6 +101,7 @@ Communication = Annotated[
     typer.Option(
         "--communication",
         metavar="NAME",
+        autocompletion=completion.communications,
         show_default=False,
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
     ),
@@ -113,6 +121,7 @@ PriorityOption = Annotated[
     typer.Option(
         "--priority",
         metavar="NAME",
+        autocompletion=completion.priorities,
         help="How a device chooses among ready ops: longest_path, fifo or msr. Where a method gives its own order, the "
         "faster of the two counts.",
     ),
@@ -122,6 +131,7 @@ ScorerOption = Annotated[
     typer.Option(
         "--scorer",
         metavar="NAME",
+        autocompletion=completion.scorers,
         help="What says how fast a placement is: simulate, or execute, which really runs it; GRAPH is then a built-in "
         "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
     ),
@@ -149,12 +159,16 @@ def parse_dims(values: list[str] | None) -> dict[str, int]:
     """``["batch=8"]`` as ``{"batch": 8}``.
 
     Raises:
-        typer.BadParameter: not NAME=SIZE.
+        typer.BadParameter: not NAME=SIZE, or a name twice.
     """
     result: dict[str, int] = {}
     for value in values or ():
         name, _, size = value.partition("=")
-        if not name or not size.isdecimal():
-            raise typer.BadParameter(f"--dim takes NAME=SIZE with a whole number, for example batch=8, got {value!r}.")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise typer.BadParameter(
+                f"--dim takes NAME=SIZE with a whole number, 1 or more, for example batch=8, got {value!r}."
+            )
+        if name in result:
+            raise typer.BadParameter(f"--dim {name} is given twice, {result[name]} and {size}; leave one out.")
         result[name] = int(size)
     return result

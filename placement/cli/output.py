@@ -77,6 +77,19 @@ def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=1, allow_nan=False))
 
 
+@contextmanager
+def reason_as_json(as_json: bool) -> Iterator[None]:
+    """Where the block finds that nothing can fit, print that as JSON too. Outermost: `progress` redirects stdout."""
+    from graphs.errors import InfeasibleError
+
+    try:
+        yield
+    except InfeasibleError as error:
+        if as_json:
+            emit_json({"feasible": False, "reason": error.on_command_line or str(error)})
+        raise
+
+
 def emit_rich(*parts: RenderableType) -> None:
     """Print rich tables and text to stdout, coloured on a terminal only. Text stays on one line, to be copied."""
     from rich.console import Console
@@ -136,7 +149,7 @@ def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = (
 
     Raises:
         OSError: as `graphs.disk.check_target`.
-        typer.BadParameter: two outputs are one file, or an output is an input.
+        typer.BadParameter: two outputs are one file, or an output is an input, or has no name.
     """
     from graphs.disk import check_target
 
@@ -145,6 +158,8 @@ def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = (
     for path in outputs:
         if path is None:
             continue
+        if path == Path():
+            raise typer.BadParameter("the name of an output is empty, or the folder itself; give a file name.")
         check_target(path)
         real = os.path.realpath(path)
         if real in read and os.path.exists(real):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,16 @@ import typer
 
 from placement.cli import completion, options
 from placement.cli.executing import check_scorer, profiled
-from placement.cli.output import check_outputs, command_line, emit, emit_json, emit_rich, progress, usage_errors
+from placement.cli.output import (
+    check_outputs,
+    command_line,
+    emit,
+    emit_json,
+    emit_rich,
+    progress,
+    reason_as_json,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -77,7 +87,7 @@ def compare(
         from placement import comparison
         from placement.methods import AUTO, METHODS, check_options, default_methods
         from placement.sources import cluster_for
-    names = None if methods is None else _names(methods)
+    names = None if methods is None else _names("--methods", methods)
     if names is not None and not names:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     with usage_errors():
@@ -101,7 +111,7 @@ def compare(
         _what_if(source, targets, names, asked, sweep is not None, command, html, output, as_json)
         return
     target = cluster_for(source, cluster, communication, memory_fraction)
-    with progress("bounding", len(names or default_methods(objective))) as report:
+    with reason_as_json(as_json), progress("bounding", len(names or default_methods(objective))) as report:
         found = comparison.compare(
             source.graph,
             target,
@@ -169,7 +179,7 @@ def optimize(
         read, target = source.graph, cluster_for(source, cluster, communication, memory_fraction)
     else:
         read, target, running = profiled(graph, cluster, train, dims)
-    with running as make_scorer, progress(f"placing with {method}"):
+    with reason_as_json(as_json), running as make_scorer, progress(f"placing with {method}"):
         result = optimization.optimize(
             read,
             target,
@@ -270,8 +280,12 @@ def _unusual(
     }
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(option: str, text: str) -> list[str]:
+    """The names of a list with commas; none of an empty one."""
+    names = [name.strip() for name in text.split(",")]
+    if "" in names and any(names):
+        raise typer.BadParameter(f"{option} {text} has an empty name; leave out the comma too many.")
+    return [name for name in names if name]
 
 
 def _targets(
@@ -289,10 +303,16 @@ def _targets(
     if sweep is None:
         if cluster is not None:
             raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
-        names = _names(clusters or "")
+        names = _names("--clusters", clusters or "")
         if not names:
             raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
-        return [cluster_for(source, name, communication, memory_fraction) for name in names]
+        targets = [cluster_for(source, name, communication, memory_fraction) for name in names]
+        for name, count in Counter(target.name for target in targets).items():
+            if count > 1:
+                raise typer.BadParameter(
+                    f"{count} of --clusters have the name {name!r}; give each once, and a file a name of its own."
+                )
+        return targets
     if clusters is not None:
         raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
     with usage_errors():

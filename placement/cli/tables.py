@@ -202,7 +202,8 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
         carries = "one transfer at a time" if link.exclusive else "any number at once"
         links.add_row(show(link.src), show(link.dst), rate, format_seconds(link.latency_s), carries)
     about = f"{show(cluster.name)}: {show_line(str(cluster.summary))}"
-    return [about, f"source: {show_line(str(cluster.source))}", devices, links, Text(PEAK, style="dim")]
+    peak = [] if cluster.source.startswith("measured ") else [Text(PEAK, style="dim")]
+    return [about, f"source: {show_line(str(cluster.source))}", devices, links, *peak]
 
 
 def format_memory(size_bytes: int) -> str:

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placement.cli import options
+from placement.cli import completion, options
 from placement.cli.executing import check_scorer, executed
-from placement.cli.output import check_outputs, command_line, emit, emit_json, is_terminal, note, progress, usage_errors
+from placement.cli.output import (
+    check_outputs,
+    command_line,
+    emit,
+    emit_json,
+    is_terminal,
+    note,
+    progress,
+    reason_as_json,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,10 +60,22 @@ def train(
         ),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="hierarchical, seq2seq, graph or ppo.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            autocompletion=completion.policies,
+            help="hierarchical, seq2seq, graph or ppo.",
+        ),
     ] = "hierarchical",
     preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="default, or paper: as published, where it is published.")
+        str,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            autocompletion=completion.training_presets,
+            help="default, or paper: as published, where it is published.",
+        ),
     ] = "default",
     evaluations: Annotated[
         int | None,
@@ -130,7 +152,7 @@ def train(
     running: Running = contextlib.nullcontext(scorer)
     if scorer != options.DEFAULT_SCORER:
         running = executed(graphs, targets, train, dims)
-    with running as make_scorer, _display() as (begin, show):
+    with reason_as_json(as_json), running as make_scorer, _display() as (begin, show):
         found = training.train(
             read,
             targets,
