@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pickle
+import resource
 import struct
 import sys
 import warnings
@@ -22,7 +23,7 @@ from graphs.capture import from_exported_program
 from graphs.errors import GraphFileError
 from graphs.files import load_graph
 from graphs.readers.pt2 import read_pt2
-from graphs.readers.pt2_program import is_harmless
+from graphs.readers.pt2_program import is_harmless, plain_program
 from placement.cli.entry import run
 
 
@@ -273,6 +274,7 @@ def test_pt2_tree_specifications_import_nothing(
         "Pow(Add(Symbol('s0'), Integer(1)), Rational(1, 2))",
         "Mul(Float('0.5', precision=53), ToFloat(Symbol('u0', integer=True)))",
         "Max(1, Symbol('s0')) * 2 - 7",
+        "Max(Min(Max(Symbol('s0'), 4), Symbol('s1'), Integer(2)), Symbol('s2'), 1)",
         "Mul(Integer(1048576), Integer(4096), Integer(1000000))",
     ],
 )
@@ -305,6 +307,13 @@ def test_sizes_that_are_arithmetic(size: str) -> None:
         "(lambda: 1)()",
         "Symbol('__import__(1)')",
         "Integer(__import__('os'))",
+        "Max(" + ", ".join(f"s{i}" for i in range(200)) + ")",
+        "Min(Max("
+        + ", ".join(f"s{i}" for i in range(25))
+        + "), "
+        + "Max("
+        + ", ".join(f"u{i}" for i in range(25))
+        + "))",
         "",
     ],
 )
@@ -312,10 +321,55 @@ def test_sizes_that_are_not_arithmetic_or_much_work(size: str) -> None:
     assert not is_harmless(size)
 
 
-def test_pt2_ranges_of_many_symbols_are_refused(exported: Path, tmp_path: Path) -> None:
-    many = in_program(lambda document: document["range_constraints"].update(u999999999={"min_val": 0, "max_val": 1}))
-    with pytest.raises(GraphFileError, match="gives a range to 'u999999999', which is no symbol"):
-        read_pt2(rewritten(exported, tmp_path / "many.pt2", {"models/model.json": many}))
+@pytest.mark.parametrize("size", ["u999999999", "u99999_99999", "zuf99999_99999", "u 999999999", "s0 + u999999999"])
+def test_pt2_ranges_of_many_symbols_are_left_out(size: str, exported: Path, tmp_path: Path) -> None:
+    document = {"graph_module": {}, "range_constraints": {size: {}, "s69": {}, "u12": {}, "2*s69": {}}}
+    assert list(plain_program(document, "x.pt2")["range_constraints"]) == ["s69", "u12"]
+    many = in_program(lambda document: document["range_constraints"].update({size: {"min_val": 0, "max_val": 1}}))
+    path = rewritten(exported, tmp_path / "many.pt2", {"models/model.json": many})
+    assert read_pt2(path).hash == read_pt2(exported).hash
+
+
+@pytest.mark.parametrize("calls", ["tensor_split", "unbind", "chunk", "split"])
+def test_pt2_lists_of_as_many_tensors_as_the_program_names(calls: str, tmp_path: Path) -> None:
+    """Their number is in an argument or a size, and the operator is not run to see."""
+
+    class Parts(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cat([getattr(x, calls)(*([] if calls == "unbind" else [2]))[0].relu()] * 2)
+
+    def change(document: dict[str, Any]) -> None:
+        graph = document["graph_module"]["graph"]
+        graph["tensor_values"]["x"]["sizes"][0]["as_int"] = 10**12
+        for argument in graph["nodes"][0]["inputs"][1:]:
+            argument["arg"] = {"as_int": 10**9 if calls != "split" else 1}
+
+    torch.export.save(torch.export.export(Parts(), (torch.ones(4, 3),)), tmp_path / "parts.pt2")
+    graph = read_pt2(tmp_path / "parts.pt2")
+    path = rewritten(tmp_path / "parts.pt2", tmp_path / "many.pt2", {"models/model.json": in_program(change)})
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (6 * 2**30, limits[1]))  # so that this fails, and not the machine
+    try:
+        assert read_pt2(path).n_ops == graph.n_ops
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+def test_pt2_refusals_log_nothing(exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for size in ("quit", "And(a < b, b < c)"):
+        change = in_program(lambda document, size=size: with_size(document, size))  # type: ignore[misc]
+        with pytest.raises(GraphFileError, match="cannot be read by PyTorch"):
+            read_pt2(rewritten(exported, tmp_path / "bad.pt2", {"models/model.json": change}))
+    assert caplog.records == []
+
+
+def with_size(value: Any, size: str) -> None:
+    """Every symbolic size in a program becomes this one."""
+    if isinstance(value, dict) and "expr_str" in value:
+        value["expr_str"] = size
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            with_size(inner, size)
 
 
 def of_size(*dims: int) -> Callable[[bytes], bytes]:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture.trace import Layout, layouts, tensor_info
+from graphs.capture.trace import Layout, flat, layouts, tensor_info
 
 aten = torch.ops.aten
 
@@ -39,6 +39,7 @@ class Signature(NamedTuple):
         writes: (position, name) of the arguments it writes in place.
         returned: for each output, which of ``writes`` it is, or None.
         may_alias: some output may share memory with an argument it does not write.
+        parts: its outputs are a list of views of its first argument, e.g. of ``split`` and ``unbind``.
         composite: it only calls other operators.
         uninitialised: it allocates without computing.
         overwrites: the argument written in place is not read.
@@ -53,6 +54,7 @@ class Signature(NamedTuple):
     writes: tuple[tuple[int, str], ...] = ()
     returned: tuple[int | None, ...] = ()
     may_alias: bool = False
+    parts: bool = False
     composite: bool = False
     uninitialised: bool = False
     overwrites: bool = False
@@ -95,6 +97,8 @@ def signature(target: Any) -> Signature:
             for alias in outputs
         ),
         may_alias=any(alias is not None and not alias.is_write for alias in outputs),
+        parts=[(str(out.type), not out.alias_info.is_write) for out in schema.returns if out.alias_info]
+        == [("List[Tensor]", True)],
         composite=namespace != "prim"
         and torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd"),
         uninitialised=name in _UNINITIALISED,
@@ -111,6 +115,8 @@ def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:
     if not isinstance(target, OpOverload):
         return Cost()
     facts = signature(target)
+    if facts.parts:  # not tried out: how many parts it makes is for an argument or a size to say
+        return Cost(aliases=(0,) * len(flat(output)))
     try:
         if facts.composite or facts.may_alias:
             return _probed(target, args, kwargs)

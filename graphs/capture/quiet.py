@@ -6,23 +6,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# They print tracebacks of errors that are then retried another way, or end in a sentence of our own.
-_CHATTY = (
-    "torch._subclasses.fake_tensor",
-    "torch._subclasses.fake_impls",
-    "torch.export",
-    "torch._export",
-    "torch._dynamo",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.fx.experimental.proxy_tensor",
-)
-
 
 @contextmanager
 def quiet_loggers() -> Iterator[None]:
-    """Silence these loggers below ``CRITICAL``; their levels come back, also after an error."""
-    levels = {name: logging.getLogger(name).level for name in _CHATTY}
-    for name in _CHATTY:
+    """Silence all of torch's loggers below ``CRITICAL``; their levels come back, also after an error.
+
+    They print tracebacks of errors that are then retried another way, or end in a sentence of our own.
+    """
+    # Each by its name: torch gives levels of their own to many of them.
+    names = ["torch", *(name for name in list(logging.root.manager.loggerDict) if name.startswith("torch."))]
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         yield

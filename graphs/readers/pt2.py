@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 import struct
@@ -59,11 +58,12 @@ def read_pt2(path: Path) -> OpGraph:
         raise
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, LookupError, struct.error) as error:
         raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {_reason(error)}; save it again.") from None
-    program = _load(harmless, where)
     from graphs.capture import from_exported_program
+    from graphs.capture.quiet import quiet_loggers
 
     try:
-        return from_exported_program(program, name=stem(where))
+        with quiet_loggers():  # what torch would log is in the errors
+            return from_exported_program(_load(harmless, where), name=stem(where))
     except (CaptureError, GraphFileError):
         raise
     except GraphError as error:
@@ -75,9 +75,6 @@ def read_pt2(path: Path) -> OpGraph:
 def _load(archive: io.BytesIO, where: str) -> Any:
     import torch
 
-    log = logging.getLogger("torch.export")
-    level = log.level
-    log.setLevel(logging.ERROR)  # what torch would warn about is in the error below
     try:
         return torch.export.load(archive)
     except Exception as error:  # torch raises whatever its schema checks happen to hit
@@ -85,8 +82,6 @@ def _load(archive: io.BytesIO, where: str) -> Any:
         raise GraphFileError(
             f"{where} cannot be read by PyTorch {version}: {_reason(error)}; export it again with this version."
         ) from None
-    finally:
-        log.setLevel(level)
 
 
 def _reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ _OPERATOR = re.compile(
 )
 # Any other text: without brackets, quotes, equals signs and line breaks no Python source calls or assigns anything.
 _TEXT = re.compile(r"[\w.+/ -]{0,1000}")
-_LARGE = re.compile(r"\d{6}")  # torch counts up to the number of a symbol without a value
+_SYMBOL = re.compile(r"[a-z]+[0-9]{1,5}")  # torch counts up to the number of a symbol without a value
 _FREE = frozenset({"as_string", "as_strings", "nn_module_stack", "stack_trace"})  # constants, and where it comes from
 _CUSTOM = frozenset({"as_custom_obj", "custom_obj"})
 
@@ -41,11 +41,9 @@ def plain_program(document: Any, where: str) -> dict[str, Any]:
         raise GraphFileError(f"{where} is damaged: its program is no graph with its sizes; save it again.")
     whole = {"fqn": "", "signature": None}  # how arguments nest is told by names of types, which torch would look up
     kept = {**module, "module_call_graph": [whole], "metadata": {}, "treespec_namedtuple_fields": {}}
-    program = {**document, "graph_module": kept, "guards_code": []}
-    for size in ranges:
-        if _LARGE.search(size):
-            raise refusal(where, f"it gives a range to {size[:80]!r}, which is no symbol")
-    for key, item in _items({**program, "range_constraints": list(ranges.values())}):
+    symbols = {size: ends for size, ends in ranges.items() if _SYMBOL.fullmatch(size)}  # not of 2*s0, that follows
+    program = {**document, "graph_module": kept, "guards_code": [], "range_constraints": symbols}
+    for key, item in _items(program):
         if isinstance(item, str):
             _check_text(key, item, where)
         elif isinstance(item, dict):
@@ -107,6 +105,7 @@ _POWERS = ("FloatPow", "LShift", "Pow", "PowByNatural", "RShift", "RoundDecimal"
 _LONGEST = 4000  # characters of one size
 _LARGEST_EXPONENT = 64
 _MOST_TERMS = 1000  # of a size that is multiplied out
+_MOST_COMPARED = 30  # terms of a Max or Min: sympy compares each with each, slowly
 _LARGE_EXPONENT = re.compile(r"\d[eE][+-]?[\d_]{3}")  # which Python takes for infinite, and sympy does not
 _NUMBER = re.compile(r"[A-Za-z_]\w{0,99}|[+-]?\d{0,30}\.?\d{0,30}(e[+-]?\d{1,2})?")  # or the name of a symbol
 
@@ -156,7 +155,8 @@ def _combined(function: str | type[ast.operator], args: list[ast.expr]) -> int:
         return min(max(int(_terms(base) ** power), power), _MOST_TERMS + 1)
     if function in ("Mul", ast.Mult):
         return min(prod(map(_terms, args)), _MOST_TERMS + 1)
-    return min(sum(map(_terms, args)), _MOST_TERMS + 1)
+    terms = sum(map(_terms, args))
+    return min(terms, _MOST_TERMS + 1) if function not in ("Max", "Min") or terms <= _MOST_COMPARED else _MOST_TERMS + 1
 
 
 def _small(*nodes: ast.expr) -> int:
