@@ -92,7 +92,10 @@ def compare(
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     with usage_errors():
         check_options(names or METHODS, seed, objective, priority, budget_s, evaluations)
-    for name in [*([] if cluster is None else [cluster]), *_names(clusters or "")]:
+    for name in [
+        *([] if cluster is None else [cluster]),
+        *([] if clusters is None else _names("--clusters", clusters)),
+    ]:
         check_cluster_argument(name)
     source = _read(graph, train, granularity, dims)
     settings = {
