@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from env.problem import THROUGHPUT, Problem
+from env.loads import loads
+from env.problem import THROUGHPUT, BoolArray, Problem
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from graphs.units import format_seconds
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining import SplitPoint
 
 _UNEVEN = 1.5  # a longest stage of so many mean ones is worth a word
+_SLOWER = 1.02  # and so is a largest load of so many predicted ones
+_WAY_OUT = "--method dp_contiguous --objective throughput"
+_SCALING = {"to", "_to_copy", "mul", "div", "add", "sub", "outer", "matmul", "bmm", "expand", "where", "index"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
     for k, (_, begin, end) in enumerate(stages):
         stage_of[ops[begin:end]] = k
     modules = _modules(graph, ops, stage_of, len(stages))
+    load_s = loads(problem, np.where(part < 0, result.device_numbers(), found.device_of_part()[part])).value_s
     split = PipelineSplit(
         tuple(
             Stage(
@@ -146,7 +151,7 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
         ),
         tuple(starts[begin] for _, begin, _ in stages[1:]),
         _shared(graph, ops, stage_of),
-        tuple(_notes(result, stages, op_s, model)),
+        tuple(_notes(result, stages, op_s, load_s, model)),
     )
     for note in split.notes:
         warnings.warn(note, stacklevel=3)
@@ -154,19 +159,29 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
 
 
 def _notes(
-    result: Result, stages: Sequence[tuple[int, int, int]], op_s: FloatArray, model: nn.Module | None
+    result: Result,
+    stages: Sequence[tuple[int, int, int]],
+    op_s: FloatArray,
+    load_s: float,
+    model: nn.Module | None,
 ) -> Iterator[str]:
+    """What to mind; ``load_s`` is the largest load of the stages, backward pass and transfers counted."""
     seconds = [float(op_s[begin:end, device].sum()) for device, begin, end in stages]
     longest, mean = max(seconds), sum(seconds) / len(seconds)
-    advice = (
-        "" if result.objective == THROUGHPUT else "; place it with the objective throughput (--objective throughput)"
-    )
+    is_contiguous = result.chosen == "dp_contiguous" and result.objective == THROUGHPUT
+    advice = "" if is_contiguous else f"; place it as a pipeline ({_WAY_OUT})"
     if len(stages) == 1 and result.cluster.n_devices > 1:
         yield f"the placement is no pipeline: all of it is one stage{advice}."
     elif longest > _UNEVEN * mean:
         yield (
             f"the placement is no pipeline: the longest of its {len(stages)} stages takes {format_seconds(longest)} of "
             f"{format_seconds(sum(seconds))} in all, and the others wait for it{advice}."
+        )
+    if result.objective == THROUGHPUT and result.objective_s is not None and load_s > _SLOWER * result.objective_s:
+        yield (
+            f"the stages are another plan than the placement: its predicted largest load is "
+            f"{format_seconds(result.objective_s)}, theirs is {format_seconds(load_s)}, so that its gap does not hold "
+            f"for them{advice}."
         )
     if model is not None and getattr(getattr(model, "config", None), "use_cache", False):
         yield (
@@ -179,21 +194,41 @@ def _notes(
 
 
 def _starts(graph: OpGraph, ops: IntArray) -> dict[int, str]:
-    """The outermost module whose only call begins with each op (numbered in ``ops``), where there is one.
+    """The outermost module whose only call begins with each op (numbered in ``ops``), where torch can split before it.
 
-    A split point makes a stage begin with every call of its module. A module is called once if its ops are one stretch
-    of the program and not one that repeats itself.
+    A split point makes a stage begin with every call of its module. A module is called if it has an op of its own: one
+    that only holds others may be a list of them, whose split point torch ignores. It is called once if its ops are one
+    stretch of the program and not one that repeats itself.
     """
     sequence = [(graph.modules[op], graph.kinds[op]) for op in ops.tolist()]
+    called = {module for module, _ in sequence}
     places: dict[str, list[int]] = {}
     for place, (module, _) in enumerate(sequence):
         for prefix in prefixes(module)[:-1]:
-            places.setdefault(prefix, []).append(place)
+            if prefix in called:
+                places.setdefault(prefix, []).append(place)
+    follows = _follows_weights(graph)
     found: dict[int, str] = {}
     for path, own in sorted(places.items(), key=lambda item: item[0].count(".")):
         first, last = own[0], own[-1]
-        if first and last - first + 1 == len(own) and not _repeats(sequence[first : last + 1]):
+        if not first or last - first + 1 != len(own) or _repeats(sequence[first : last + 1]):
+            continue
+        if follows[ops[own]].any():
             found.setdefault(first, path)
+    return found
+
+
+def _follows_weights(graph: OpGraph) -> BoolArray:
+    """bool [n_ops]: whether an op uses weights, or reads what does, however far back.
+
+    torch cannot begin a stage with a module that switches gradients off, as rotary embeddings do. The graph does not
+    say which do; they compute constants from positions and small tables, with ops that only scale or convert these.
+    """
+    is_scaling = np.array([kind.removeprefix("aten.") in _SCALING for kind in graph.kinds])
+    found: BoolArray = ((graph.kept_bytes > 0) | (graph.colocation >= 0)) & (graph.kernels > 0) & ~is_scaling
+    ptr, tensors = graph.inputs
+    for op in graph.topological_order.tolist():
+        found[op] |= found[graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].any()
     return found
 
 

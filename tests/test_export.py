@@ -28,6 +28,7 @@ from graphs.opgraph import Tensor as Edge
 from placement import stretches
 from placement.cli import run
 from placement.exporting import TARGETS
+from placement.pipeline_split import _starts
 from placement.result import Result, order_by_device
 from placement.stretches import Needs
 
@@ -438,7 +439,10 @@ def test_stages_of_training_hold_what_is_in_flight() -> None:
 
 def test_a_latency_plan_is_said_to_be_no_pipeline() -> None:
     uneven = line(("a", 1, 0), ("b", 9, 1), ("c", 9, 1))
-    with pytest.warns(UserWarning, match=r"longest of its 2 stages takes 18 s of 19 s in all.*--objective throughput"):
+    with pytest.warns(
+        UserWarning,
+        match=r"longest of its 2 stages takes 18 s of 19 s in all.*--method dp_contiguous --objective throughput",
+    ):
         split = placement.export(uneven, "pipeline")
     assert split.to_dict()["notes"] == list(split.notes)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -583,7 +587,7 @@ def test_a_chain_moves_what_costs_least() -> None:
     split = placement.export(result, "pipeline")
     assert list(split.split_spec) == ["d"]
     assert [stage.moved_ops for stage in split.stages] == [1, 1]
-    with pytest.warns(UserWarning, match="all of it is one stage; place it with the objective throughput"):
+    with pytest.warns(UserWarning, match="all of it is one stage; place it as a pipeline"):
         one = placement.export(line(("a", 5, 0), ("b", 1, 1), ("c", 5, 0)), "pipeline")
     assert [(stage.device, stage.modules, stage.moved_ops) for stage in one.stages] == [("d0", ("",), 1)]
 
@@ -594,11 +598,64 @@ def test_a_stage_begins_with_a_module_that_is_called_once() -> None:
         return list(placement.export(line(*((m, 1, int(i >= half)) for i, m in enumerate(modules))), "pipeline").before)
 
     assert spec("a", "b", "c", "d") == ["c"]
-    assert spec("a", "a", "b.c.d", "b.c.e") == ["b"]  # the outermost
+    assert spec("a", "a", "b", "b.c.d", "b.c.e", "b.c.f") == ["b.c.d"]
+    assert spec("a", "a", "b.c", "b.c.d") == ["b.c"]  # the outermost that is called: b may be a list
     assert spec("a", "act", "b", "act") == ["b"]  # not the shared activation
     assert spec("a", "x", "b", "b") == ["x"]  # b may be one call or two
     between = line(("a", 1, 0), ("b", 3, 0), ("", 1, 1), ("c", 3, 1))  # nothing begins with an op of the model itself
     assert placement.export(between, "pipeline").before == ("c",)
+
+
+@pytest.fixture(scope="module")
+def small_llama() -> tuple[Callable[[], nn.Module], dict[str, Tensor], OpGraph]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=1000, num_key_value_heads=2, use_cache=False, **sizes)
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model: nn.Module = transformers.LlamaForCausalLM(config).eval()
+        return model
+
+    tokens = {"input_ids": torch.randint(0, 1000, (2, 16))}
+    return make, tokens, placement.capture(make(), (), tokens)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch
+@pytest.mark.parametrize("gradients", [True, False])
+def test_torch_makes_the_stages_that_are_promised(small_llama: Any, gradients: bool) -> None:
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    make, tokens, graph = small_llama
+    ops = graph.topological_order[graph.kernels[graph.topological_order] > 0]
+    points = list(_starts(graph, ops).values())
+    assert {"model.layers.0", "model.layers.1.self_attn.k_proj", "model.norm", "lm_head"} <= set(points)
+    assert not {"model.rotary_emb", "model.layers"} & set(points)
+    with torch.set_grad_enabled(gradients):
+        pipe = pipeline(make(), mb_args=(), mb_kwargs=tokens, split_spec=dict.fromkeys(points, SplitPoint.BEGINNING))
+        assert pipe.num_stages == len(points) + 1
+        if not gradients:  # with them, torch calls the rotary embedding without its input
+            torch.testing.assert_close(pipe(**tokens)[0], make()(**tokens).logits)
+
+
+@pytest.mark.filterwarnings("ignore:the placement is no pipeline")
+@pytest.mark.parametrize("module", ["model.rotary_emb", "model.layers.0.input_layernorm"])
+def test_stages_do_not_begin_with_constants_or_lists(small_llama: Any, module: str) -> None:
+    graph = small_llama[2]
+    first = [graph.modules[op] for op in graph.topological_order].index(module)
+    result = placed(graph, (graph.topological_position >= first).astype(int).tolist())
+    assert placement.export(result, "pipeline").before == ("model.layers.0",)
+
+
+@pytest.mark.filterwarnings("ignore:the placement is no pipeline")
+def test_a_pipeline_that_is_slower_than_predicted_says_so() -> None:
+    alternating = line(*((f"m{i}", 1, i % 2) for i in range(6)), ("m6", 4, 0))
+    predicted = dataclasses.replace(alternating, objective="throughput", objective_s=5.0)
+    with pytest.warns(UserWarning, match="largest load is 5 s, theirs is 10 s.*--method dp_contiguous"):
+        placement.export(predicted, "pipeline")
+    for objective_s in (10.0, 9.9):
+        notes = placement.export(dataclasses.replace(predicted, objective_s=objective_s), "pipeline").notes
+        assert not any("largest load" in note for note in notes)
 
 
 @settings(max_examples=80)
@@ -648,7 +705,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         result = placed_model(model, (tokens,), where)
         result.save(tmp_path / f"{case}.json")
         split = placement.export(result, "pipeline", model=model)
-        assert list(split.split_spec) == ["layers.1.mlp"]
+        assert list(split.split_spec) == ["layers.1.mlp.0"]
         assert split.shared == ((("embed", "head"),) if tied else ())
         pipeline_worker.loss(model(tokens), targets).backward()
         expected[case] = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
