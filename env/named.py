@@ -46,6 +46,16 @@ def clusters_named(value: Clusters) -> tuple[Cluster, ...]:
     return tuple(item if isinstance(item, Cluster) else cluster_named(os.fspath(item)) for item in found)
 
 
+def check_cluster_name(name: str) -> None:
+    """Nothing is opened or measured.
+
+    Raises:
+        UnknownNameError: neither a preset nor a file.
+    """
+    if name != LOCAL and name not in PRESETS and not name.endswith(".toml") and not os.path.exists(name):
+        raise UnknownNameError("cluster", name, (*PRESETS, LOCAL))
+
+
 def cluster_named(name: str) -> Cluster:
     """A preset, a TOML file, or ``local``: this machine, measured if it has not been yet.
 
@@ -53,13 +63,10 @@ def cluster_named(name: str) -> Cluster:
         UnknownNameError: neither a preset nor a file.
         ClusterError: the file is not a cluster, or this machine cannot be measured.
     """
+    check_cluster_name(name)
     if name == LOCAL:
         return Cluster.local()
-    if name in PRESETS:
-        return Cluster.preset(name)
-    if name.endswith(".toml") or os.path.exists(name):
-        return Cluster.from_toml(name)
-    raise UnknownNameError("cluster", name, (*PRESETS, LOCAL))
+    return Cluster.preset(name) if name in PRESETS else Cluster.from_toml(name)
 
 
 def _graph(value: OpGraph | Name) -> OpGraph:

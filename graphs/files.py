@@ -107,9 +107,10 @@ def _read_json(path: Path) -> tuple[Any, tuple[str, str] | None]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
-            keys = [key for key, _ in pairs]
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             what = "the graph" if "schema" in result else f"op {result['name']!r}" if "name" in result else "an object"
-            doubled.append((what, next(key for key in keys if keys.count(key) > 1)))
+            doubled.append((what, twice))
         return result
 
     try:

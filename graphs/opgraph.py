@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError
 from graphs.networkx_io import records_from_networkx, records_to_networkx
-from graphs.opgraph_checks import amount, amounts, check_arrays, counts, cycle_message, lookup
+from graphs.opgraph_checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, lookup
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 
 __all__ = ["ANY_DEVICE", "FloatArray", "IntArray", "Op", "OpGraph", "Phase", "Tensor"]
@@ -111,6 +111,7 @@ class OpGraph:
                 raise GraphError(f"op {tensor.producer!r} has transfer_s = nan; leave an unmeasured time out.")
         groups: dict[Hashable, int] = {}
         keys = tuple(sorted({key for op in ops for key in op.time_s}))
+        check_time_keys(name, len(ops), len(keys))
         column = {key: j for j, key in enumerate(keys)}
         time_s = np.full((len(ops), len(keys)), np.nan)
         for i, op in enumerate(ops):

@@ -16,6 +16,8 @@ from graphs.show import is_text
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray, OpGraph
 
+FEW_KEYS = 64  # of measured times: any number of ops may have that many
+TIMES_LIMIT = 10**7  # measured times of a graph with more keys: one for each op and key, measured or not
 BYTES_LIMIT = 2**62  # of all bytes of a graph together: sums and differences of them stay within int64
 
 
@@ -109,14 +111,29 @@ def cycle_message(graph: OpGraph, stuck: set[int]) -> str:
     producer, consumer, _ = graph.edge_list
     before = {int(c): int(p) for p, c in zip(producer, consumer, strict=True) if int(p) in stuck and int(c) in stuck}
     # Every stuck op waits for another stuck op, so walking backwards must come round.
-    path = [min(stuck)]
-    while path[-1] not in path[:-1]:
-        path.append(before[path[-1]])
-    loop = path[path.index(path[-1]) :][::-1]
+    path: dict[int, int] = {}  # each op with its place on the path
+    op = min(stuck)
+    while op not in path:
+        path[op] = len(path)
+        op = before[op]
+    loop = [*list(path)[path[op] :], op][::-1]
     shown = [graph.op_names[i] for i in loop]
     if len(shown) > 8:
         shown = [*shown[:4], "...", *shown[-3:]]
     return f"the graph has a cycle: {' -> '.join(shown)}; a step's graph must be acyclic, remove one of these edges."
+
+
+def check_time_keys(name: str, n_ops: int, n_keys: int) -> None:
+    """Whether the table of measured times, one row an op and one column a key, may be made.
+
+    Raises:
+        GraphError: many ops with many keys.
+    """
+    if n_keys > FEW_KEYS and n_ops * n_keys > TIMES_LIMIT:
+        raise GraphError(
+            f"graph {name!r} has {n_ops} ops with time_s on {n_keys} different names; expected at most {FEW_KEYS} "
+            f"names, or ops times names at most {TIMES_LIMIT:,}; give times by the devices' models or kinds."
+        )
 
 
 def lookup(index: Mapping[str, int], name: str, role: str) -> int:

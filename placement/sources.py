@@ -17,7 +17,7 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.named import LOCAL as LOCAL
-from env.named import cluster_named
+from env.named import check_cluster_name, cluster_named
 from env.presets import PRESETS
 from env.published import neurips_cluster
 from graphs.disk import read_text
@@ -270,6 +270,21 @@ def described(value: Any) -> str:
 # -- clusters ---------------------------------------------------------------------------------------------------
 
 
+def check_cluster_argument(argument: str) -> None:
+    """Refuse a NAME|FILE argument that names no cluster, before a long reading of the graph; nothing is opened.
+
+    Raises:
+        UnknownNameError: neither a preset nor a file.
+        ClusterError: several clusters.
+    """
+    if "," in argument and not os.path.exists(argument):
+        raise ClusterError(
+            f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
+            f"--clusters {argument}`."
+        )
+    check_cluster_name(argument)
+
+
 def read_cluster(argument: str) -> Cluster:
     """The cluster that a NAME|FILE argument names; ``local`` is this machine, measured if it has not been yet.
 
@@ -277,11 +292,7 @@ def read_cluster(argument: str) -> Cluster:
         UnknownNameError: neither a preset nor a file.
         ClusterError: the file is not a cluster, or this machine cannot be measured.
     """
-    if "," in argument and not os.path.exists(argument):
-        raise ClusterError(
-            f"--cluster takes one cluster, got {argument!r}; several are compared by `placement compare GRAPH "
-            f"--clusters {argument}`."
-        )
+    check_cluster_argument(argument)
     return cluster_named(argument)
 
 

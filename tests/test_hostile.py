@@ -20,6 +20,7 @@ from graphs import disk
 from graphs.errors import ClusterError, GraphError, PlacementError, UnknownNameError
 from graphs.files import load_graph, save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.opgraph_checks import check_time_keys
 from graphs.show import MESSAGE_LENGTH, NAME_LENGTH, show, show_line, show_message, show_output
 from placement.cli import run
 from placement.cli.output import command_line, progress
@@ -229,3 +230,47 @@ def test_a_full_cache_of_compiled_code_is_one_sentence(
     monkeypatch.setattr("placement.optimization.optimize", full)
     assert run(["optimize", "g.json", "--cluster", "c.toml"]) == 2
     assert capsys.readouterr().err.startswith("placement: cannot write compiled code or output: No space left on")
+
+
+# -- small files that ask for much ----------------------------------------------------------------------------------
+
+
+def test_times_of_many_ops_on_many_names_are_refused_before_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = [Op(f"op{i}", time_s={f"device{i}": 1.0}) for i in range(4000)]
+    assert len(OpGraph.build(ops[:1000], []).time_keys) == 1000
+    monkeypatch.setattr("numpy.full", None)
+    with pytest.raises(GraphError, match="has 4000 ops with time_s on 4000 different names; expected at most 64 names"):
+        OpGraph.build(ops, [])
+
+
+def test_few_names_may_have_times_of_any_number_of_ops() -> None:
+    check_time_keys("net", 10**6, 64)
+    with pytest.raises(GraphError, match="expected at most 64 names"):
+        check_time_keys("net", 10**6, 65)
+
+
+def test_a_doubled_key_among_very_many_is_found(tmp_path: Path) -> None:
+    keys = [f"device{i}" for i in range(100_000)]
+    times = ", ".join(f'"{key}": 1' for key in [*keys, keys[-1]])
+    path = tmp_path / "graph.json"
+    head = '{"schema": "placement.opgraph", "version": 1, "name": "g", "tensors": [], '
+    path.write_text(head + f'"ops": [{{"name": "a", "time_s": {{{times}}}}}]}}')
+    with pytest.raises(GraphError, match="an object has 'device99999' twice; remove one of the two"):
+        load_graph(path)
+
+
+def test_a_cycle_of_very_many_ops_is_found() -> None:
+    n = 100_000
+    tensors = [Tensor(str(i), 1, (str((i + 1) % n),)) for i in range(n)]
+    with pytest.raises(GraphError, match=r"cycle: 0 -> 1 -> 2 -> 3 -> \.\.\. -> 99998 -> 99999 -> 0;"):
+        OpGraph.build([Op(str(i)) for i in range(n)], tensors)
+
+
+@pytest.mark.parametrize("words", [["optimize", "--cluster"], ["compare", "--cluster"], ["compare", "--clusters"]])
+def test_a_name_of_no_cluster_is_refused_before_the_graph_is_read(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("placement.sources.read_source", None)
+    command, option = words
+    assert run([command, str(tmp_path / "graph.json"), option, "UNKNOWN"]) == 2
+    assert "unknown cluster 'UNKNOWN'" in capsys.readouterr().err

@@ -503,6 +503,85 @@ def test_onnx_garbage(content: bytes, tmp_path: Path) -> None:
         load_graph(tmp_path / "model.onnx")
 
 
+def cube(name: str, axis: int) -> TensorProto:
+    return numpy_helper.from_array(np.arange(1024).reshape([1024 if i == axis else 1 for i in range(3)]), name)
+
+
+@pytest.mark.parametrize(
+    ("folded", "constants", "rank"),
+    [
+        (helper.make_node("Max", ["w0", "w1", "w2"], ["z"]), [cube(f"w{axis}", axis) for axis in range(3)], 3),
+        (helper.make_node("Concat", ["w0"] * 5000, ["z"], axis=0), [cube("w0", 0)], 3),
+        (helper.make_node("Gather", ["w0", "w1"], ["z"], axis=1), [cube("w0", 0), indices("w1", *[0] * 1024)], 3),
+        (
+            helper.make_node("ReduceMax", ["w0"], ["z"], axes=[0]),
+            [numpy_helper.from_array(np.zeros((0, 4096), dtype=np.int64), "w0")],
+            2,
+        ),
+    ],
+)
+def test_onnx_constants_that_would_fold_into_a_large_one_are_not_folded(
+    folded: onnx.NodeProto, constants: list[TensorProto], rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[object] = []
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", computed.append)
+    unknown = helper.make_node("Mystery", ["x"], ["u"], domain="vendor")  # a value without a shape
+    nodes = [unknown, folded, helper.make_node("Cast", ["z"], ["y"], to=TensorProto.FLOAT)]
+    path = model(
+        tmp_path, [*nodes, helper.make_node("Add", ["x", "y"], ["s"])], constants, {"x": [1]}, {"s": [1] * rank}
+    )
+    with contextlib.suppress(GraphFileError), pytest.warns(UserWarning, match="Mystery"):
+        read_onnx(path)
+    assert not computed
+
+
+def with_functions(folder: Path, bodies: list[list[str]]) -> Path:
+    """A model that calls function 0; each body is a chain of calls, of functions by number or of operators."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+
+    def call(kind: str, source: str, target: str) -> onnx.NodeProto:
+        return helper.make_node(kind, [source], [target], domain="own" if kind.isdigit() else "")
+
+    functions = [
+        helper.make_function(
+            "own",
+            str(number),
+            ["v0"],
+            [f"v{len(body)}"],
+            [call(kind, f"v{i}", f"v{i + 1}") for i, kind in enumerate(body)],
+            imports,
+        )
+        for number, body in enumerate(bodies)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = helper.make_graph([call("0", "x", "y")], "calls", ends[:1], ends[1:])
+    made = helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=8)
+    path = folder / "calls.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_onnx_functions_are_inlined(tmp_path: Path) -> None:
+    graph = read_onnx(with_functions(tmp_path, [["1", "1", "Exp"], ["2", "2"], ["Relu"]]))
+    assert graph.kinds == ("input", *["onnx.Relu"] * 4, "onnx.Exp")
+    deep = with_functions(tmp_path, [*([str(i + 1)] for i in range(89)), ["Relu"]])
+    assert read_onnx(deep).kinds == ("input", "onnx.Relu")
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([*([str(i + 1)] * 2 for i in range(27)), ["Relu"]], "stand for more than 1,000,000 nodes"),
+        ([*([str(i + 1)] for i in range(92)), ["Relu"]], "call each other more than 90 deep; export the model"),
+        ([["Relu", "0"]], "local function '0' calls itself"),
+        ([["1"], ["2"], ["1"]], "local function '[12]' calls itself, which ONNX does not allow"),
+    ],
+)
+def test_onnx_functions_that_never_end(bodies: list[list[str]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphFileError, match=message):
+        read_onnx(with_functions(tmp_path, bodies))
+
+
 def test_onnx_external_weights_are_not_opened(tmp_path: Path) -> None:
     path = model(
         tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"])], [weights("w", 64, 64)], {"x": [1, 64]}, {"y": None}

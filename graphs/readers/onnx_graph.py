@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
         raise
     raise MissingPackageError("an ONNX model", "onnx") from error
 from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
+from graphs.readers.onnx_functions import inlined
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
 Path = str | os.PathLike[str]
@@ -113,11 +114,7 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
         raise GraphFileError(f"{where} is not an ONNX model, or is truncated: it does not parse.") from None
     if not model.graph.node:
         raise GraphFileError(f"{where} is not an ONNX model with operators: its graph is empty.")
-    if model.functions:
-        from onnx import inliner
-
-        model = inliner.inline_local_functions(model)
-    return model
+    return inlined(model)
 
 
 # -- dimensions and sizes -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -17,6 +18,9 @@ _ARITHMETIC = frozenset({
     "Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal", "Flatten", "Floor", "Gather", "Greater", "Identity",
     "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
     "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+})
+_ELEMENTWISE = frozenset({
+    "Add", "And", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mod", "Mul", "Or", "Sub", "Where",
 })
 # fmt: on
 
@@ -103,6 +107,8 @@ def _result(
     inputs = {name: known[name] for name in node.input if name}
     if not inputs or len(node.output) != 1:
         return None
+    if _most_elements(node, [known[name].shape for name in node.input if name]) > LARGEST_SHAPE_CONSTANT:
+        return None  # data: checked before it is computed, as small inputs can give a result of many gigabytes
     from onnx.reference import ReferenceEvaluator  # slow to import, and seldom needed
 
     values = [
@@ -116,3 +122,21 @@ def _result(
     except Exception:  # a broken or unsupported node: it stays, and its shape stays unknown
         return None
     return np.asarray(results[0])
+
+
+def _most_elements(node: onnx.NodeProto, shapes: list[tuple[int, ...]]) -> int:
+    """At least as many elements as a node of shape arithmetic gives, and computes on the way, from inputs of `shapes`.
+
+    A dimension of 0 counts as 1, because reducing it gives 1.
+    """
+    sizes = [[max(dim, 1) for dim in shape] for shape in shapes]
+    if node.op_type == "Concat":
+        return sum(map(prod, sizes))
+    if node.op_type == "Gather":
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        data = sizes[0]
+        return prod(map(prod, sizes)) // (data[axis] if -len(data) <= axis < len(data) else 1)
+    if node.op_type in _ELEMENTWISE:
+        aligned = zip_longest(*(reversed(size) for size in sizes), fillvalue=1)
+        return prod(map(max, aligned))
+    return prod(sizes[0])

@@ -86,12 +86,14 @@ def compare(
         from graphs.errors import InfeasibleError
         from placement import comparison
         from placement.methods import AUTO, METHODS, check_options, default_methods
-        from placement.sources import cluster_for
+        from placement.sources import check_cluster_argument, cluster_for
     names = None if methods is None else _names("--methods", methods)
     if names is not None and not names:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     with usage_errors():
         check_options(names or METHODS, seed, objective, priority, budget_s, evaluations)
+    for name in [*([] if cluster is None else [cluster]), *(_names("--clusters", clusters) if clusters else [])]:
+        check_cluster_argument(name)
     source = _read(graph, train, granularity, dims)
     settings = {
         "--cluster": cluster,
@@ -169,10 +171,12 @@ def optimize(
         from graphs.errors import InfeasibleError
         from placement import optimization
         from placement.methods import HEURISTICS, check_options
-        from placement.sources import cluster_for
+        from placement.sources import check_cluster_argument, cluster_for
     with usage_errors():
         check_options([method], seed, objective, priority, budget_s, evaluations)
     check_scorer(scorer, granularity, objective)
+    if cluster is not None:
+        check_cluster_argument(cluster)
     running: Running = contextlib.nullcontext(scorer)
     if scorer == options.DEFAULT_SCORER:
         source = _read(graph, train, granularity, dims)
