@@ -28,12 +28,12 @@ _ELEMENTWISE = frozenset({
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the shape of every value that can be inferred; shape arithmetic is replaced by its result.
 
-    onnx's own data propagation knows only some operators, and one it does not know leaves all that follows without a
-    shape. So, while values without a shape remain, whatever is computed from shapes alone is evaluated, and inference
-    runs again.
+    onnx's own data propagation is left off: it bounds nothing, so that a small file can take all memory, and it knows
+    only some operators. So, while values without a shape remain, whatever is computed from shapes alone is evaluated,
+    and inference runs again.
     """
     while True:
-        model = shape_inference.infer_shapes(model, data_prop=True)
+        model = shape_inference.infer_shapes(model)
         if not _lacks_shapes(model.graph) or not _evaluate(model):
             return model
 
@@ -102,6 +102,8 @@ def _result(
     if node.op_type == "Shape" and (shape := shapes.get(node.input[0])) is not None:
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
+    if node.op_type == "Size" and (shape := shapes.get(node.input[0])) is not None and prod(shape) < 2**63:
+        return np.array(prod(shape), dtype=np.int64)
     if node.op_type not in _ARITHMETIC or node.domain or any(name and name not in known for name in node.input):
         return None
     inputs = {name: known[name] for name in node.input if name}

@@ -92,10 +92,7 @@ def compare(
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     with usage_errors():
         check_options(names or METHODS, seed, objective, priority, budget_s, evaluations)
-    for name in [
-        *([] if cluster is None else [cluster]),
-        *([] if clusters is None else _names("--clusters", clusters)),
-    ]:
+    for name in [*([] if cluster is None else [cluster]), *(_names("--clusters", clusters) if clusters else [])]:
         check_cluster_argument(name)
     source = _read(graph, train, granularity, dims)
     settings = {
