@@ -99,8 +99,8 @@ def faults():
 torch.set_num_threads(1)
 given_back = faults()
 print(keep_freed_memory())
-faults()
-print(given_back, faults())
+# The heap may have to grow once or twice until both tensors have a place.
+print(given_back, min(faults() for _ in range(6)))
 """
 
 
