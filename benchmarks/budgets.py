@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from table import machine, parser
+from table import machine, parser, read_rows
 
 from env.cluster import Cluster, Device, both_ways
 from graphs.disk import write_atomically
@@ -55,7 +55,7 @@ Row = dict[str, Any]
 def main() -> None:
     options = _options()
     rows_file = options.out / "budgets.jsonl"
-    rows, cases = _read(rows_file), [*_cases(options)]
+    rows, cases = read_rows(rows_file, _key), [*_cases(options)]
     if not options.render:
         for case in cases:
             _run(case, [float(word) for word in options.budgets.split(",")], rows, rows_file)
@@ -140,18 +140,6 @@ def _run(case: Case, budgets_s: Sequence[float], rows: dict[str, Row], rows_file
 
 def _key(row: Row) -> str:
     return json.dumps([row[name] for name in ("problem", "objective", "seed", "budget_s", "method")])
-
-
-def _read(path: Path) -> dict[str, Row]:
-    """Rows that are known, by what they answer. A last line that a kill cut short is left out."""
-    rows: dict[str, Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[_key(row)] = row
-    return rows
 
 
 def _page(rows: list[Row], command: str) -> str:

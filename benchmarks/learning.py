@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_report import curve_plots, page
-from table import machine, parser
+from table import machine, parser, read_rows
 
 from graphs.disk import write_atomically
 
@@ -57,7 +57,7 @@ CURVE_POINTS = 40
 def main() -> None:
     options = _options()
     rows_file = options.out / "learning.jsonl"
-    rows = _read(rows_file)
+    rows = read_rows(rows_file, lambda row: _key(row["case"]))
     if not options.render:
         _run(options, rows, rows_file)
     shown = [row for row in rows.values() if row["part"] in options.parts.split(",")]
@@ -268,18 +268,6 @@ def _thinned(points: list[list[Any]]) -> list[list[Any]]:
 
 def _key(case: Case) -> str:
     return json.dumps(case, sort_keys=True)
-
-
-def _read(path: Path) -> dict[str, Row]:
-    """Rows that are known, by case. A last line that a kill cut short is left out."""
-    rows: dict[str, Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[_key(row["case"])] = row
-    return rows
 
 
 def _options() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from suite_report import method_table, profile_plot, readme_table, tables
-from table import machine, parser
+from table import machine, parser, read_rows
 
 from env.cluster import Cluster
 from graphs.disk import write_atomically
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 def main() -> None:
     options = _options()
     rows_file, table_file = options.out / "suite.jsonl", options.out / "suite.md"
-    rows = _read(rows_file)
+    rows = read_rows(rows_file, _key)
     if not options.render:
         _run(options, rows, rows_file)
     wanted = set(options.models.split(",")), set(options.clusters.split(","))
@@ -123,17 +123,9 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, float | None
     yield AUTO, options.seed, options.budget_s
 
 
-def _read(path: Path) -> dict[str, Row]:
-    """Rows that are known, by what they answer. A last line that a kill cut short is left out."""
-    rows: dict[str, Row] = {}
+def _key(row: Row) -> str:
     keys = ("model", "cluster", "method", "seed", "objective", "budget_s", "graph_hash", "cluster_hash")
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[json.dumps({key: row[key] for key in keys}, sort_keys=True)] = row
-    return rows
+    return json.dumps({key: row[key] for key in keys}, sort_keys=True)
 
 
 def _options() -> argparse.Namespace:

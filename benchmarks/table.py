@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 VERSIONS = ("numpy", "numba", "torch")
 
@@ -85,3 +87,15 @@ def timed(work: Callable[[], object], repeats: int, clock: Callable[[], float] =
         work()
         found.append(clock() - start)
     return sorted(found)
+
+
+def read_rows(path: Path, key: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
+    """Rows that are known, by what they answer. A last line that a kill cut short is left out."""
+    rows: dict[str, dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        rows[key(row)] = row
+    return rows
