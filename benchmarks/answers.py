@@ -1,0 +1,85 @@
+"""Answers that depend on no clock, kept in a file and compared with it: a change of structure must not change them.
+
+    python benchmarks/answers.py --seed 0 --write answers.json    # before
+    python benchmarks/answers.py --seed 0 --check answers.json    # after: prints every row that differs, exit 1 if any
+
+Rows: zoo models on preset clusters, inference under latency and training under throughput. Methods: every heuristic to
+its end, and the searches with a number of evaluations instead of a time. A row is the objective and the lower bound,
+bit for bit, and a hash of the placement, the order of ops and the peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from table import parser
+
+from env.cluster import Cluster
+from env.problem import LATENCY, THROUGHPUT
+from graphs.disk import write_atomically
+from placement.methods import AUTO, HEURISTICS, SEARCHES, supports
+from placement.solver import Solver
+from placement.sources import read_source
+
+MODELS = "inception_v3,resnet50,nasnet_large,rnnlm,nmt4,bert_base,transformer_moe,two_tower"
+CLUSTERS = "4xV100-pcie,8xV100-nvlink,8xH100-nvswitch"
+# Left out: minutes for some rows, and what is searched with a budget is in the other rows.
+SLOW = ("dp_contiguous", "milp_contiguous", "pipedream_hierarchical")
+
+
+def main() -> None:
+    options = _options()
+    found = dict(_rows(options))
+    if options.write is not None:
+        write_atomically(options.write, json.dumps(found, indent=0, sort_keys=True) + "\n")
+        print(f"{len(found)} answers: {options.write}")
+        return
+    kept: dict[str, str] = json.loads(options.check.read_text(encoding="utf-8"))
+    both = [key for key in found if key in kept]
+    other = [key for key in both if found[key] != kept[key]]
+    for key in other:
+        print(f"{key}: {kept[key]} before, {found[key]} now")
+    print(
+        f"{len(both)} answers compared, {len(other)} differ; {len(found.keys() ^ kept.keys())} only in one of the two"
+    )
+    sys.exit(bool(other) or not both)
+
+
+def _rows(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for objective, train in ((LATENCY, False), (THROUGHPUT, True)):
+        for model in options.models.split(","):
+            graph = read_source(model, train=train).graph
+            for name in options.clusters.split(","):
+                solver = Solver(graph, Cluster.preset(name), options.seed, objective, "longest_path")
+                began = time.monotonic()
+                for method in (*HEURISTICS, *SEARCHES, AUTO):
+                    if not supports(method, objective) or method in SLOW or (method == AUTO and objective != LATENCY):
+                        continue
+                    evaluations = None if method in HEURISTICS else options.evaluations
+                    result = solver.solve(method, evaluations=evaluations)
+                    answer = [result.placement, result.order, result.peak_bytes]
+                    digest = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()[:16]
+                    value = "-" if result.objective_s is None else result.objective_s.hex()
+                    yield f"{model} {name} {objective} {method}", f"{value} {result.lower_bound_s.hex()} {digest}"
+                print(f"{model} on {name}, {objective}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--models", default=MODELS, help="default: %(default)s")
+    options.add_argument("--clusters", default=CLUSTERS, help="default: %(default)s")
+    options.add_argument("--evaluations", type=int, default=400, help="of each search (default: %(default)s)")
+    file = options.add_mutually_exclusive_group(required=True)
+    file.add_argument("--write", type=Path, help="keep the answers")
+    file.add_argument("--check", type=Path, help="compare with what was kept")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
