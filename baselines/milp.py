@@ -145,7 +145,7 @@ def _solve(
 
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
         return Found(fallback)
-    first = model = build_model(problem, fallback.device, limit_s, precedence)
+    model = build_model(problem, fallback.device, limit_s, precedence)
     plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
     while not (budget.over() or budget.reached(value_s)):
         solver = _solver(model, seed, budget, warm=begin is not None)
@@ -154,8 +154,8 @@ def _solve(
         nodes += max(0, int(info.mip_node_count))
         budget.spend(max(1, int(info.mip_node_count)))
         nothing_left = solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
-        if nothing_left and begin is None and precedence is None and model is first:
-            raise none_fits(problem)
+        if nothing_left and begin is None and precedence is None and proves:
+            raise none_fits(problem)  # what was excluded was looked at before, and does not fit either
         if proves:
             bound_s = value_s if nothing_left else float(info.mip_dual_bound) / model.scale
         solution: FloatArray = np.array(solver.getSolution().col_value)
