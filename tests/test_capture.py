@@ -578,6 +578,38 @@ def test_inputs_the_model_refuses_do_not_advise_another_granularity(train: bool)
             capture(broken, args, train=train)
 
 
+class Forgetful(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Classes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "reason"),
+    [
+        (nn.Embedding(10, 4), torch.zeros(2, 3), "Expected tensor for argument #1 'indices'"),
+        (nn.BatchNorm2d(3), torch.zeros(2, 4, 5, 5), "running_mean should contain 4 elements not 3"),
+        (nn.BatchNorm2d(3), torch.zeros(2, 3), r"expected 4D input \(got 2D input\)"),
+        (nn.Conv2d(3, 8, 3), torch.zeros(2, 4, 9, 9), r"to have 3 channels, but got 4"),
+        (nn.Conv2d(3, 8, 5), torch.zeros(2, 3, 3, 3), "Kernel size can't be greater than actual input size"),
+        (nn.Linear(3, 3), None, "must be Tensor, not NoneType"),
+        (nn.LSTM(4, 8), torch.zeros(2, 3, 5), "Expected 4, got 5"),
+        (Classes(), torch.zeros(2, 3), "Expected input batch_size"),
+        (Forgetful(), torch.zeros(2, 3), "'Forgetful' object has no attribute 'layer'"),
+    ],
+)
+def test_what_a_layer_refuses_is_not_blamed_on_the_granularity(layer: nn.Module, x: Any, reason: str) -> None:
+    match = (
+        rf"in module '1' \({type(layer).__name__}\).*: \w+: .*{reason}.*; check that the model runs on these inputs\.$"
+    )
+    with pytest.raises(CaptureError, match=match):
+        capture(nn.Sequential(nn.Identity(), layer), (x,))
+
+
 class _Checked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from torch import nn
 from graphs.errors import CaptureError
 
 _OWN_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_LAYERS = os.path.dirname(nn.__file__) + os.sep
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _REASON_LENGTH = 200
 TO_MODULES = 'pass granularity="module" to capture leaf modules as ops'
@@ -21,10 +22,11 @@ _ON_INPUTS = "check that the model runs on these inputs"
 _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
     r"|too many positional"
-    r"|\bshapes?\b|\bsizes?\b|\bdimensions?\b|\bdims?\b|\bchannels\b|out of range",
+    r"|\bshapes?\b|(\b|_)sizes?\b|\bdimensions?\b|\bdims?\b|\d+D input|\bchannels\b|should contain \d+ elements"
+    r"|out of range|scalar types?\b|same dtype|argument .* must be .*, not ",
     re.IGNORECASE,
 )
-_TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|storage", re.IGNORECASE)
+_TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|proxy|storage", re.IGNORECASE)
 _OWN_CHECKS = (ValueError, AssertionError, LookupError, NameError, AttributeError)
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
@@ -53,7 +55,8 @@ def does_not_fit(error: BaseException) -> bool:
         return True
     frames = list(_frames(error.__traceback__))
     raised_in = frames[-1][0].f_code.co_filename if frames else "<"
-    return isinstance(error, _OWN_CHECKS) and not raised_in.startswith((*_OWN_FOLDERS, "<"))
+    is_of_a_model = raised_in.startswith(_LAYERS) or not raised_in.startswith((*_OWN_FOLDERS, "<"))
+    return isinstance(error, _OWN_CHECKS) and is_of_a_model
 
 
 def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureError:
