@@ -583,6 +583,16 @@ class Forgetful(nn.Module):
         return self.layer(x)  # type: ignore[no-any-return]
 
 
+class Misspelt(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.shap[0]  # type: ignore[attr-defined, no-any-return]
+
+
+class Optional(nn.Module):
+    def forward(self, x: torch.Tensor, y: Any = None) -> torch.Tensor:
+        return x + y  # type: ignore[no-any-return]
+
+
 class Classes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(x, torch.zeros(5, dtype=torch.int64))
@@ -600,6 +610,8 @@ class Classes(nn.Module):
         (nn.LSTM(4, 8), torch.zeros(2, 3, 5), "Expected 4, got 5"),
         (Classes(), torch.zeros(2, 3), "Expected input batch_size"),
         (Forgetful(), torch.zeros(2, 3), "'Forgetful' object has no attribute 'layer'"),
+        (Misspelt(), torch.zeros(2, 3), "'Tensor' object has no attribute 'shap'"),
+        (Optional(), torch.zeros(2, 3), r"unsupported operand type\(s\) for \+: 'Tensor' and 'NoneType'"),
     ],
 )
 def test_what_a_layer_refuses_is_not_blamed_on_the_granularity(layer: nn.Module, x: Any, reason: str) -> None:

@@ -23,7 +23,7 @@ _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
     r"|too many positional"
     r"|\bshapes?\b|(\b|_)sizes?\b|\bdimensions?\b|\bdims?\b|\d+D input|\bchannels\b|should contain \d+ elements"
-    r"|out of range|scalar types?\b|same dtype|argument .* must be .*, not ",
+    r"|out of range|scalar types?\b|same dtype|argument .* must be .*, not |unsupported operand",
     re.IGNORECASE,
 )
 _TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|proxy|storage", re.IGNORECASE)
@@ -49,9 +49,10 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
 
 def does_not_fit(error: BaseException) -> bool:
     """Whether the model itself refuses its arguments: wrong shapes, a missing argument, a check of its own."""
-    if type(error).__module__ != "builtins" or _TRACER.search(str(error)):
+    text = _text(error)
+    if type(error).__module__ != "builtins" or _TRACER.search(text):
         return False  # an exception class of torch's, or words of its tracer
-    if _MISFIT.search(str(error)):
+    if _MISFIT.search(text):
         return True
     frames = list(_frames(error.__traceback__))
     raised_in = frames[-1][0].f_code.co_filename if frames else "<"
@@ -109,7 +110,12 @@ def reason_of(error: BaseException) -> str:
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         return f"control flow or a shape depends on the data in a tensor ({kind})"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     text = f"{kind}: {lines[0]}" if lines else kind
-    text = text.rstrip(".;")
+    text = text.rstrip(".;:")
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
+
+
+def _text(error: BaseException) -> str:
+    """The message; what Python calls by the class of a tracer's tensors is a tensor to the model's author."""
+    return str(error).replace("'FakeTensor'", "'Tensor'")
