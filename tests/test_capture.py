@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from graphs.capture import capture, from_exported_program
+from graphs.capture import capture, costs, from_exported_program
 from graphs.capture.costs import general_kernels
 from graphs.errors import CaptureError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
@@ -620,6 +620,20 @@ def test_what_a_layer_refuses_is_not_blamed_on_the_granularity(layer: nn.Module,
     )
     with pytest.raises(CaptureError, match=match):
         capture(nn.Sequential(nn.Identity(), layer), (x,))
+
+
+class Differences(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.diff(x, n=30).sum() + torch.diff(x, n=31).sum() + torch.diff(x, n=32).sum()
+
+
+def test_calls_of_all_composite_operators_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some 155 calls each; the sizes are in no other test, so that none is cached.
+    monkeypatch.setattr(costs, "MOST_CALLS", 320)
+    with pytest.raises(CaptureError, match="may be made of 320 in all; pass granularity"):
+        capture(Differences(), torch.zeros(2, 173))
+    monkeypatch.setattr(costs, "MOST_CALLS", 640)
+    assert capture(Differences(), torch.zeros(2, 174)).n_ops == 9
 
 
 class _Checked(nn.Module):
