@@ -76,13 +76,18 @@ def check_name(argument: str) -> None:
 
     Raises:
         UnknownNameError: neither a model nor a file.
-        GraphFileError: a Python file without one of its functions.
+        GraphFileError: there is no such file, or a Python file without one of its functions.
     """
-    if argument in MODELS or is_function(argument):
+    if argument in MODELS:
         return
     refuse_script(argument)
     if not os.path.exists(argument) and os.sep not in argument and not Path(argument).suffix:
         raise UnknownNameError("model", argument, MODELS)
+    path = argument.rpartition(":")[0] if is_function(argument) else argument
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise GraphFileError(f"cannot read {path}: {error.strerror}; check the path.") from None
 
 
 def refuse_script(argument: str) -> None:

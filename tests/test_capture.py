@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from graphs.capture import capture, from_exported_program
+from graphs.capture import capture, costs, from_exported_program
 from graphs.capture.costs import general_kernels
 from graphs.errors import CaptureError, UnknownNameError
 from graphs.opgraph import OpGraph, Phase
@@ -576,6 +576,64 @@ def test_inputs_the_model_refuses_do_not_advise_another_granularity(train: bool)
     ):
         with pytest.raises(CaptureError, match=match + ".*; check that the model runs on these inputs"):
             capture(broken, args, train=train)
+
+
+class Forgetful(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Misspelt(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.shap[0]  # type: ignore[attr-defined, no-any-return]
+
+
+class Optional(nn.Module):
+    def forward(self, x: torch.Tensor, y: Any = None) -> torch.Tensor:
+        return x + y  # type: ignore[no-any-return]
+
+
+class Classes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "reason"),
+    [
+        (nn.Embedding(10, 4), torch.zeros(2, 3), "Expected tensor for argument #1 'indices'"),
+        (nn.BatchNorm2d(3), torch.zeros(2, 4, 5, 5), "running_mean should contain 4 elements not 3"),
+        (nn.BatchNorm2d(3), torch.zeros(2, 3), r"expected 4D input \(got 2D input\)"),
+        (nn.Conv2d(3, 8, 3), torch.zeros(2, 4, 9, 9), r"to have 3 channels, but got 4"),
+        (nn.Conv2d(3, 8, 5), torch.zeros(2, 3, 3, 3), "Kernel size can't be greater than actual input size"),
+        (nn.Linear(3, 3), None, "must be Tensor, not NoneType"),
+        (nn.LSTM(4, 8), torch.zeros(2, 3, 5), "Expected 4, got 5"),
+        (Classes(), torch.zeros(2, 3), "Expected input batch_size"),
+        (Forgetful(), torch.zeros(2, 3), "'Forgetful' object has no attribute 'layer'"),
+        (Misspelt(), torch.zeros(2, 3), "'Tensor' object has no attribute 'shap'"),
+        (Optional(), torch.zeros(2, 3), r"unsupported operand type\(s\) for \+: 'Tensor' and 'NoneType'"),
+    ],
+)
+def test_what_a_layer_refuses_is_not_blamed_on_the_granularity(layer: nn.Module, x: Any, reason: str) -> None:
+    match = (
+        rf"in module '1' \({type(layer).__name__}\).*: \w+: .*{reason}.*; check that the model runs on these inputs\.$"
+    )
+    with pytest.raises(CaptureError, match=match):
+        capture(nn.Sequential(nn.Identity(), layer), (x,))
+
+
+class Differences(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.diff(x, n=30).sum() + torch.diff(x, n=31).sum() + torch.diff(x, n=32).sum()
+
+
+def test_calls_of_all_composite_operators_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some 155 calls each; the sizes are in no other test, so that none is cached.
+    monkeypatch.setattr(costs, "MOST_CALLS", 320)
+    with pytest.raises(CaptureError, match="may be made of 320 in all; pass granularity"):
+        capture(Differences(), torch.zeros(2, 173))
+    monkeypatch.setattr(costs, "MOST_CALLS", 640)
+    assert capture(Differences(), torch.zeros(2, 174)).n_ops == 9
 
 
 class _Checked(nn.Module):

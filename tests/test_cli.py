@@ -338,7 +338,10 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
 
 def test_output_paths_are_checked_before_the_work(call: Call, graph_file: Path, tmp_path: Path) -> None:
     refused(call("capture", graph_file), "--output FILE")
-    refused(call("capture", "alexnt"), "unknown model 'alexnt', did you mean 'alexnet'?")
+    for command in ("capture", "profile"):
+        refused(call(command, "alexnt"), "unknown model 'alexnt', did you mean 'alexnet'?")
+        refused(call(command, "none.py:net"), "cannot read none.py: No such file or directory; check the path.")
+    refused(call("capture", "none.json"), "cannot read none.json: No such file or directory; check the path.")
     refused(call("capture", graph_file, "-o", ""), "the name of an output is empty")
     refused(call("capture", graph_file, "-o", "none/x.json"), "no folder none")
     refused(call("capture", graph_file, "-o", tmp_path), "it is a folder")

@@ -16,6 +16,8 @@ import pytest
 import typer
 
 from env.cluster import COMMUNICATIONS, Cluster
+from env.named import LOCAL
+from env.presets import PRESETS
 from env.problem import OBJECTIVES
 from env.reference import PRIORITIES
 from env.rows import EXECUTE, SCORERS
@@ -23,11 +25,13 @@ from graphs.capture.api import GRANULARITIES
 from graphs.errors import ClusterError, MismatchError
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.zoo import MODELS
 from placement.cli import app, run, tables
 from placement.cli.commands import EXAMPLES
 from placement.exporting import TARGETS
 from placement.learning.registry import PRESETS as TRAINING_PRESETS
 from placement.learning.registry import TRAINABLE
+from placement.methods import METHODS
 from placement.result import Result
 
 Call = Callable[..., tuple[int, str, str]]
@@ -87,6 +91,10 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "values"),
     [
+        ("optimize", "graph", tuple(MODELS)),
+        ("optimize", "--cluster", (*PRESETS, LOCAL)),
+        ("optimize", "--method", METHODS),
+        ("compare", "--methods", METHODS),
         ("export", "--to", TARGETS),
         ("optimize", "--objective", OBJECTIVES),
         ("optimize", "--priority", PRIORITIES),
@@ -99,10 +107,26 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
 )
 def test_values_of_an_option_complete(name: str, option: str, values: Sequence[str]) -> None:
     command = commands()[name]
-    parameter = next(found for found in command.params if option in found.opts)
+    parameter = next(found for found in command.params if option in found.opts or option == found.name)
     with command.context_class(command) as context:
         assert [item.value for item in parameter.shell_complete(context, "")] == list(values)
         assert [item.value for item in parameter.shell_complete(context, values[-1][:3])] == [values[-1]]
+
+
+def test_completion_loads_nothing_heavy() -> None:
+    heavy = ["torch", "numba", "networkx", "numpy", "scipy", "onnx"]
+    code = f"""
+import sys
+from placement.cli.commands import app
+import typer
+for command in typer.main.get_command(app).commands.values():
+    with command.context_class(command) as context:
+        for parameter in command.params:
+            parameter.shell_complete(context, "")
+print(*(name for name in {heavy!r} if name in sys.modules))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
 
 
 def test_completion_can_be_shown_and_installed(tmp_path: Path) -> None:

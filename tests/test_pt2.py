@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphs.capture import from_exported_program
-from graphs.errors import GraphFileError
+from graphs.capture import costs, from_exported_program
+from graphs.errors import CaptureError, GraphFileError
 from graphs.files import load_graph
 from graphs.readers.pt2 import read_pt2
 from graphs.readers.pt2_program import is_harmless, plain_program
@@ -62,6 +62,22 @@ def test_pt2_program(exported: Path) -> None:
     linear = next(op for op in graph.records()[0] if op.kind == "aten.linear")
     assert linear.flops == 2 * 8 * 4 * 3
     assert linear.kept_bytes == 4 * (4 * 3 + 3)
+
+
+def test_pt2_operators_made_of_endless_calls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Differences(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.diff(x, n=5)
+
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Differences(), (torch.ones(2, 1_500_007),)), path)
+    assert load_graph(path).n_ops == 2
+    evil = rewritten(path, tmp_path / "evil.pt2", {"model.json": lambda old: old.replace(b": 5}", b": 1000000}")})
+    monkeypatch.setattr(costs, "MOST_CALLS", 1000)
+    with pytest.raises(
+        CaptureError, match=r"evil\.pt2: aten\.diff is made of too many calls .* capture the model itself"
+    ):
+        load_graph(evil)
 
 
 class Touch:

@@ -111,7 +111,7 @@ def from_exported_program(program: ExportedProgram, name: str = "exported") -> O
     """The graph of one run of an exported program.
 
     Raises:
-        CaptureError: a size depends on data, or nothing is computed.
+        CaptureError: a size depends on data, nothing is computed, or an operator is made of too many calls.
     """
     return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name)
 

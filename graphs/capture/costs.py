@@ -1,14 +1,17 @@
 """FLOPs, kernels and aliasing of one traced call, by torch's own counters.
 
 A call that torch has a FLOP formula for is counted by it. A composite call (``linear``, ``matmul``, ``lstm``) is run
-once on fake tensors of its shapes and the calls it makes are counted. Both are cached by target and shapes.
+once on fake tensors of its shapes and the calls it makes are counted, up to a limit. Both are cached by target and
+shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphs.capture.failure import TO_MODULES
 from graphs.capture.trace import Layout, flat, layouts, tensor_info
+from graphs.errors import CaptureError
 
 aten = torch.ops.aten
 
+MOST_CALLS = 300_000  # that composite calls of one graph may be made of: about a minute
+_calls: ContextVar[Iterator[int]] = ContextVar("_calls")  # numbers those of the graph at hand
 _UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
 _GATHERS = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "embedding_bag"}
@@ -128,6 +135,16 @@ def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:
         return Cost()
 
 
+@contextmanager
+def limited_calls() -> Iterator[None]:
+    """While the block runs, composite calls may be made of `MOST_CALLS` in all; what is cached does not count."""
+    token = _calls.set(count(1))
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+
+
 def subgraph_flops(subgraph: fx.GraphModule) -> float:
     """FLOPs of a branch or loop body, once."""
     calls = [node for node in subgraph.graph.nodes if node.op == "call_function"]
@@ -166,7 +183,7 @@ def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
     with torch.no_grad(), FakeTensorMode(), general_kernels():
         fake_args, fake_kwargs = _tensors(args), dict(_tensors(kwargs))
         inputs = [tensor_info(tensor).storage for tensor in _leaves((fake_args, tuple(fake_kwargs.values())))]
-        with _Counter() as counter:
+        with _Counter(target) as counter:
             output = target(*fake_args, **fake_kwargs)
         storages = [tensor_info(tensor).storage for tensor in _leaves(output)]
     aliases = tuple(inputs.index(storage) if storage in inputs else None for storage in storages)
@@ -174,13 +191,24 @@ def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what a composite call is made of."""
+    """Adds up what a composite call is made of.
 
-    def __init__(self) -> None:
+    Raises:
+        CaptureError: too many calls.
+    """
+
+    def __init__(self, target: OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self.kernels = 0.0, 0
+        self._target = target
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if next(_calls.get()) > MOST_CALLS:
+            raise CaptureError(
+                f"{signature(self._target).kind} is made of too many calls to be counted; composite operators of a "
+                f"graph may be made of {MOST_CALLS:,} in all",
+                TO_MODULES,
+            )
         output = func(*args, **(kwargs or {}))
         formula = _formula(func)
         if formula is not None:

@@ -13,6 +13,7 @@ from torch import nn
 from graphs.errors import CaptureError
 
 _OWN_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_LAYERS = os.path.dirname(nn.__file__) + os.sep
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _REASON_LENGTH = 200
 TO_MODULES = 'pass granularity="module" to capture leaf modules as ops'
@@ -21,10 +22,11 @@ _ON_INPUTS = "check that the model runs on these inputs"
 _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
     r"|too many positional"
-    r"|\bshapes?\b|\bsizes?\b|\bdimensions?\b|\bdims?\b|\bchannels\b|out of range",
+    r"|\bshapes?\b|(\b|_)sizes?\b|\bdimensions?\b|\bdims?\b|\d+D input|\bchannels\b|should contain \d+ elements"
+    r"|out of range|scalar types?\b|same dtype|argument .* must be .*, not |unsupported operand",
     re.IGNORECASE,
 )
-_TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|storage", re.IGNORECASE)
+_TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|proxy|storage", re.IGNORECASE)
 _OWN_CHECKS = (ValueError, AssertionError, LookupError, NameError, AttributeError)
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
@@ -47,13 +49,15 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
 
 def does_not_fit(error: BaseException) -> bool:
     """Whether the model itself refuses its arguments: wrong shapes, a missing argument, a check of its own."""
-    if type(error).__module__ != "builtins" or _TRACER.search(str(error)):
+    text = _text(error)
+    if type(error).__module__ != "builtins" or _TRACER.search(text):
         return False  # an exception class of torch's, or words of its tracer
-    if _MISFIT.search(str(error)):
+    if _MISFIT.search(text):
         return True
     frames = list(_frames(error.__traceback__))
     raised_in = frames[-1][0].f_code.co_filename if frames else "<"
-    return isinstance(error, _OWN_CHECKS) and not raised_in.startswith((*_OWN_FOLDERS, "<"))
+    is_of_a_model = raised_in.startswith(_LAYERS) or not raised_in.startswith((*_OWN_FOLDERS, "<"))
+    return isinstance(error, _OWN_CHECKS) and is_of_a_model
 
 
 def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureError:
@@ -106,7 +110,12 @@ def reason_of(error: BaseException) -> str:
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         return f"control flow or a shape depends on the data in a tensor ({kind})"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     text = f"{kind}: {lines[0]}" if lines else kind
-    text = text.rstrip(".;")
+    text = text.rstrip(".;:")
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
+
+
+def _text(error: BaseException) -> str:
+    """The message; what Python calls by the class of a tracer's tensors is a tensor to the model's author."""
+    return str(error).replace("'FakeTensor'", "'Tensor'")

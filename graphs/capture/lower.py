@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from graphs.capture.costs import Signature, cost, signature, subgraph_flops
+from graphs.capture.costs import Signature, cost, limited_calls, signature, subgraph_flops
 from graphs.capture.drafts import Draft, Drafts, StateUse, Value
 from graphs.capture.optimizers import update_draft
 from graphs.capture.trace import (
@@ -38,9 +38,14 @@ _TO_HOST = ("item", "_local_scalar_dense", "is_nonzero", "equal")
 
 
 def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
-    """Ops, tensors and states of a trace, with one update op for each gradient of the trace."""
+    """Ops, tensors and states of a trace, with one update op for each gradient of the trace.
+
+    Raises:
+        CaptureError: a size depends on data, or composite operators are made of too many calls.
+    """
     walk = _Walk(trace)
-    walk.run(trace.graph)
+    with limited_calls():
+        walk.run(trace.graph)
     walk.mark_results()
     walk.add_updates(optimizer)
     walk.link_mirrors()

@@ -59,13 +59,17 @@ def read_pt2(path: Path) -> OpGraph:
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, LookupError, struct.error) as error:
         raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {_reason(error)}; save it again.") from None
     from graphs.capture import from_exported_program
+    from graphs.capture.failure import TO_MODULES
     from graphs.capture.quiet import quiet_loggers
 
     try:
         with quiet_loggers():  # what torch would log is in the errors
             return from_exported_program(_load(harmless, where), name=stem(where))
-    except (CaptureError, GraphFileError):
+    except GraphFileError:
         raise
+    except CaptureError as error:
+        way_out = "capture the model itself, by leaf module" if error.way_out == TO_MODULES else error.way_out
+        raise CaptureError(f"{where}: {error.reason}", way_out) from None
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
     except Exception as error:  # a program that fits PyTorch's schema and makes no sense

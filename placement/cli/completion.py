@@ -1,92 +1,53 @@
-"""What the shell may complete: names and values of options. Files it completes itself."""
+"""What the shell may complete: names and values of options. Files it completes itself.
+
+The names are copies: the registries that own them import torch, numba and NumPy, for which nobody who presses the tab
+key should wait. `tests/test_cli_help.py` compares each with its registry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+MODELS = (
+    *("alexnet", "vgg16", "inception_v3", "resnet50", "resnet152", "nasnet_large", "rnnlm", "nmt2", "nmt4", "nmt8"),
+    *("gnmt", "s2vt", "bert_base", "gpt2", "transformer_moe", "two_tower"),
+)
+CLUSTERS = (
+    *("1xV100", "2xK40-pcie", "4xK40-pcie", "8xK40-pcie", "4xV100-pcie", "8xV100-nvlink", "8xA100-nvswitch"),
+    *("8xH100-nvswitch", "2x8xH100-ib", "16xV100-10gbe", "mixed-gpus", "cpu-gpu", "local"),
+)
+POLICIES = ("hierarchical", "seq2seq", "graph", "ppo")
+METHODS = (
+    *("single_device", "random", "round_robin", "hash", "batch_split", "critical_path", "divide_path", "mite", "dfs"),
+    *("heft", "cpop", "peft", "m_topo", "m_etf", "m_sct", "expert", "sequential_fill", "min_cut", "chain_time"),
+    *("chain_bytes", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous", "local_search", "exact"),
+    "milp_contiguous",
+    *(f"{name}{end}" for name in (*POLICIES, "pretrained") for end in ("", "+local_search")),
+    "auto",
+)
+OBJECTIVES = ("latency", "throughput")
+COMMUNICATIONS = ("overlapped", "blocking")
+PRIORITIES = ("longest_path", "fifo", "msr")
+SCORERS = ("simulate", "execute")
+GRANULARITIES = ("op", "module", "auto")
+TARGETS = ("device_map", "pipeline", "json")
+TRAINING_PRESETS = ("default", "paper")
 
 
-def models(incomplete: str) -> list[str]:
-    """Built-in models."""
-    from graphs.zoo import MODELS
+def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes one name."""
 
-    return _beginning(incomplete, MODELS)
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
 
-
-def clusters(incomplete: str) -> list[str]:
-    """Presets and this machine; after a comma the next one."""
-    from env.named import LOCAL
-    from env.presets import PRESETS
-
-    return _listed(incomplete, (*PRESETS, LOCAL))
+    return complete
 
 
-def methods(incomplete: str) -> list[str]:
-    """Values of ``--method``; after a comma the next one."""
-    from placement.methods import METHODS
+def list_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes names with commas between them: after a comma the next one."""
 
-    return _listed(incomplete, METHODS)
+    def complete(incomplete: str) -> list[str]:
+        done, comma, last = incomplete.rpartition(",")
+        return [f"{done}{comma}{name}" for name in names if name.startswith(last)]
 
-
-def objectives(incomplete: str) -> list[str]:
-    """Values of ``--objective``."""
-    from env.problem import OBJECTIVES
-
-    return _beginning(incomplete, OBJECTIVES)
-
-
-def communications(incomplete: str) -> list[str]:
-    """Values of ``--communication``."""
-    from env.cluster import COMMUNICATIONS
-
-    return _beginning(incomplete, COMMUNICATIONS)
-
-
-def priorities(incomplete: str) -> list[str]:
-    """Values of ``--priority``."""
-    from env.reference import PRIORITIES
-
-    return _beginning(incomplete, PRIORITIES)
-
-
-def scorers(incomplete: str) -> list[str]:
-    """Values of ``--scorer``."""
-    from env.rows import EXECUTE, SCORERS
-
-    return _beginning(incomplete, (*SCORERS, EXECUTE))
-
-
-def granularities(incomplete: str) -> list[str]:
-    """Values of ``--granularity``."""
-    from graphs.capture.api import GRANULARITIES
-
-    return _beginning(incomplete, GRANULARITIES)
-
-
-def targets(incomplete: str) -> list[str]:
-    """Values of ``export --to``."""
-    from placement.exporting import TARGETS
-
-    return _beginning(incomplete, TARGETS)
-
-
-def policies(incomplete: str) -> list[str]:
-    """Values of ``train --policy``."""
-    from placement.learning.registry import TRAINABLE
-
-    return _beginning(incomplete, TRAINABLE)
-
-
-def training_presets(incomplete: str) -> list[str]:
-    """Values of ``train --preset``."""
-    from placement.learning.registry import PRESETS
-
-    return _beginning(incomplete, PRESETS)
-
-
-def _listed(incomplete: str, names: Iterable[str]) -> list[str]:
-    done, comma, last = incomplete.rpartition(",")
-    return [f"{done}{comma}{name}" for name in _beginning(last, names)]
-
-
-def _beginning(start: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(start)]
+    return complete

@@ -42,8 +42,8 @@ def _explain(error: Exception) -> int:
         return _say(sentence, INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
-    if isinstance(error, OSError) and error.errno in _REFUSED_WRITES:  # of compiled code that is kept, say
-        return _say(f"cannot write compiled code or output: {error.strerror}; free some space.", BAD_INPUT)
+    if isinstance(error, OSError) and error.errno in _REFUSED_WRITES:
+        return _say(f"cannot write compiled code or a temporary file: {error.strerror}; free some space.", BAD_INPUT)
     return _admit(error)
 
 

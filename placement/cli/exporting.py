@@ -24,7 +24,7 @@ def export(
         typer.Option(
             "--to",
             metavar="TARGET",
-            autocompletion=completion.targets,
+            autocompletion=completion.one_of(completion.TARGETS),
             show_default=False,
             help="device_map for transformers and accelerate, pipeline for torch.distributed.pipelining, or json.",
         ),

@@ -106,6 +106,9 @@ def profile(
 ) -> None:
     """Run a model op by op, and save its graph with the measured times."""
     if output is None and not as_json:
+        from placement.sources import check_name
+
+        check_name(model)
         raise typer.BadParameter(
             "profile saves a graph; say where with --output FILE, or print its figures with --json."
         )

@@ -18,7 +18,7 @@ Graph = Annotated[
     str,
     typer.Argument(
         metavar="GRAPH",
-        autocompletion=completion.models,
+        autocompletion=completion.one_of(completion.MODELS),
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
@@ -31,7 +31,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
-        autocompletion=completion.clusters,
+        autocompletion=completion.list_of(completion.CLUSTERS),
         show_default=False,
         help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured; not needed where "
         "GRAPH brings its own devices.",
@@ -41,7 +41,7 @@ ModelToRun = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        autocompletion=completion.models,
+        autocompletion=completion.one_of(completion.MODELS),
         show_default=False,
         help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
         "args, kwargs); the file is executed, so take none from strangers unread.",
@@ -53,7 +53,7 @@ Granularity = Annotated[
     typer.Option(
         "--granularity",
         metavar="op|module|auto",
-        autocompletion=completion.granularities,
+        autocompletion=completion.one_of(completion.GRANULARITIES),
         help="What becomes one op: an operator, a leaf module, or auto: leaf modules where operators cannot be traced.",
     ),
 ]
@@ -73,7 +73,7 @@ Objective = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
-        autocompletion=completion.objectives,
+        autocompletion=completion.one_of(completion.OBJECTIVES),
         help="What to minimise: latency, the makespan of one step, or throughput, the largest load in steady state.",
     ),
 ]
@@ -101,7 +101,7 @@ Communication = Annotated[
     typer.Option(
         "--communication",
         metavar="NAME",
-        autocompletion=completion.communications,
+        autocompletion=completion.one_of(completion.COMMUNICATIONS),
         show_default=False,
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
     ),
@@ -121,7 +121,7 @@ PriorityOption = Annotated[
     typer.Option(
         "--priority",
         metavar="NAME",
-        autocompletion=completion.priorities,
+        autocompletion=completion.one_of(completion.PRIORITIES),
         help="How a device chooses among ready ops: longest_path, fifo or msr. Where a method gives its own order, the "
         "faster of the two counts.",
     ),
@@ -131,7 +131,7 @@ ScorerOption = Annotated[
     typer.Option(
         "--scorer",
         metavar="NAME",
-        autocompletion=completion.scorers,
+        autocompletion=completion.one_of(completion.SCORERS),
         help="What says how fast a placement is: simulate, or execute, which really runs it; GRAPH is then a built-in "
         "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
     ),

@@ -35,14 +35,28 @@ def emit(text: str, colours: bool = False) -> None:
 
     if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
         raise OSError(errno.EBADF, "it is closed", "stdout")
-    try:
+    with writing_stdout():
         shown = show_output(text, colours)
         sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()
+
+
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """An error of the block that names no file is one of stdout.
+
+    Raises:
+        typer.Exit: its reader has left.
+        OSError: its disk is full, say.
+    """
+    try:
+        yield
     except BrokenPipeError:
         discard_stdout()
         raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
+        if error.filename is not None:
+            raise
         discard_stdout()
         raise OSError(error.errno, error.strerror, "stdout") from None
 

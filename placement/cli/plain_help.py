@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from placement.cli.output import writing_stdout
+
 
 class PlainCommand(TyperCommand):
     """A command with such help."""
@@ -14,6 +16,11 @@ class PlainCommand(TyperCommand):
         """The parameters, the help option included."""
         return _plain(super().get_params(ctx))
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
+        with writing_stdout():
+            return super().make_context(*args, **kwargs)
+
 
 class PlainGroup(TyperGroup):
     """A group of commands with such help."""
@@ -21,6 +28,11 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, the help option included."""
         return _plain(super().get_params(ctx))
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
+        with writing_stdout():
+            return super().make_context(*args, **kwargs)
 
 
 def _plain(parameters: list[Any]) -> list[Any]:

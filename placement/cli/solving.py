@@ -40,7 +40,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
-            autocompletion=completion.methods,
+            autocompletion=completion.list_of(completion.METHODS),
             show_default=False,
             help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
@@ -56,7 +56,7 @@ def compare(
         typer.Option(
             "--clusters",
             metavar="A,B,...",
-            autocompletion=completion.clusters,
+            autocompletion=completion.list_of(completion.CLUSTERS),
             show_default=False,
             help="What if: one row for each of these clusters.",
         ),
@@ -144,7 +144,7 @@ def optimize(
         typer.Option(
             "--method",
             metavar="NAME",
-            autocompletion=completion.methods,
+            autocompletion=completion.list_of(completion.METHODS),
             help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
             "search and exact solvers, keeping the best.",
         ),

@@ -64,7 +64,7 @@ def train(
         typer.Option(
             "--policy",
             metavar="NAME",
-            autocompletion=completion.policies,
+            autocompletion=completion.one_of(completion.POLICIES),
             help="hierarchical, seq2seq, graph or ppo.",
         ),
     ] = "hierarchical",
@@ -73,7 +73,7 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            autocompletion=completion.training_presets,
+            autocompletion=completion.one_of(completion.TRAINING_PRESETS),
             help="default, or paper: as published, where it is published.",
         ),
     ] = "default",
