@@ -58,7 +58,7 @@ learning: .venv/.test
 oracle: .venv/.test
 	apt-get update && apt-get install -y python3-simgrid
 	/usr/bin/python3 -c 'import simgrid'
-	$(BIN)/python -m pytest tests/test_simgrid.py -rs
+	$(BIN)/python -m pytest tests/env/test_simgrid.py -rs
 
 clean:
 	rm -rf .venv build dist *.egg-info report.html .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baselines.batch_split import batch_split
-from baselines.chain_split import chain_bytes, chain_time
-from baselines.cpop import cpop
-from baselines.critical_path import critical_path
-from baselines.dfs import dfs
-from baselines.divide_path import divide_path
-from baselines.etf import m_etf
-from baselines.exact import exact, exact_is_tractable, milp_contiguous
-from baselines.expert import expert
-from baselines.hash import hash_placement
-from baselines.heft import heft
-from baselines.ideal_dp import dp_contiguous
-from baselines.linear_dp import dp_linear
-from baselines.local_search import local_search
-from baselines.m_topo import m_topo
-from baselines.min_cut import min_cut
-from baselines.mite import mite
-from baselines.peft import peft
-from baselines.pipedream import pipedream, pipedream_hierarchical
-from baselines.plan import Method, Plan
-from baselines.random import random_placement
-from baselines.round_robin import round_robin
-from baselines.sct import m_sct
-from baselines.search import Search
-from baselines.sequential_fill import sequential_fill
-from baselines.single_device import single_device
+from baselines.budget import Search
+from baselines.exact.exact import exact as exact_search
+from baselines.exact.exact import exact_is_tractable, milp_contiguous
+from baselines.list_schedulers.cpop import cpop
+from baselines.list_schedulers.heft import heft
+from baselines.list_schedulers.m_etf import m_etf
+from baselines.list_schedulers.m_sct import m_sct
+from baselines.list_schedulers.m_topo import m_topo
+from baselines.list_schedulers.peft import peft
+from baselines.local_search.local_search import local_search as annealed_search
+from baselines.pipelines.chain_split import chain_bytes, chain_time
+from baselines.pipelines.dp_contiguous import dp_contiguous
+from baselines.pipelines.dp_linear import dp_linear
+from baselines.pipelines.pipedream import pipedream, pipedream_hierarchical
+from baselines.placers.batch_split import batch_split
+from baselines.placers.critical_path import critical_path
+from baselines.placers.dfs import dfs
+from baselines.placers.divide_path import divide_path
+from baselines.placers.expert import expert
+from baselines.placers.hash import hash_placement
+from baselines.placers.min_cut import min_cut
+from baselines.placers.mite import mite
+from baselines.placers.random import random_placement
+from baselines.placers.round_robin import round_robin
+from baselines.placers.sequential_fill import sequential_fill
+from baselines.placers.single_device import single_device
+from env.plan import Method, Plan
 from env.problem import LATENCY, THROUGHPUT
 
 METHODS: Mapping[str, Method] = {
@@ -62,9 +63,10 @@ METHODS: Mapping[str, Method] = {
     "dp_linear": dp_linear,
     "dp_contiguous": dp_contiguous,
 }
+# The two are not bound under their own names: those belong to the rooms they live in.
 SEARCHES: Mapping[str, Search] = {
-    "local_search": local_search,
-    "exact": exact,
+    "local_search": annealed_search,
+    "exact": exact_search,
     "milp_contiguous": milp_contiguous,
 }
 # What methods minimise that do not serve every objective: ranks and schedules say nothing about a steady state.

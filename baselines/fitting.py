@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.budget import Budget
 from baselines.no_fit import not_found
-from baselines.plan import Plan
-from baselines.search import Budget
-from baselines.units import Units
-from env.loads import loads
+from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
+from env.simulation.loads import loads
+from env.units import Units
 from graphs.opgraph import IntArray
 
 if TYPE_CHECKING:
-    from env.simulator import Simulator
+    from env.simulation.simulator import Simulator
 
 _MOST_PLACEMENTS = 4096  # so many are looked at one by one
 _AT_ONCE = 256
@@ -80,7 +80,7 @@ class _Search:
 
     @cached_property
     def _simulator(self) -> Simulator:
-        from env.simulator import Simulator  # loads the compiler: only when something is placed
+        from env.simulation.simulator import Simulator  # loads the compiler: only when something is placed
 
         return Simulator(self.problem)
 

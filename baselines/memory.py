@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.deadline import check_time
-from baselines.plan import Plan
-from baselines.units import Units
-from env.loads import loads
+from env.plan import Plan
 from env.problem import THROUGHPUT, BoolArray, Problem
+from env.simulation.loads import loads
+from env.units import Units
 from graphs.errors import InfeasibleError
+from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
-from graphs.units import exact_bytes
 
 if TYPE_CHECKING:
-    from env.simulator import Schedule
+    from env.simulation.simulator import Schedule
 
 _ATTEMPTS = 12
 _RELENT = 0.7  # what is left of the charges for activations when nothing fits under them
@@ -128,7 +128,7 @@ def excess_bytes(problem: Problem, plan: Plan) -> IntArray:
     """int64 [D]: by how much each device's memory is exceeded under the problem's objective, 0 or less if it fits."""
     if problem.objective == THROUGHPUT:
         return loads(problem, plan.device).memory(plan.order).held_bytes - problem.capacity_bytes
-    from env.simulator import Simulator  # loads the compiler: only when something is placed
+    from env.simulation.simulator import Simulator  # loads the compiler: only when something is placed
 
     return Simulator(problem).score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
 
@@ -156,8 +156,8 @@ def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
     if problem.objective == THROUGHPUT:
         reason = loads(problem, plan.device).memory(plan.order).reason
     else:
-        from env.simulator import Simulator
-        from env.timeline import overflow_reason
+        from env.simulation.simulator import Simulator
+        from env.simulation.timeline import overflow_reason
 
         _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
         reason = overflow_reason(problem, schedule)
@@ -172,7 +172,7 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
         steady = loads(problem, plan.device).memory(plan.order)
         per_op = steady.held_by(full[steady.entry_device])
         return np.add.reduceat(per_op[units.members], units.ptr[:-1])
-    from env.simulator import Simulator
+    from env.simulation.simulator import Simulator
 
     _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
     held = np.zeros(units.count, dtype=np.int64)
@@ -186,7 +186,7 @@ def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:
 
     An output counts for its producer, a copy from elsewhere for its first consumer on the device.
     """
-    from env.timeline import memory_steps
+    from env.simulation.timeline import memory_steps
 
     graph = units.problem.graph
     times_s, size_bytes = memory_steps(units.problem, schedule)[device]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from env.problem import Problem
 from graphs.errors import InfeasibleError, NotFoundError
-from graphs.units import format_bytes
+from graphs.formatting import format_bytes
 
 
 def all_failed(reasons: Mapping[str, InfeasibleError]) -> NotFoundError:

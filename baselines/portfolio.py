@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from baselines.budget import Budget, Search
 from baselines.deadline import Deadline, OutOfTimeError
 from baselines.no_fit import all_failed, not_found
-from baselines.plan import Method, Plan
-from baselines.search import Budget, Search
+from env.plan import Method, Plan
 from env.problem import LATENCY, THROUGHPUT, Problem
-from env.scoring import Scorer
+from env.simulation.scoring import Scorer
 from graphs.errors import InfeasibleError, NotFoundError
 
 # Every search starts from these, in this order: those that were best most often in docs/results/suite.md come first.

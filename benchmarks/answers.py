@@ -23,9 +23,9 @@ from table import parser
 from env.cluster import Cluster
 from env.problem import LATENCY, THROUGHPUT
 from graphs.disk import write_atomically
-from placement.methods import AUTO, HEURISTICS, SEARCHES, supports
-from placement.solver import Solver
-from placement.sources import read_source
+from placement.inputs.sources import read_source
+from placement.solving.methods import AUTO, HEURISTICS, SEARCHES, supports
+from placement.solving.solver import Solver
 
 MODELS = "inception_v3,resnet50,nasnet_large,rnnlm,nmt4,bert_base,transformer_moe,two_tower"
 CLUSTERS = "4xV100-pcie,8xV100-nvlink,8xH100-nvswitch"

@@ -7,7 +7,7 @@ after the other. Each row is appended to OUT/budgets.jsonl as soon as it is know
 with what is missing; at the end OUT/budgets.md is written from all rows of the study; --render does only that.
 Two runs of the same search differ a little, since they are cut off by the clock: a row counts as worse beyond 0.2 %,
 and the page tells how many evaluations each run got. With equal evaluations `auto` and `local_search` give the same
-answer wherever no exact solver joins in (tests/test_budgets.py).
+answer wherever no exact solver joins in (tests/baselines/test_budgets.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from table import machine, parser, read_rows
 
 from env.cluster import Cluster, Device, both_ways
 from graphs.disk import write_atomically
+from graphs.formatting import format_seconds
 from graphs.generators import fork_join, layered
 from graphs.opgraph import OpGraph
-from graphs.units import format_seconds
-from placement.solver import Solver
-from placement.sources import read_source
+from placement.inputs.sources import read_source
+from placement.solving.solver import Solver
 
 METHODS = ("local_search", "auto")
 ZOO = (

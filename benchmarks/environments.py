@@ -24,9 +24,9 @@ from table import Printer, parser
 
 import placement  # noqa: F401  (registers the environments)
 from env.cluster import Cluster
+from env.gym.vector import PlacementVecEnv
 from env.problem import Problem
-from env.simulator import Simulator
-from env.vector import PlacementVecEnv
+from env.simulation.simulator import Simulator
 from graphs.generators import layered
 
 N_OPS, CLUSTER = 783, "4xV100-pcie"

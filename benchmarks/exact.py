@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from table import Printer, parser
 
 from env.cluster import UNLIMITED_BYTES, Cluster, Device, Link, both_ways
+from graphs.formatting import format_seconds
 from graphs.generators import GENERATORS, REFERENCE_BYTES_PER_S
 from graphs.opgraph import OpGraph
-from graphs.units import format_seconds
 from placement import Result, optimize
 
 RATIOS = (0.1, 0.5, 1.0)

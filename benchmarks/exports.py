@@ -25,7 +25,7 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
-from placement.result import Result
+from placement.solving.result import Result
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "results" / "exports.md"
 TOKENS = 512

@@ -26,17 +26,17 @@ import numpy as np
 from table import machine, parser
 
 from graphs.disk import write_atomically
+from graphs.formatting import format_seconds
 from graphs.opgraph import Phase
-from graphs.units import format_seconds
 
 if TYPE_CHECKING:
-    from baselines.plan import Plan
     from env.cluster import Cluster
+    from env.plan import Plan
     from env.problem import Problem
-    from env.simulator import Schedule, Simulator
+    from env.simulation.simulator import Schedule, Simulator
     from graphs.opgraph import IntArray
-    from placement.models import Example
-    from placement.runtime.profiling import Profile
+    from placement.inputs.examples import Example
+    from placement.measuring.profiling import Profile
 
 Row = dict[str, Any]
 
@@ -91,13 +91,13 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     placements are run in each of several rounds, in another sequence each time, and the ops are measured between them;
     of the ops, and of each placement, the round counts that was least disturbed.
     """
-    from env.bounds import lower_bound
+    from env.bounds.bounds import lower_bound
     from env.problem import Problem
-    from env.simulator import Simulator
-    from placement.models import read_example
-    from placement.runtime.measure import local_cluster
-    from placement.runtime.profiling import measured_profile
-    from placement.runtime.repeats import Repeats
+    from env.simulation.simulator import Simulator
+    from placement.inputs.examples import read_example
+    from placement.measuring.machine import local_cluster
+    from placement.measuring.profiling import measured_profile
+    from placement.processes.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
@@ -125,7 +125,7 @@ def _run(
     trials: Sequence[_Trial], example: Example, cluster: Cluster, options: argparse.Namespace, profile: Profile
 ) -> None:
     """One round."""
-    from placement.executing import Executor
+    from placement.measuring.executor import Executor
 
     with Executor(
         example.model,
@@ -171,7 +171,7 @@ def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options
 
 def _trials(problem: Problem, options: argparse.Namespace) -> list[_Trial]:
     """Placements to run. Of methods that find the same, which they do where little is to be found, one is enough."""
-    from env.simulator import Simulator
+    from env.simulation.simulator import Simulator
 
     trials: list[_Trial] = []
     for method, plan in _plans(problem, options.seed, options.budget_s):
@@ -198,8 +198,8 @@ def _is_same(one: Schedule, other: Schedule) -> bool:
 def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, Plan]]:
     """Placements to run, each by its method's name."""
     import baselines
-    from baselines.plan import Plan
-    from placement.solver import Solver
+    from env.plan import Plan
+    from placement.solving.solver import Solver
 
     for name in HEURISTICS:
         yield name, baselines.METHODS[name](problem, seed)
@@ -220,8 +220,8 @@ def _random(problem: Problem, share: float, seed: int) -> Plan:
 
 def _moved(problem: Problem, device: IntArray, share: float, seed: int) -> Plan:
     """That share of the units, drawn at random, on the other device."""
-    from baselines.plan import Plan
-    from baselines.units import Units
+    from env.plan import Plan
+    from env.units import Units
 
     units = Units(problem)
     of_unit = np.zeros(units.count, dtype=np.int64)
@@ -231,8 +231,8 @@ def _moved(problem: Problem, device: IntArray, share: float, seed: int) -> Plan:
 
 def _device_map(problem: Problem) -> Plan:
     """The first half of the parameters on the first device, the rest on the second, as device maps by size have it."""
-    from baselines.plan import Plan
-    from baselines.units import Units
+    from env.plan import Plan
+    from env.units import Units
 
     units = Units(problem)
     order = units.topological_order

@@ -117,7 +117,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
 
 def run(case: Case) -> Row:
     """One run: `best_s` and, where something is learned, the curve [samples, seconds, best_s, mean_s]."""
-    from env.bounds import lower_bound
+    from env.bounds.bounds import lower_bound
 
     problem = _problem(case["task"])
     row: Row = {
@@ -141,25 +141,25 @@ def run(case: Case) -> Row:
 def _problem(task: str) -> Any:
     import placement
     from env.problem import Problem
-    from placement.sources import read_source
+    from placement.inputs.sources import read_source
 
     return Problem(read_source(task, train=True).graph, placement.Cluster.preset(TASKS[task]))
 
 
 def _heft_s(problem: Any) -> float:
     import baselines
-    from env.scoring import Scorer
+    from env.simulation.scoring import Scorer
 
     plan = baselines.METHODS["heft"](problem, 0)
     return Scorer(problem).value(plan.device, plan.order)
 
 
 def _task_row(case: Case, problem: Any) -> Row:
-    from placement.methods import HEURISTICS, supports
-    from placement.solver import Solver
+    from placement.solving.methods import HEURISTICS, supports
+    from placement.solving.solver import Solver
 
     if case["method"] == SCRATCH:
-        from placement.learning.registry import make_learner
+        from placement.learning.learners.registry import make_learner
 
         learner = make_learner("hierarchical", [problem], case["seed"], warm_start=False)
         began = time.monotonic()
@@ -173,7 +173,7 @@ def _task_row(case: Case, problem: Any) -> Row:
 
 
 def _learner(case: Case, problem: Any) -> Any:
-    from placement.learning.registry import make_learner
+    from placement.learning.learners.registry import make_learner
 
     if case["part"] == "curves":
         policy, preset, warm_start = CURVES[case["method"]]
@@ -186,10 +186,10 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     import numpy as np
     import torch
 
-    from placement.learning.hierarchical import LEVELS, Hierarchical
-    from placement.learning.partition import coarse_groups
-    from placement.learning.reinforce import Options, Reinforce
-    from placement.learning.starts import best_starts
+    from placement.learning.learners.hierarchical import LEVELS, Hierarchical
+    from placement.learning.learners.reinforce import Options, Reinforce
+    from placement.learning.learners.starts import best_starts
+    from placement.learning.networks.partition import coarse_groups
 
     class Fixed(Hierarchical):
         """Groups that never change."""
@@ -239,8 +239,8 @@ def _random_curve(problem: Any, seed: int, samples: int) -> Row:
     """Every unit on any device it may run on."""
     import numpy as np
 
-    from baselines.units import Units
-    from env.simulator import Simulator
+    from env.simulation.simulator import Simulator
+    from env.units import Units
 
     rng, simulator = np.random.default_rng(seed), Simulator(problem)
     allowed = Units(problem).allowed

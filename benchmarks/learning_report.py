@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.units import format_seconds
+from graphs.formatting import format_seconds
 
 Row = dict[str, Any]
 PUBLISHED = "hierarchical, as published"

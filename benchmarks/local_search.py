@@ -17,16 +17,16 @@ import numpy as np
 from table import Printer, parser
 
 from baselines import METHODS, Plan
-from baselines.makespan_search import COOLING, HOT, makespan_search
-from baselines.search import Budget
-from env.bounds import lower_bound
+from baselines.budget import Budget
+from baselines.local_search.makespan_search import COOLING, HOT, makespan_search
+from env.bounds.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem
-from env.scoring import Scorer
+from env.simulation.scoring import Scorer
 from graphs.errors import InfeasibleError
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
-from graphs.units import format_seconds
-from placement.sources import read_source
+from placement.inputs.sources import read_source
 
 MODELS = "inception_v3,nasnet_large,rnnlm,transformer_moe,two_tower,bert_base"
 CLUSTERS = "4xV100-pcie,8xH100-nvswitch"

@@ -27,14 +27,14 @@ import baselines
 from env.cluster import Cluster, Device, Link, both_ways
 from env.presets import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.problem import Problem
-from env.simulator import Simulator
+from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.generators import GENERATORS
-from graphs.model_cache import model_graph
 from graphs.opgraph import FloatArray, OpGraph
-from placement.learning.graph_policy import GraphPolicy
-from placement.learning.policy import Proposals
-from placement.learning.pretrained import PRETRAINED, save_pretrained
+from graphs.zoo.cache import model_graph
+from placement.learning.learners.pretrained import PRETRAINED, save_pretrained
+from placement.learning.networks.graph_policy import GraphPolicy
+from placement.learning.networks.policy import Proposals
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")

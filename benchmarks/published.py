@@ -22,14 +22,14 @@ from table import Printer, parser
 
 import baselines
 from env.cluster import Cluster
-from env.loads import loads
 from env.presets import PRESETS
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.published import neurips_cluster
+from env.simulation.loads import loads
 from graphs.readers.published import read_neurips, read_pipedream
-from placement.methods import AUTO
-from placement.result import Result
-from placement.solver import Solver
+from placement.solving.methods import AUTO
+from placement.solving.result import Result
+from placement.solving.solver import Solver
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python benchmarks/simulate.py [--seed 0] [--repeats 9] [--markdown]
 
 1. One core, 1,243 ops, 1,806 edges, 4 devices, a new random placement each time, memory tracked: one at a time, as a
-   batch, and with the slow plain-Python simulator (env/reference.py) in the same run; the scores must agree.
+   batch, and with the slow plain-Python simulator (env/checking/reference.py) in the same run; the scores must agree.
 2. The same batch on 1, 2, 4, ... cores, wall time.
 3. Nanoseconds per op and edge from 200 to 100,000 ops on 4 devices.
 
@@ -21,10 +21,10 @@ import numba
 import numpy as np
 from table import Printer, n_cores, parser, timed
 
+from env.checking.reference import simulate_reference
 from env.cluster import Cluster
 from env.problem import Problem
-from env.reference import simulate_reference
-from env.simulator import Simulator
+from env.simulation.simulator import Simulator
 from graphs.generators import layered, random_dag
 from graphs.opgraph import Op, OpGraph, Tensor
 
@@ -102,7 +102,7 @@ def one_core_rates(graph: OpGraph, seed: int, repeats: int) -> list[list[str]]:
     score_each(simulator, placements[:1])  # compiles
 
     measured: dict[str, tuple[int, Callable[[], object], Callable[[], float]]] = {
-        "plain Python, `env/reference.py`": (
+        "plain Python, `env/checking/reference.py`": (
             FEW,
             lambda: [simulate_reference(graph, cluster, placed) for placed in few],
             time.thread_time,

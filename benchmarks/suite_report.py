@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from graphs.units import format_seconds
-from placement.methods import SEARCHES
+from graphs.formatting import format_seconds
+from placement.solving.methods import SEARCHES
 
 Row = dict[str, Any]
 GAINS = 1.3  # rows whose best possible speed-up exceeds this are where placement matters

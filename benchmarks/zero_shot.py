@@ -25,19 +25,19 @@ from pretrain import CLUSTERS, HELD_OUT_CLUSTERS, HELD_OUT_MODELS, HELD_OUT_SEED
 from table import machine, parser
 
 import baselines
-from baselines.plan import Plan
-from baselines.search import Budget
-from env.bounds import lower_bound
+from baselines.budget import Budget
+from env.bounds.bounds import lower_bound
 from env.cluster import Cluster
+from env.plan import Plan
 from env.problem import Problem
-from env.scoring import Scorer
+from env.simulation.scoring import Scorer
 from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError
-from graphs.model_cache import model_graph
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
-from graphs.units import format_seconds
-from placement.learning.pretrained import load_pretrained, propose_pretrained
-from placement.solver import Solver
+from graphs.zoo.cache import model_graph
+from placement.learning.learners.pretrained import load_pretrained, propose_pretrained
+from placement.solving.solver import Solver
 
 SEEN_MODELS = ("inception_v3", "rnnlm", "two_tower")  # on clusters held out
 UNSEEN_ON_SEEN = CLUSTERS[:4]

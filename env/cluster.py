@@ -18,11 +18,11 @@ from typing import Any
 
 import networkx as nx
 
-from env.measurer import measurer
+from env.local import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
+from graphs.checks import BYTES_LIMIT
 from graphs.disk import stem
 from graphs.errors import ClusterError, UnknownNameError
-from graphs.opgraph_checks import BYTES_LIMIT
 from graphs.show import is_text
 
 __all__ = [

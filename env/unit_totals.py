@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from env.memory_bounds import working_set_bytes
+from env.bounds.memory import working_set_bytes
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 

@@ -2,14 +2,14 @@
 
     python examples/custom_reward.py
 
-A reward takes an `env.rewards.Outcome`, arrays about k placements, and gives k numbers; larger is better.
+A reward takes an `env.gym.rewards.Outcome`, arrays about k placements, and gives k numbers; larger is better.
 """
 
 import gymnasium
 import numpy as np
 
 import placement
-from env.rewards import Outcome
+from env.gym.rewards import Outcome
 from graphs.generators import fork_join
 
 

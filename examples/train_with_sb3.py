@@ -8,7 +8,7 @@ For one unit a step with masks, take "placement/Sequential-v0" and sb3-contrib's
 from stable_baselines3 import PPO
 
 from env.cluster import Cluster
-from env.vector import PlacementVecEnv
+from env.gym.vector import PlacementVecEnv
 from graphs.generators import layered
 
 graph, cluster = layered(40, seed=0, ccr=4.0, width=4), Cluster.preset("4xV100-pcie")

@@ -3,7 +3,6 @@
 Capturing from PyTorch is in `graphs.capture`, which imports torch, and the model zoo in `graphs.zoo`.
 """
 
-from graphs.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
 from graphs.errors import (
     CaptureError,
     ClusterError,
@@ -17,6 +16,7 @@ from graphs.errors import (
 from graphs.files import load_graph, save_graph
 from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.transforms.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
 
 __all__ = [
     "CaptureError",

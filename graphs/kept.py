@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphs.formatting import format_bytes
 from graphs.opgraph import IntArray, OpGraph, Phase
 from graphs.optimizers import OPTIMIZERS, UPDATE_KIND, Optimizer
-from graphs.units import format_bytes
 
 
 @dataclass(frozen=True)

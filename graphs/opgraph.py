@@ -16,9 +16,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, lookup
 from graphs.errors import GraphError
 from graphs.networkx_io import records_from_networkx, records_to_networkx
-from graphs.opgraph_checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, lookup
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 
 __all__ = ["ANY_DEVICE", "FloatArray", "IntArray", "Op", "OpGraph", "Phase", "Tensor"]

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from graphs.capture import capture
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
-    from placement.application import apply
     from placement.comparison import Comparison, compare
-    from placement.executing import Executor
-    from placement.exporting import export
+    from placement.exporters.exporting import export
     from placement.learning.training import Training, train
+    from placement.measuring.executor import Executor
+    from placement.measuring.profiling import profile
     from placement.optimization import METHODS, optimize
-    from placement.result import Result
-    from placement.runtime.profiling import profile
+    from placement.runtime.application import apply
+    from placement.solving.result import Result
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -56,18 +56,18 @@ _HOME = {
     "METHODS": "placement.optimization",
     "Cluster": "env.cluster",
     "Comparison": "placement.comparison",
-    "Executor": "placement.executing",
+    "Executor": "placement.measuring.executor",
     "OpGraph": "graphs.opgraph",
-    "Result": "placement.result",
+    "Result": "placement.solving.result",
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
-    "apply": "placement.application",
+    "apply": "placement.runtime.application",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
-    "export": "placement.exporting",
+    "export": "placement.exporters.exporting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
-    "profile": "placement.runtime.profiling",
+    "profile": "placement.measuring.profiling",
     "save_graph": "graphs.files",
     "train": "placement.learning.training",
     "verify": "placement.verification",
@@ -109,8 +109,8 @@ def _load(name: str, folder: Path) -> None:
 
 
 _refuse_namesakes()
-importlib.import_module("env.registration").register_environments()
-importlib.import_module("env.measurer").register_measurer("placement.runtime.measure:local_cluster")
+importlib.import_module("env.gym.registration").register_environments()
+importlib.import_module("env.local").register_measurer("placement.measuring.machine:local_cluster")
 
 
 def __getattr__(name: str) -> Any:

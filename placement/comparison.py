@@ -11,17 +11,17 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from baselines.plan import Plan
 from env.cluster import Cluster
+from env.plan import Plan
 from env.problem import LATENCY
-from env.simulator import Priority
+from env.simulation.simulator import Priority
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
-from graphs.units import format_seconds
-from placement.methods import POLICY_FILE, check_options, default_methods, supports
 from placement.optimization import check_problem
 from placement.ranking import SAME, SINGLE, ranked, ties
-from placement.result import OWN_ORDER, Result, agreed_bound_s, relative_gap, versions
-from placement.solver import Solver
+from placement.solving.methods import POLICY_FILE, check_options, default_methods, supports
+from placement.solving.result import OWN_ORDER, Result, agreed_bound_s, relative_gap, versions
+from placement.solving.solver import Solver
 
 Progress = Callable[[str, int, int], None]
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
 from env.problem import LATENCY
-from env.simulator import Priority
+from env.simulation.simulator import Priority
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
-from placement.methods import AUTO, METHODS, check_options
-from placement.result import Result
-from placement.solver import Solver
+from placement.solving.methods import AUTO, METHODS, check_options
+from placement.solving.result import Result
+from placement.solving.solver import Solver
 
 if TYPE_CHECKING:
-    from env.rows import ScorerFactory
+    from env.gym.batch import ScorerFactory
 
 __all__ = ["METHODS", "check_problem", "optimize"]
 
@@ -64,12 +64,12 @@ def optimize(
     check_problem(graph, cluster)
     if scorer == "simulate":
         return Solver(graph, cluster, seed, objective, priority).solve(method, budget_s, evaluations)
-    from env.rows import scorer_of  # loads Gymnasium
+    from env.gym.batch import scorer_of  # loads Gymnasium
 
     make_scorer = scorer_of(scorer)
     if objective != LATENCY:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {objective}.")
-    from placement.fastest import fastest_measured
+    from placement.measured_best import fastest_measured
 
     solver = Solver(graph, cluster, seed, objective, priority)
     return fastest_measured(solver, method, seed, make_scorer, budget_s, evaluations)

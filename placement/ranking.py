@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from placement.result import Result
+from placement.solving.result import Result
 
 SINGLE = "single_device"  # the method whose name says best what a placement on one device is
 SAME = 1e-9  # objectives closer than this, relative, are a tie

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from env.bounds import lower_bound
-from env.checker import audit
+from env.bounds.bounds import lower_bound
+from env.checking.checker import audit
+from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
 from env.problem import THROUGHPUT, Problem
-from env.reference_loads import reference_loads
-from env.simulator import Priority
+from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
-from graphs.units import format_seconds
-from placement.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
-from placement.result import OWN_ORDER, Result, relative_gap
+from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
+from placement.solving.result import OWN_ORDER, Result, relative_gap
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 

@@ -16,8 +16,8 @@ from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.show import show
 from placement.comparison import Comparison, compare
-from placement.methods import AUTO
-from placement.result import Result
+from placement.solving.methods import AUTO
+from placement.solving.result import Result
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 

@@ -16,10 +16,10 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
-    from placement.models import Example
-    from placement.result import Result
-    from placement.runtime.repeats import Report
-    from placement.trial import Trial
+    from placement.inputs.examples import Example
+    from placement.measuring.trial import Trial
+    from placement.processes.repeats import Report
+    from placement.solving.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 
@@ -81,15 +81,15 @@ def apply(
     check_outputs(trace, output, inputs=[model, placement, cluster])
     sizes = options.parse_dims(dims)
     if placement is None:
-        from placement.sources import LOCAL
+        from placement.inputs.sources import LOCAL
 
         with reason_as_json(as_json):
             result = _placed(model, cluster or LOCAL, train, sizes, method or "auto", seed, budget_s)
     else:
         if method is not None or budget_s is not None:
             raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
-        from placement.result import Result
-        from placement.runtime.doubts import warn_of_doubts
+        from placement.measuring.doubts import warn_of_doubts
+        from placement.solving.result import Result
 
         result = Result.load(placement)
         _check_cluster(result, cluster)
@@ -97,7 +97,7 @@ def apply(
     if output is not None:
         result.save(output)
     with progress(f"running {model}, predicted {_predicted(result)} a step") as bar:
-        from placement.trial import try_out
+        from placement.measuring.trial import try_out
 
         report = tell_steps(bar, model, sizes)
         trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace, report=report)
@@ -112,7 +112,7 @@ def apply(
 
 
 def _predicted(result: Result) -> str:
-    from graphs.units import format_seconds
+    from graphs.formatting import format_seconds
 
     return "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
 
@@ -120,7 +120,7 @@ def _predicted(result: Result) -> str:
 def _check_cluster(result: Result, cluster: str | None) -> None:
     """Raises: MismatchError: the placement is for another cluster than the command names."""
     from graphs.errors import MismatchError
-    from placement.sources import LOCAL, read_cluster
+    from placement.inputs.sources import LOCAL, read_cluster
 
     if cluster is None or cluster == LOCAL:  # it runs on this machine, measured now or before
         return
@@ -136,10 +136,10 @@ def _placed(
 ) -> Result:
     with progress(f"measuring {model}") as bar:
         from graphs.errors import InfeasibleError
-        from placement.methods import check_options
-        from placement.models import read_example
+        from placement.inputs.examples import read_example
+        from placement.inputs.sources import read_cluster
         from placement.optimization import optimize
-        from placement.sources import read_cluster
+        from placement.solving.methods import check_options
 
         with usage_errors():
             check_options([method], seed, options.DEFAULT_OBJECTIVE, options.DEFAULT_PRIORITY, budget_s)
@@ -160,7 +160,7 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
-    from placement.runtime.profiling import measured_profile
+    from placement.measuring.profiling import measured_profile
 
     own = (example.model, example.args, example.kwargs)
     try:
@@ -180,8 +180,8 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
 def _show(result: Result, trial: Trial) -> None:
     from rich.table import Table
 
+    from graphs.formatting import format_bytes, format_seconds
     from graphs.show import show
-    from graphs.units import format_bytes, format_seconds
 
     table = Table(box=None, pad_edge=False)
     for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
@@ -204,7 +204,7 @@ def _show(result: Result, trial: Trial) -> None:
 
 def _sentences(trial: Trial) -> list[str]:
     """What was measured, what it was compared with, and how noisy it was."""
-    from graphs.units import format_seconds
+    from graphs.formatting import format_seconds
 
     counted = trial.steps - trial.dropped
     noise = f"median of {counted} steps, spread {trial.spread:.1%}"

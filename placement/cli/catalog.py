@@ -24,9 +24,9 @@ def models(
 ) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
     from graphs.errors import UnknownNameError
-    from graphs.model_cache import model_graph
     from graphs.zoo import MODELS
-    from placement.potential import potential, reference_device
+    from graphs.zoo.cache import model_graph
+    from placement.solving.speedup_limit import potential, reference_device
 
     chosen = names or list(MODELS)
     for name in chosen:
@@ -93,8 +93,8 @@ def clusters(
     """List the clusters there are: devices, memory, links, and where the figures come from."""
     from env.cluster import Cluster
     from env.presets import PRESETS
-    from placement.cluster_json import cluster_to_dict
-    from placement.sources import read_cluster
+    from placement.inputs.cluster_json import cluster_to_dict
+    from placement.inputs.sources import read_cluster
 
     if name is None and (as_toml or output) and not measure:
         raise typer.BadParameter(f"--toml and --output need the name of a cluster, one of {', '.join(PRESETS)}.")
@@ -144,7 +144,7 @@ def capture(
 ) -> None:
     """Read or capture a graph and save it as JSON."""
     if output is None and not as_json:
-        from placement.sources import check_name
+        from placement.inputs.sources import check_name
 
         check_name(graph)
         raise typer.BadParameter(
@@ -153,7 +153,7 @@ def capture(
     check_outputs(output, inputs=[graph])
     sizes = options.parse_dims(dims)
     with progress(f"reading {graph}"):
-        from placement.sources import read_source
+        from placement.inputs.sources import read_source
 
         captured = read_source(graph, train=train, granularity=granularity, dims=sizes).graph
     if output is not None:
@@ -171,7 +171,7 @@ def capture(
 
 def _figures(graph: OpGraph) -> dict[str, Any]:
     from graphs.kept import kept
-    from placement.potential import peak_bytes, reference_device
+    from placement.solving.speedup_limit import peak_bytes, reference_device
 
     parts = kept(graph)
     return {

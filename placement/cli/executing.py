@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from env.cluster import Cluster
-    from env.rows import ScorerFactory
+    from env.gym.batch import ScorerFactory
     from graphs.opgraph import OpGraph
-    from placement.models import Example
+    from placement.inputs.examples import Example
 
     Running = AbstractContextManager[str | ScorerFactory]
 
@@ -31,7 +31,7 @@ def check_scorer(scorer: str, granularity: str, objective: str = options.DEFAULT
     """
     if scorer == options.DEFAULT_SCORER:
         return
-    from env.rows import EXECUTE, SCORERS
+    from env.gym.batch import EXECUTE, SCORERS
     from graphs.errors import UnknownNameError
 
     if scorer not in (*SCORERS, EXECUTE):
@@ -44,14 +44,14 @@ def check_scorer(scorer: str, granularity: str, objective: str = options.DEFAULT
 
 def profiled(model: str, cluster: str | None, train: bool, dims: list[str] | None) -> tuple[OpGraph, Cluster, Running]:
     """The graph of a model with measured op times, the cluster, and what runs its placements there."""
-    from placement.executing import cores_of
-    from placement.sources import LOCAL, read_cluster
+    from placement.inputs.sources import LOCAL, read_cluster
+    from placement.measuring.executor import cores_of
 
     target = read_cluster(cluster or LOCAL)
     cores_of(target)  # says at once what cannot be run
     example = _example(model, train, dims)
     with progress(f"measuring {model}"):
-        from placement.runtime.profiling import profile
+        from placement.measuring.profiling import profile
 
         graph = profile(example.model, example.args, example.kwargs, target, train, name=example.name)
     return graph, target, _running(example, target, train)
@@ -71,14 +71,14 @@ def executed(models: list[str], clusters: list[Cluster], train: bool, dims: list
 
 def _example(model: str, train: bool, dims: list[str] | None) -> Example:
     with progress(f"reading {model}"):
-        from placement.models import read_example
+        from placement.inputs.examples import read_example
 
         return read_example(model, train=train, dims=options.parse_dims(dims))
 
 
 @contextlib.contextmanager
 def _running(example: Example, cluster: Cluster, train: bool) -> Iterator[str | ScorerFactory]:
-    from placement.executing import Executor
+    from placement.measuring.executor import Executor
 
     own = (example.model, example.args, example.kwargs)
     with Executor(*own, cluster=cluster, train=train, name=example.name) as executor:

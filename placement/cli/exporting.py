@@ -12,7 +12,7 @@ from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 
 if TYPE_CHECKING:
-    from placement.pipeline_split import PipelineSplit
+    from placement.exporters.pipeline import PipelineSplit
 
 
 def export(
@@ -56,10 +56,10 @@ def export(
     if no_split is not None and model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
     with progress("importing"):
-        from placement import exporting
-        from placement.module_places import DeviceMap
-        from placement.result import Result
-        from placement.sources import read_model
+        from placement.exporters import exporting
+        from placement.exporters.device_map import DeviceMap
+        from placement.inputs.sources import read_model
+        from placement.solving.result import Result
     result = Result.load(file)
     classes = None if no_split is None else [name.strip() for name in no_split.split(",") if name.strip()]
     with reason_as_json(as_json), progress(f"exporting {file}"):
@@ -81,8 +81,8 @@ def export(
 
 
 def _described(found: dict[str, Any] | PipelineSplit) -> str:
-    from graphs.units import format_bytes
-    from placement.module_places import DeviceMap
+    from graphs.formatting import format_bytes
+    from placement.exporters.device_map import DeviceMap
 
     if isinstance(found, DeviceMap):
         taken = ", ".join(

@@ -15,8 +15,8 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from placement.runtime.doubts import MeasuredMachine
-    from placement.runtime.repeats import Underway
+    from placement.measuring.doubts import MeasuredMachine
+    from placement.processes.repeats import Underway
 
 _LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 
@@ -24,8 +24,8 @@ _LONG_S = 30.0  # what is measured longer than this is said, also where no bar i
 def measured_now(devices: int | None) -> MeasuredMachine:
     """This machine, measured now; doubtful figures are warned of."""
     with progress("measuring devices and links"):
-        from placement.runtime import measure
-        from placement.runtime.doubts import warn_of_doubts
+        from placement.measuring import machine as measure
+        from placement.measuring.doubts import warn_of_doubts
 
         found = measure.measured_machine(devices)
         warn_of_doubts(found.cluster)
@@ -36,7 +36,7 @@ def show_measured(found: MeasuredMachine, devices: int | None, output: Path | No
     """What was measured, how far it can be trusted, and where it is saved."""
     from rich.table import Table
 
-    from graphs.units import format_bytes, format_seconds
+    from graphs.formatting import format_bytes, format_seconds
     from placement.cli.tables import cluster_details, format_count
 
     spreads = Table(box=None, header_style="bold", padding=(0, 1))
@@ -72,7 +72,7 @@ def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]
     announced: set[tuple[str, bool]] = set()
 
     def tell(what: str, now: Underway) -> None:
-        from graphs.units import format_seconds
+        from graphs.formatting import format_seconds
 
         is_first = now.done == 0
         each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
@@ -106,7 +106,7 @@ def profile(
 ) -> None:
     """Run a model op by op, and save its graph with the measured times."""
     if output is None and not as_json:
-        from placement.sources import check_name
+        from placement.inputs.sources import check_name
 
         check_name(model)
         raise typer.BadParameter(
@@ -117,9 +117,9 @@ def profile(
     with progress(f"measuring {model}") as bar:
         from graphs.capture.failure import TO_MODULES
         from graphs.errors import CaptureError
-        from placement.models import read_example
-        from placement.runtime.profiling import measured_profile
-        from placement.sources import read_cluster
+        from placement.inputs.examples import read_example
+        from placement.inputs.sources import read_cluster
+        from placement.measuring.profiling import measured_profile
 
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=sizes)
@@ -144,8 +144,8 @@ def profile(
         figures = {"graph": found.graph.name, "hash": found.graph.hash, "ops": found.graph.n_ops, "devices": devices}
         emit_json({**figures, "file": None if output is None else str(output)})
         return
+    from graphs.formatting import format_seconds
     from graphs.show import show
-    from graphs.units import format_seconds
 
     for key, own in devices.items():
         emit(

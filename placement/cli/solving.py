@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.cli.executing import Running
     from placement.comparison import Comparison
-    from placement.result import Result
-    from placement.sources import Source
+    from placement.inputs.sources import Source
+    from placement.solving.result import Result
 
 
 def compare(
@@ -85,8 +85,8 @@ def compare(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import comparison
-        from placement.methods import AUTO, METHODS, check_options, default_methods
-        from placement.sources import check_cluster_argument, cluster_for
+        from placement.inputs.sources import check_cluster_argument, cluster_for
+        from placement.solving.methods import AUTO, METHODS, check_options, default_methods
     names = None if methods is None else _names("--methods", methods)
     if names is not None and not names:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
@@ -170,8 +170,8 @@ def optimize(
     with progress("importing"):
         from graphs.errors import InfeasibleError
         from placement import optimization
-        from placement.methods import HEURISTICS, check_options
-        from placement.sources import check_cluster_argument, cluster_for
+        from placement.inputs.sources import check_cluster_argument, cluster_for
+        from placement.solving.methods import HEURISTICS, check_options
     with usage_errors():
         check_options([method], seed, objective, priority, budget_s, evaluations)
     check_scorer(scorer, granularity, objective)
@@ -248,7 +248,7 @@ def verify(
         raise typer.BadParameter("--train, --granularity and --dim say how to read --graph GRAPH; give that too.")
     with progress("importing"):
         from placement import verification
-        from placement.sources import read_cluster
+        from placement.inputs.sources import read_cluster
     expected = None if graph is None else _read(graph, train, granularity, dims).graph
     target = None if cluster is None else read_cluster(cluster)
     with progress(f"verifying {file}"):
@@ -301,7 +301,7 @@ def _targets(
     memory_fraction: float | None,
 ) -> list[Cluster]:
     """The clusters of a what-if."""
-    from placement.sources import cluster_for
+    from placement.inputs.sources import cluster_for
     from placement.what_if import first_devices, parse_sweep
 
     if sweep is None:
@@ -337,7 +337,7 @@ def _what_if(
 ) -> None:
     from graphs.disk import write_atomically
     from graphs.errors import InfeasibleError
-    from placement.methods import AUTO
+    from placement.solving.methods import AUTO
     from placement.what_if import what_if
 
     with progress("comparing", len(targets)) as report:
@@ -364,7 +364,7 @@ def _what_if(
 def _read(graph: str, train: bool, granularity: str, dims: list[str] | None) -> Source:
     sizes = options.parse_dims(dims)
     with progress(f"reading {graph}"):
-        from placement.sources import read_source
+        from placement.inputs.sources import read_source
 
         return read_source(graph, train=train, granularity=granularity, dims=sizes)
 

@@ -15,17 +15,17 @@ from rich.text import Text
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.presets import PRESETS
 from env.problem import scope
+from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept
 from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
-from graphs.units import format_bytes, format_seconds
-from placement.methods import measure
 from placement.report.words import format_percent
+from placement.solving.methods import measure
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
-    from placement.result import Result
+    from placement.solving.result import Result
     from placement.what_if import WhatIf
 
 BAR_WIDTH = 12

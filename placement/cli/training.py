@@ -187,7 +187,7 @@ def _read(
     graphs: list[str], clusters: list[str], train: bool, granularity: str, dims: list[str] | None
 ) -> tuple[list[OpGraph], list[Cluster]]:
     """The graphs, and the clusters to place each of them on."""
-    from placement.sources import cluster_for, read_source
+    from placement.inputs.sources import cluster_for, read_source
 
     sizes = options.parse_dims(dims)
     sources = []
@@ -231,9 +231,9 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
+    from graphs.formatting import format_seconds
     from graphs.show import show
-    from graphs.units import format_seconds
-    from placement.result import relative_gap
+    from placement.solving.result import relative_gap
 
     table = Table(box=None, header_style="bold", padding=(0, 1))
     table.add_column("graph")
@@ -290,7 +290,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 
 def _summary(found: Training) -> Iterator[str]:
     from env.problem import LATENCY, scope
-    from graphs.units import format_seconds
+    from graphs.formatting import format_seconds
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:

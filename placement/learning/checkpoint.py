@@ -9,7 +9,7 @@ from typing import Any
 
 from graphs.errors import PolicyFileError
 from placement.learning.archive import Kind, read_archive, write_archive
-from placement.learning.learner import State
+from placement.learning.learners.learner import State
 
 _KIND = Kind(
     "a checkpoint of a training run", "checkpoint.json", "placement.checkpoint", 1, "start anew with --restart"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from placement.learning.learner import Update
+from placement.learning.learners.learner import Update
 
 
 class EventLog:

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 import baselines
+from baselines.budget import Budget
 from baselines.portfolio import Candidate
-from baselines.search import Budget
 from env.problem import Problem
-from env.scoring import Scorer
-from env.simulator import Simulator
+from env.simulation.scoring import Scorer
+from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
-from placement.learning.interruption import on_interrupt
-from placement.learning.policy import PlacementPolicy
+from placement.learning.learners.registry import make_learner, within_63_bits
+from placement.learning.learners.threads import single_threaded
+from placement.learning.networks.policy import PlacementPolicy
 from placement.learning.policy_file import load_policy
-from placement.learning.registry import make_learner, within_63_bits
-from placement.learning.threads import single_threaded
-from placement.methods import POLICY_FILE, PRETRAINED, REFINED, is_method
-from placement.two_ops import two_ops
+from placement.solving.interruption import on_interrupt
+from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, is_method
+from placement.solving.warmup import two_ops
 
 Place = Callable[[int, Budget], Candidate]  # from a seed and a budget; spends the budget
 _BATCH = 32  # placements a saved policy draws at once
@@ -73,7 +73,7 @@ def _trained(problem: Problem, name: str, seed: int, budget: Budget) -> Candidat
 
 
 def _pretrained(problem: Problem, seed: int, budget: Budget) -> Candidate:
-    from placement.learning.pretrained import propose_pretrained
+    from placement.learning.learners.pretrained import propose_pretrained
 
     with single_threaded():  # it minds Ctrl-C itself
         plan = propose_pretrained(problem, within_63_bits(seed), budget)

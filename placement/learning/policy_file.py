@@ -12,8 +12,8 @@ from torch import Tensor
 
 from graphs.errors import PlacementError, PolicyFileError
 from placement.learning.archive import Kind, read_archive, write_archive
-from placement.learning.policy import PlacementPolicy
-from placement.learning.registry import POLICIES
+from placement.learning.learners.registry import POLICIES
+from placement.learning.networks.policy import PlacementPolicy
 
 _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 

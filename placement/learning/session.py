@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
-from placement.learning.interruption import on_interrupt
-from placement.learning.learner import Learner, Update
-from placement.learning.threads import single_threaded
-from placement.methods import is_method
-from placement.result import Result, measured_note
-from placement.solver import Solver
+from placement.learning.learners.learner import Learner, Update
+from placement.learning.learners.threads import single_threaded
+from placement.solving.interruption import on_interrupt
+from placement.solving.methods import is_method
+from placement.solving.result import Result, measured_note
+from placement.solving.solver import Solver
 
 _MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from env.cluster import Cluster
+from env.gym.batch import ScorerFactory
 from env.problem import LATENCY
-from env.rows import ScorerFactory
-from env.simulator import Priority
+from env.simulation.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
+from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
+from placement.learning.learners.threads import single_threaded
 from placement.learning.policy_file import Origin, load_policy, save_policy
-from placement.learning.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.session import Files, Point, Session, Status
-from placement.learning.threads import single_threaded
-from placement.methods import check_count, check_seconds
 from placement.optimization import check_problem
-from placement.result import Result, versions
-from placement.solver import Solver
+from placement.solving.methods import check_count, check_seconds
+from placement.solving.result import Result, versions
+from placement.solving.solver import Solver
 
 DEFAULT_TRAINING_S = 600.0  # where neither a number of placements nor a time is asked for
 CHECKPOINT_EVERY_S = 30.0
@@ -95,7 +95,7 @@ def train(
     and placements of a run that was never cut off.
 
     Args:
-        policy: a name in `placement.learning.registry.TRAINABLE`.
+        policy: a name in `placement.learning.learners.registry.TRAINABLE`.
         output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
             number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
         seed: of everything random, 0 or more.
@@ -103,7 +103,7 @@ def train(
             depends on the seed only.
         budget_s: seconds to train, those before a checkpoint included and the preparation (heuristics to begin from)
             not; `DEFAULT_TRAINING_S` where neither is given.
-        preset, warm_start: as in `placement.learning.registry.make_learner`.
+        preset, warm_start: as in `placement.learning.learners.registry.make_learner`.
         scorer: ``executor.scorer`` of a `placement.Executor` has every placement really run; `Training.measured_s`
             says how fast the best one was.
         start_from: a policy file to go on from, of a policy of that name and preset.

@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem
-from env.simulator import Schedule, Score
-from env.timeline import memory_steps
+from env.simulation.simulator import Schedule, Score
+from env.simulation.timeline import memory_steps
 from graphs.opgraph import IntArray, OpGraph, Phase
 from placement.comparison import Comparison
 from placement.ranking import SINGLE
 from placement.report.layout import layered_layout
 from placement.report.schedules import schedule_of
-from placement.result import Result
+from placement.solving.result import Result
 
 MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each

@@ -16,12 +16,12 @@ from string import Template
 from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem, scope
 from graphs.disk import write_atomically
-from graphs.units import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_seconds
 from placement.comparison import Comparison
-from placement.methods import measure
 from placement.report.content import page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
 from placement.report.words import NO_GAP, format_percent, headline, leaders
+from placement.solving.methods import measure
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
 

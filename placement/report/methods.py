@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from graphs.units import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_seconds
 from placement.comparison import Comparison
 from placement.ranking import n_used
 from placement.report.words import format_percent, leaders, tied_with
-from placement.result import Result
+from placement.solving.result import Result
 
 LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
 NOTHING = "–"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from env.problem import Problem
-from env.simulator import Schedule, Score, Simulator
-from placement.result import Result
+from env.simulation.simulator import Schedule, Score, Simulator
+from placement.solving.result import Result
 
 
 def schedule_of(problem: Problem, result: Result) -> tuple[Score, Schedule]:

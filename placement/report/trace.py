@@ -12,12 +12,12 @@ from os import PathLike
 from typing import Any
 
 from env.problem import Problem
-from env.simulator import Schedule
-from env.timeline import memory_steps
+from env.simulation.simulator import Schedule
+from env.simulation.timeline import memory_steps
 from graphs.disk import write_atomically
 from graphs.opgraph import Phase
 from placement.report.schedules import schedule_of
-from placement.result import Result
+from placement.solving.result import Result
 
 DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]

@@ -9,11 +9,11 @@ from os import PathLike
 from string import Template
 
 from graphs.disk import write_atomically
-from graphs.units import format_seconds
-from placement.methods import measure
+from graphs.formatting import format_seconds
 from placement.report.curves import Curve, plot
 from placement.report.html import asset
 from placement.report.words import format_percent
+from placement.solving.methods import measure
 from placement.what_if import Case, WhatIf
 
 NOTHING = "–"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from env.problem import scope
-from graphs.units import format_seconds
+from graphs.formatting import format_seconds
 from placement.comparison import Comparison
-from placement.methods import default_methods
 from placement.ranking import SINGLE
-from placement.result import Result, relative_gap
+from placement.solving.methods import default_methods
+from placement.solving.result import Result, relative_gap
 
 NO_GAP = 1e-9  # a gap of rounding only
 

@@ -91,7 +91,7 @@ function theme() {
 
 // -- numbers ---------------------------------------------------------------------------------------------
 
-// Three significant figures, as graphs/units.py writes them.
+// Three significant figures, as graphs/formatting.py writes them.
 function scaled(value, units) {
   const [unit, size] = units.find(([, scale]) => value / scale < 999.5) || units[units.length - 1];
   const short = value / size;

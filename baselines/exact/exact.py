@@ -1,0 +1,46 @@
+"""Exact solvers, whichever the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baselines.budget import Budget, Found
+from env.plan import Plan
+from env.problem import THROUGHPUT, Problem
+
+
+def exact(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
+    """Search with a proof: constraint programming for latency, mixed-integer programming for throughput.
+
+    Ends with the optimum proven, or with the best plan and the best lower bound known when the budget is over. See
+    `baselines.exact.cp_sat` and `baselines.exact.milp`.
+    """
+    if problem.objective == THROUGHPUT:
+        from baselines.exact.milp import milp
+
+        return milp(problem, seed, starts, budget)
+    from baselines.exact.cp_sat import cp_sat
+
+    return cp_sat(problem, seed, starts, budget)
+
+
+def exact_is_tractable(problem: Problem) -> bool:
+    """Whether the whole problem is small enough for `exact` to be worth its time."""
+    if problem.objective == THROUGHPUT:
+        from baselines.exact.milp import tractable as milp_is_tractable
+
+        return milp_is_tractable(problem)
+    from baselines.exact.cp_sat import tractable as cp_sat_is_tractable
+
+    return cp_sat_is_tractable(problem)
+
+
+def milp_contiguous(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
+    """The best placement whose every device runs a contiguous set of ops, with a bound for those only.
+
+    See `baselines.exact.milp`. The bound says nothing about placements that are not contiguous, so it is not passed on.
+    """
+    from baselines.exact.milp import milp
+
+    found = milp(problem, seed, starts, budget, contiguous=True)
+    return Found(found.plan, 0.0, found.evaluations)

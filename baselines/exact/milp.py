@@ -1,0 +1,249 @@
+"""Mixed-integer programming for the objective throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baselines.budget import Budget, Found, run_interruptible
+from baselines.exact.milp_model import Model, build_model
+from baselines.exact.symmetry import interchangeable
+from baselines.fitting import nearest_to_fitting
+from baselines.no_fit import none_fits, not_found
+from baselines.pipelines.contraction import Quotient, contract
+from env.cluster import BLOCKING
+from env.plan import Plan
+from env.problem import THROUGHPUT, Problem
+from env.simulation.loads import loads
+from graphs.errors import InfeasibleError, MismatchError
+from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from highspy import Highs, HighsLp
+
+MOST_TERMS = 150_000  # coefficients of a model worth trying: beyond, the first relaxation alone takes a minute
+_START_SHARE = 0.3  # of the budget, to find a plan that fits where none is known
+_SAFETY = 5e-10  # HiGHS proves bounds up to its tolerances, a few 1e-10 in the units of the model
+
+
+def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, contiguous: bool = False) -> Found:
+    """The best placement by branch and bound, with a bound, for the objective throughput.
+
+    Source: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020,
+    section 4 and appendix (arXiv 2006.16423): a binary for each unit and device, continuous columns for what enters and
+    leaves each device, and minimise the largest load. Beyond the paper: any cluster, also overlapped communication on
+    links; columns only for transfers that cost something; equal devices are opened in order. The model knows of memory
+    what any order of work needs, kept bytes and the largest working set; a solution that needs more is excluded, and
+    the rest is solved again. HiGHS solves it
+    (Q. Huangfu, J. Hall, Mathematical Programming Computation 10, 2018, doi:10.1007/s12532-017-0130-5).
+
+    Args:
+        problem: of the objective throughput.
+        seed: of HiGHS' random choices.
+        starts: the search begins with the best; without any it looks for one itself.
+        budget: its evaluations are nodes of the branch and bound; with these only, the answer is the same each time.
+        contiguous: only placements whose forward pass never leaves a device and comes back (what must then stay
+            together: `baselines.pipelines.contraction.contract`). Only such starts count; plan and bound are of such
+            placements.
+
+    Returns:
+        The plan and what is proved; the bound is 0 where there was no time or the model is too large (`tractable`).
+        Without any contiguous placement found the best start comes back, with a note.
+
+    Raises:
+        MismatchError: another objective.
+        NotFoundError: there was no plan, and none was found.
+        InfeasibleError: no placement fits: proved.
+    """
+    if problem.objective != THROUGHPUT:
+        raise MismatchError(
+            f"milp minimises the largest load, but the objective is {problem.objective!r}; use cp_sat or throughput."
+        )
+    starts = starts or [_start(problem, seed, budget)]
+    values = [_value_s(problem, plan.device) for plan in starts]
+    best = starts[int(np.argmin(values))]
+    if not contiguous:
+        return _fitting(problem, _solve(problem, seed, best, best if min(values) < np.inf else None, None, budget))
+    quotient = contract(problem)
+    try:
+        whole = Problem(replace(problem.graph, colocation=quotient.of_op), problem.cluster, problem.objective)
+    except InfeasibleError:
+        note = "no contiguous placement exists: parts of it must run on different devices."
+        return _fitting(problem, Found(replace(best, note=note)))
+    candidates = [*starts, *(Plan(np.full(problem.graph.n_ops, d)) for d in range(problem.cluster.n_devices))]
+    convex = [plan for plan in candidates if is_convex(quotient, plan.device) and _is_allowed(problem, plan.device)]
+    begin = min(convex, key=lambda plan: _value_s(problem, plan.device), default=None)
+    if begin is not None and _value_s(problem, begin.device) == np.inf:
+        begin = None
+    fallback = begin or replace(best, note="no contiguous placement was found.")
+    return _fitting(problem, _solve(whole, seed, fallback, begin, _unit_pairs(whole, quotient), budget))
+
+
+def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
+    """Where no plan is known, one that fits, or one that nearly does."""
+    part = budget.part(_START_SHARE)
+    nearest = nearest_to_fitting(problem, seed, part)
+    budget.absorb(part)
+    return Plan(nearest.device)
+
+
+def _fitting(problem: Problem, found: Found) -> Found:
+    """What was found, if it fits.
+
+    Raises:
+        NotFoundError: it does not.
+    """
+    if _value_s(problem, found.plan.device) == np.inf:
+        raise not_found(problem)
+    return found
+
+
+def tractable(problem: Problem) -> bool:
+    """Whether the model is small enough to be tried: at most `MOST_TERMS` coefficients, give or take."""
+    return _terms(problem) <= MOST_TERMS
+
+
+def is_convex(quotient: Quotient, device: IntArray) -> bool:
+    """Whether each part is on one device and no path leaves a device and comes back; ``device`` int64 [n]."""
+    placed = np.full(quotient.count, -1, dtype=np.int64)
+    placed[quotient.of_op] = device
+    if not np.array_equal(placed[quotient.of_op], device):
+        return False
+    after: list[list[int]] = [[] for _ in range(quotient.count)]
+    waits = np.bincount(quotient.edges[1], minlength=quotient.count).tolist()
+    for u, v in quotient.edges.T.tolist():
+        after[u].append(v)
+    ready = [u for u, number in enumerate(waits) if number == 0]
+    bit = [1 << d for d in placed.tolist()]
+    seen, left = [0] * quotient.count, [0] * quotient.count  # devices on the way here, and those left: sets of bits
+    for u in ready:  # grows while it is read: a topological order
+        if left[u] & bit[u]:
+            return False
+        left[u] |= seen[u] & ~bit[u]
+        seen[u] |= bit[u]
+        for v in after[u]:
+            seen[v] |= seen[u]
+            left[v] |= left[u]
+            waits[v] -= 1
+            if waits[v] == 0:
+                ready.append(v)
+    return True
+
+
+def _solve(
+    problem: Problem, seed: int, fallback: Plan, begin: Plan | None, precedence: IntArray | None, budget: Budget
+) -> Found:
+    """Branch and bound from ``begin``, a solution of the model if there is one.
+
+    Raises:
+        InfeasibleError: the model of all placements has no solution.
+    """
+    limit_s = np.inf if begin is None else loads(problem, begin.device).value_s
+    import highspy
+
+    if budget.over() or budget.reached(limit_s) or not tractable(problem):
+        return Found(fallback)
+    model = build_model(problem, fallback.device, limit_s, precedence)
+    plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
+    while not (budget.over() or budget.reached(value_s)):
+        solver = _solver(model, seed, budget, warm=begin is not None)
+        run_interruptible(solver.run, solver.cancelSolve, budget)
+        info = solver.getInfo()
+        nodes += max(0, int(info.mip_node_count))
+        budget.spend(max(1, int(info.mip_node_count)))
+        nothing_left = solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
+        if nothing_left and begin is None and precedence is None and proves:
+            raise none_fits(problem)  # what was excluded was looked at before, and does not fit either
+        if proves:
+            bound_s = value_s if nothing_left else float(info.mip_dual_bound) / model.scale
+        solution: FloatArray = np.array(solver.getSolution().col_value)
+        if not (len(solution) and solver.getSolution().value_valid):
+            break
+        found = model.device(solution)
+        found_s = _value_s(problem, found)
+        if found_s < value_s:
+            plan, value_s = Plan(found), found_s
+        if found_s < np.inf or budget.over():
+            break
+        model = model.without(found)
+        # Equal devices are told apart by ties only, but the model knows one way to use them: no proof from then on.
+        proves = proves and not interchangeable(problem)
+    bound_s *= 1 - _SAFETY
+    return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
+
+
+def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
+    """HiGHS with the model, its options and the start."""
+    import highspy
+
+    solver = highspy.Highs()
+    options: dict[str, bool | int | float | str] = {
+        "output_flag": False,
+        "threads": 1,
+        "parallel": "off",
+        "random_seed": seed % 2**31,
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": 0.0,
+        "objective_target": budget.target_s * (1 + 1e-9) * model.scale,
+    }
+    if np.isfinite(budget.left_s()):
+        options["time_limit"] = budget.left_s()
+    if np.isfinite(budget.evaluations_left()):
+        options["mip_max_nodes"] = int(min(budget.evaluations_left(), 2**31 - 1))
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    solver.HandleUserInterrupt = True  # lets cancelSolve end it
+    solver.passModel(_arrays(model))
+    if warm:
+        solution = highspy.HighsSolution()
+        solution.col_value = model.warm.tolist()
+        solver.setSolution(solution)
+    return solver
+
+
+def _arrays(model: Model) -> HighsLp:
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(model.upper), len(model.row_lower)
+    cost = np.zeros(lp.num_col_)
+    cost[model.load_column] = 1.0
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, np.zeros(lp.num_col_), model.upper
+    lp.row_lower_, lp.row_upper_ = model.row_lower, model.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = model.row_ptr, model.column, model.value
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    lp.integrality_ = [kinds[whole] for whole in model.whole.tolist()]
+    return lp
+
+
+def _terms(problem: Problem) -> int:
+    """About how many coefficients the model has."""
+    n_devices, unit = problem.cluster.n_devices, problem.group_of
+    producer, consumer, tensor = problem.graph.edge_list
+    cut = unit[producer] != unit[consumer]
+    alone = np.bincount(tensor[cut], minlength=problem.graph.n_tensors)[tensor] == 1
+    # A tensor of one consumer has a column for what each device sends and receives, another one per pair of devices.
+    of_pairs = 6 if problem.cluster.communication == BLOCKING else n_devices + 2
+    rows = 10 * int((cut & alone).sum()) + of_pairs * int((cut & ~alone).sum())
+    return n_devices * (2 * len(problem.groups) + rows)
+
+
+def _unit_pairs(problem: Problem, quotient: Quotient) -> IntArray:
+    """int64 [2, p]: the quotient's edges between the units of a problem whose units are the parts."""
+    unit = np.empty(quotient.count, dtype=np.int64)
+    unit[quotient.of_op] = problem.group_of
+    return unit[quotient.edges]
+
+
+def _is_allowed(problem: Problem, device: IntArray) -> bool:
+    return bool(problem.allowed[np.arange(len(device)), device].all())
+
+
+def _value_s(problem: Problem, device: IntArray) -> float:
+    """The largest load, infinite where memory does not suffice."""
+    found = loads(problem, device)
+    return found.value_s if found.feasible else np.inf

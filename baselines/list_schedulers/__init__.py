@@ -1,0 +1,1 @@
+"""Heuristics that build a schedule op by op: HEFT and its relatives."""

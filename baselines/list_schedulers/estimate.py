@@ -1,0 +1,167 @@
+"""What the list schedulers share: their own estimate of the schedule, in which links are never busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.memory import Allowance, no_room, place_within_memory
+from baselines.placers.greedy import wire
+from env.plan import Plan
+from env.problem import BoolArray, Problem
+from env.units import Units
+from graphs.opgraph import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A scheduler's own schedule, with links that are never busy (n ops): device int64, start and end float64 s."""
+
+    device: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+
+    @property
+    def makespan_s(self) -> float:
+        """End of the last op."""
+        return float(self.end_s.max())
+
+
+Scheduler = Callable[[Allowance], Estimate]
+Room = tuple[BoolArray, IntArray, IntArray, IntArray, IntArray, IntArray]
+
+
+def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Plan:
+    """Devices and order of starts of an estimate that fits into memory.
+
+    Raises:
+        InfeasibleError: as `place_within_memory`.
+    """
+    units = Units(problem)
+    schedule = scheduler(units)
+
+    def build(allowance: Allowance) -> Plan:
+        estimate = schedule(allowance)
+        order = np.empty(problem.graph.n_ops)
+        order[np.lexsort((problem.graph.topological_position, estimate.end_s, estimate.start_s))] = np.arange(
+            len(order)
+        )
+        return Plan(estimate.device, order)
+
+    return place_within_memory(units, build)
+
+
+def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Estimate:
+    """A scheduler's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
+
+    Raises:
+        InfeasibleError: a unit finds no room.
+    """
+    units = Units(problem)
+    return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
+
+
+def rank_order(problem: Problem, priority: FloatArray) -> IntArray:
+    """int64 [n]: ops by falling priority, float64 [n]; equals in topological order."""
+    return np.lexsort((problem.graph.topological_position, -priority)).astype(np.int64)
+
+
+def ready_order(problem: Problem, priority: FloatArray) -> IntArray:
+    """int64 [n]: a topological order that always goes on with the ready op of highest priority. O(n log n + e)."""
+    from baselines.list_schedulers import list_kernel
+
+    graph = problem.graph
+    op_of = rank_order(problem, priority)
+    structure = (graph.output_ptr, graph.consumer_ptr, graph.consumers)
+    return list_kernel.by_priority(op_of, np.argsort(op_of), np.diff(graph.inputs[0]), structure)
+
+
+def insert(
+    units: Units,
+    order: IntArray,
+    allowance: Allowance,
+    look_ahead_s: FloatArray | None = None,
+    first_choice: IntArray | None = None,
+) -> Estimate:
+    """Place op after op where it would finish first, in the first idle interval there that holds it.
+
+    Only devices with room are considered. The first op of a colocation group fixes the device of all, where its finish
+    plus the time of the group's other ops is least. An op that takes no time needs no idle interval.
+
+    Args:
+        units: what is placed.
+        order: int64 [n], a topological order.
+        allowance: the account of memory.
+        look_ahead_s: float64 [n, D], added to the finish of an op on a device when devices are compared.
+        first_choice: int64 [n], the device of an op that overrules all that, as long as it has room, or -1.
+
+    Raises:
+        InfeasibleError: a unit finds no room.
+    """
+    from baselines.list_schedulers import list_kernel
+
+    problem = units.problem
+    n, n_devices = problem.op_s.shape
+    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), _room(units, allowance)
+    failed = list_kernel.insert(
+        order,
+        np.zeros((n, n_devices)) if look_ahead_s is None else look_ahead_s,
+        np.full(n, -1, dtype=np.int64) if first_choice is None else first_choice,
+        problem.group_of,
+        (*problem.graph.inputs, problem.graph.tensor_producer),
+        wire(units),
+        problem.op_s,
+        units.op_s,
+        room,
+        estimate.device,
+        estimate.start_s,
+        estimate.end_s,
+    )
+    if failed >= 0:
+        raise no_room(units, allowance, failed, *room[-2:])
+    return estimate
+
+
+def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourite: IntArray) -> Estimate:
+    """Again and again start the op that can start first, on the device where it can, as `m_etf` and `m_sct` do.
+
+    Args:
+        units: what is placed.
+        op_of: int64 [n], the ops by rank: of those that can start first, the first of this list does.
+        allowance: the account of memory.
+        favourite: int64 [n], the consumer that a device awaits after each op, or -1.
+
+    Raises:
+        InfeasibleError: a unit finds no room.
+    """
+    from baselines.list_schedulers import list_kernel
+
+    problem, graph = units.problem, units.problem.graph
+    n = graph.n_ops
+    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), _room(units, allowance)
+    failed = list_kernel.start_earliest(
+        op_of,
+        np.argsort(op_of),
+        favourite,
+        problem.group_of,
+        (*graph.inputs, graph.tensor_producer),
+        (graph.output_ptr, graph.consumer_ptr, graph.consumers),
+        wire(units),
+        problem.op_s,
+        room,
+        estimate.device,
+        estimate.start_s,
+        estimate.end_s,
+    )
+    if failed >= 0:
+        raise no_room(units, allowance, failed, *room[-2:])
+    return estimate
+
+
+def _room(units: Units, allowance: Allowance) -> Room:
+    """Where units may run and the account: allowed, charges, capacities, and bytes used and largest per device."""
+    used_bytes, largest_bytes = np.zeros((2, units.problem.cluster.n_devices), dtype=np.int64)
+    account = (allowance.unit_bytes, allowance.working_bytes, units.problem.capacity_bytes)
+    return (units.allowed, *account, used_bytes, largest_bytes)

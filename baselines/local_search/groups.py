@@ -1,0 +1,125 @@
+"""Groups of units that a local search moves together, by cheap structural rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from env.units import Units
+from graphs.opgraph import FloatArray, IntArray
+
+_RUNS = (4, 8, 16, 32, 64, 128, 256)  # parts into which the topological order is cut
+_CLUSTERS = (4, 8, 16, 32, 64, 128, 256)  # at least this many clusters share the work
+
+
+def groupings(units: Units) -> list[IntArray]:
+    """Partitions of the units, int64 [U] each, numbered from 0: modules, chains, clusters by traffic, runs.
+
+    Every one has fewer groups than there are units, and no two are the same.
+    """
+    found: dict[bytes, IntArray] = {}
+    for labels in _all(units):
+        _, numbered = np.unique(labels, return_inverse=True)
+        numbered = numbered.astype(np.int64)
+        _, first = np.unique(numbered, return_index=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        numbered = rank[numbered]
+        if 1 < len(first) < units.count:
+            found.setdefault(numbered.tobytes(), numbered)
+    return list(found.values())
+
+
+def _all(units: Units) -> Iterator[IntArray]:
+    yield from _modules(units)
+    yield from _by_traffic(units)
+    yield from _runs(units)
+    yield _chains(units)
+
+
+def _modules(units: Units) -> Iterator[IntArray]:
+    """Units whose first ops share the first k names of their module path; with all phases together, and apart."""
+    graph = units.problem.graph
+    paths = [tuple(graph.modules[i].split(".")) for i in units.first_op.tolist()]
+    phase = graph.phase[units.first_op]
+    for depth in range(1, min(6, max(map(len, paths))) + 1):
+        names: dict[tuple[str, ...], int] = {}
+        together = np.array([names.setdefault(path[:depth], len(names)) for path in paths], dtype=np.int64)
+        yield together
+        yield together * 8 + phase
+
+
+def _runs(units: Units) -> Iterator[IntArray]:
+    """Stretches of the topological order of about equal work."""
+    order = units.topological_order
+    work = units.op_s.mean(axis=1)[order]
+    reached = np.cumsum(work) - work / 2
+    for parts in _RUNS:
+        if parts < units.count:
+            labels = np.empty(units.count, dtype=np.int64)
+            labels[order] = (reached / max(work.sum(), 1e-300) * parts).astype(np.int64)
+            yield labels
+
+
+def _chains(units: Units) -> IntArray:
+    """Units joined along edges that are the only way out of one and the only way into the other."""
+    source, target, _ = _unit_edges(units)
+    outgoing, incoming = np.bincount(source, minlength=units.count), np.bincount(target, minlength=units.count)
+    only = (outgoing[source] == 1) & (incoming[target] == 1)
+    sets = _Sets(units.count)
+    for a, b in zip(source[only].tolist(), target[only].tolist(), strict=True):
+        sets.join(a, b)
+    return sets.labels()
+
+
+def _by_traffic(units: Units) -> Iterator[IntArray]:
+    """Heaviest edges first, joined while the work of a cluster stays below its share."""
+    source, target, seconds = _unit_edges(units)
+    order = np.argsort(-seconds, kind="stable")
+    pairs = list(zip(source[order].tolist(), target[order].tolist(), strict=True))
+    work = units.op_s.mean(axis=1)
+    for parts in _CLUSTERS:
+        if parts < units.count:
+            sets = _Sets(units.count, work.tolist(), float(work.sum()) / parts)
+            for a, b in pairs:
+                sets.join(a, b)
+            yield sets.labels()
+
+
+def _unit_edges(units: Units) -> tuple[IntArray, IntArray, FloatArray]:
+    """Edges between different units, each pair once: source, target int64 and the seconds of all their tensors."""
+    problem = units.problem
+    producer, consumer, tensor = problem.graph.edge_list
+    source, target = problem.group_of[producer], problem.group_of[consumer]
+    apart = source != target
+    pair, where = np.unique(source[apart] * units.count + target[apart], return_inverse=True)
+    seconds = np.bincount(where, problem.mean_transfer_s[tensor[apart]], minlength=len(pair))
+    return pair // units.count, pair % units.count, seconds.astype(np.float64)
+
+
+class _Sets:
+    """Disjoint sets of units, of limited work."""
+
+    def __init__(self, count: int, work: list[float] | None = None, limit: float = 0.0) -> None:
+        self._parent, self._work, self._limit = list(range(count)), work, limit
+
+    def _root(self, a: int) -> int:
+        parent = self._parent
+        while parent[a] != a:
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        return a
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self._root(a), self._root(b)
+        if a == b:
+            return
+        if self._work is not None:
+            if self._work[a] + self._work[b] > self._limit:
+                return
+            self._work[a] += self._work[b]
+        self._parent[b] = a
+
+    def labels(self) -> IntArray:
+        return np.array([self._root(a) for a in range(len(self._parent))], dtype=np.int64)

@@ -1,0 +1,334 @@
+"""The event loop of `baselines.local_search.makespan_search`: what a change does to the step time.
+
+Why not `env.simulation.kernel`: a search scores changes of one schedule and rejects most of them, so that this loop,
+which gives the same times (docs/score.md) to the last bit, can leave out most of the work.
+
+* It stops as soon as an op starts so late that its longest remaining path, or the work left on its device, ends beyond
+  what would be accepted.
+* It starts at the last of a few snapshots of the accepted schedule that the change cannot have touched.
+* Longest remaining paths are updated upwards from what changed. Memory is looked at only where the time is accepted,
+  and exactly only where the sum of everything ever on a device exceeds its memory.
+
+Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
+the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
+and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, an `Instance`, and ``s``,
+a `State`, of bare pointers (`env.simulation.kernel.pointers`), and sizes. What is doubled in a state begins at ``n_o``,
+``e_o``, ``x_o``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baselines.local_search.makespan_state import BY_TAIL, CURRENT, INF, SLACK, SNAPSHOTS
+from env.jit import njit
+
+compiled = njit(error_model="numpy", nogil=True)
+inlined = njit(error_model="numpy", inline="always")
+
+
+@inlined
+def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
+    """Add to the heap ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
+    k = size
+    value = sign * key[item]
+    while k > 0:
+        parent = (k - 1) >> 1
+        other = heap[base + parent]
+        rival = sign * key[other]
+        if rival > value or (rival == value and other < item):
+            break
+        heap[base + k] = other
+        k = parent
+    heap[base + k] = item
+
+
+@inlined
+def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
+    top = heap[base]
+    size -= 1
+    item = heap[base + size]
+    value = sign * key[item]
+    k = 0
+    while True:
+        child = 2 * k + 1
+        if child >= size:
+            break
+        first = heap[base + child]
+        rival = sign * key[first]
+        if child + 1 < size:
+            second = heap[base + child + 1]
+            other = sign * key[second]
+            if other > rival or (other == rival and second < first):
+                child += 1
+                first = second
+                rival = other
+        if value > rival or (value == rival and item < first):
+            break
+        heap[base + k] = first
+        k = child
+    heap[base + k] = item
+    return top
+
+
+@inlined
+def edge_s(g, e, pair):  # type: ignore[no-untyped-def]
+    """Transfer time; the same arithmetic as `env.simulation.kernel`, so that times agree to the last bit."""
+    return (
+        g.edge_latency[e] * g.latency_s[pair]
+        + g.edge_bytes[e] / g.bandwidth[pair]
+        + g.edge_measured_s[e] * g.hops[pair]
+    )
+
+
+@inlined
+def _add(s, key, d, i, now):  # type: ignore[no-untyped-def]
+    ready_s = s.ready_s[i]
+    if ready_s <= now:
+        _push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
+        s.n_ready[d] += 1
+    else:
+        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        s.n_future[d] += 1
+    if s.running[d] < 0 and ready_s < s.next_s[d]:
+        s.next_s[d] = ready_s
+
+
+@inlined
+def _lay_out(s, n, n_devices):  # type: ignore[no-untyped-def]
+    """Where each device's queues begin."""
+    for d in range(n_devices + 1):
+        s.base[d] = 0
+    for i in range(n):
+        s.base[s.device[i] + 1] += 1
+    for d in range(n_devices):
+        s.base[d + 1] += s.base[d]
+
+
+@inlined
+def _begin(g, s, key, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """The state before the first event."""
+    for d in range(n_devices):
+        s.n_ready[d] = s.n_future[d] = 0
+        s.running[d] = s.last_op[d] = s.sent[d] = -1
+        s.next_s[d] = INF
+        s.left_s[d] = s.work[d]
+    for link in range(n_links):
+        s.link_free[link] = 0.0
+        s.link_last[link] = -1
+    for i in range(n):
+        s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
+        s.ready_s[i] = 0.0
+    for i in range(n):
+        if s.missing[i] == 0:
+            _add(s, key, s.device[i], i, 0.0)
+
+
+@inlined
+def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-untyped-def]
+    s.snap_now[row] = now
+    s.snap_started[row] = n_started
+    s.snap_transfers[row] = x
+    at = row * n
+    for i in range(n):
+        s.snap_missing[at + i] = s.missing[i]
+        s.snap_ready_s[at + i] = s.ready_s[i]
+    ints = row * (5 * n_devices + n_links)
+    floats = row * (2 * n_devices + n_links)
+    for d in range(n_devices):
+        for k in range(s.n_ready[d]):
+            s.snap_queue[at] = s.ready[s.base[d] + k]
+            at += 1
+        for k in range(s.n_future[d]):
+            s.snap_queue[at] = s.future[s.base[d] + k]
+            at += 1
+        s.snap_ints[ints + 5 * d] = s.n_ready[d]
+        s.snap_ints[ints + 5 * d + 1] = s.n_future[d]
+        s.snap_ints[ints + 5 * d + 2] = s.running[d]
+        s.snap_ints[ints + 5 * d + 3] = s.last_op[d]
+        s.snap_ints[ints + 5 * d + 4] = s.sent[d]
+        s.snap_floats[floats + 2 * d] = s.next_s[d]
+        s.snap_floats[floats + 2 * d + 1] = s.left_s[d] - s.work[d]
+    for link in range(n_links):
+        s.snap_ints[ints + 5 * n_devices + link] = s.link_last[link]
+        s.snap_floats[floats + 2 * n_devices + link] = s.link_free[link]
+
+
+@inlined
+def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+    at = row * n
+    for i in range(n):
+        s.missing[i] = s.snap_missing[at + i]
+        s.ready_s[i] = s.snap_ready_s[at + i]
+    ints = row * (5 * n_devices + n_links)
+    floats = row * (2 * n_devices + n_links)
+    for d in range(n_devices):
+        s.n_ready[d] = s.snap_ints[ints + 5 * d]
+        s.n_future[d] = s.snap_ints[ints + 5 * d + 1]
+        s.running[d] = s.snap_ints[ints + 5 * d + 2]
+        s.last_op[d] = s.snap_ints[ints + 5 * d + 3]
+        s.sent[d] = s.snap_ints[ints + 5 * d + 4]
+        s.next_s[d] = s.snap_floats[floats + 2 * d]
+        s.left_s[d] = s.snap_floats[floats + 2 * d + 1] + s.work[d]
+        for k in range(s.n_ready[d]):
+            s.ready[s.base[d] + k] = s.snap_queue[at]
+            at += 1
+        for k in range(s.n_future[d]):
+            s.future[s.base[d] + k] = s.snap_queue[at]
+            at += 1
+    for link in range(n_links):
+        s.link_last[link] = s.snap_ints[ints + 5 * n_devices + link]
+        s.link_free[link] = s.snap_floats[floats + 2 * n_devices + link]
+
+
+@inlined
+def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ignore[no-untyped-def]
+    """The op on ``d`` ends. Returns the number of transfers so far, or -1 if the step will end after the limit."""
+    i = s.running[d]
+    s.running[d] = -1
+    late = False
+    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+        c = g.consumer[e]
+        b = s.device[c]
+        end = now
+        if b == d:
+            s.edge_transfer[e_o + e] = -1
+        else:
+            earlier = s.sent[b]
+            t = g.edge_tensor[e]
+            if earlier >= 0 and g.edge_tensor[s.transfer_edge[x_o + earlier]] == t:
+                end = s.transfer_end[x_o + earlier]
+                s.edge_transfer[e_o + e] = earlier
+            else:
+                pair = d * n_devices + b
+                start = now
+                behind = -1
+                for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
+                    link = g.route_link[k]
+                    if s.link_free[link] > start:
+                        start = s.link_free[link]
+                        behind = s.link_last[link]
+                end = start + edge_s(g, e, pair)
+                for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
+                    s.link_free[g.route_link[k]] = end
+                    s.link_last[g.route_link[k]] = x
+                s.transfer_edge[x_o + x] = e
+                s.transfer_target[x_o + x] = b
+                s.transfer_start[x_o + x] = start
+                s.transfer_end[x_o + x] = end
+                s.transfer_behind[x_o + x] = behind
+                s.edge_transfer[e_o + e] = x
+                s.sent[b] = x
+                x += 1
+        if end > s.ready_s[c]:
+            s.ready_s[c] = end
+        late |= end + s.tail[c] > limit
+        s.missing[c] -= 1
+        if s.missing[c] == 0:
+            _add(s, key, b, c, now)
+    return -1 if late else x
+
+
+@inlined
+def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ignore[no-untyped-def]
+    """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
+    base = s.base[d]
+    while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
+        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        s.n_future[d] -= 1
+        _push(s.ready, base, s.n_ready[d], key, 1.0, i)
+        s.n_ready[d] += 1
+    if s.n_ready[d] == 0:
+        s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
+        return n_started
+    i = _pop(s.ready, base, s.n_ready[d], key, 1.0)
+    s.n_ready[d] -= 1
+    if now + s.tail[i] > limit or now + s.left_s[d] > limit:
+        return -1
+    seconds = g.op_s[np.int64(i) * n_devices + d]
+    s.left_s[d] -= seconds
+    s.running[d] = i
+    s.next_s[d] = now + seconds
+    s.start_s[n_o + i] = now
+    s.end_s[n_o + i] = now + seconds
+    s.rank[n_o + i] = n_started
+    s.before[n_o + i] = s.last_op[d]
+    s.last_op[d] = i
+    return n_started + 1
+
+
+@inlined
+def _resume(s, row, n, n_devices, n_links, e):  # type: ignore[no-untyped-def]
+    """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
+    _restore(s, row, n, n_devices, n_links)
+    old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
+    for d in range(n_devices):
+        x = s.sent[d]
+        if x >= 0:
+            s.transfer_edge[new + x] = s.transfer_edge[old + x]
+            s.transfer_end[new + x] = s.transfer_end[old + x]
+
+
+@inlined
+def _next(s, n_devices):  # type: ignore[no-untyped-def]
+    """``(instant of the next event, first device, end of the devices)`` that may have one then."""
+    least = INF
+    at = 0
+    ties = 0
+    for d in range(n_devices):
+        next_s = s.next_s[d]
+        if next_s < least:
+            least = next_s
+            at = d
+            ties = 1
+        elif next_s == least:
+            ties += 1
+    # Usually one device has something to do. If several have, all ends come before any start.
+    return least, at if ties == 1 else 0, at + 1 if ties == 1 else n_devices
+
+
+@compiled
+def simulate(g, s, n, e, n_devices, n_links, first, limit):  # type: ignore[no-untyped-def]
+    """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
+    key = s.tail if s.counts[BY_TAIL] else s.key
+    trial = 1 - s.counts[CURRENT]
+    n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
+    bound = limit * SLACK
+    now, n_started, x = 0.0, np.int64(0), np.int64(0)
+    _lay_out(s, n, n_devices)
+    if first < 0:
+        _begin(g, s, key, n, n_devices, n_links)
+    else:
+        row = s.snap_row[first]
+        now, n_started, x = s.snap_now[row], np.int64(s.snap_started[row]), np.int64(s.snap_transfers[row])
+        _resume(s, row, n, n_devices, n_links, e)
+    snap = first + 1
+    for k in range(snap, SNAPSHOTS):
+        s.snap_now[4 * k + 1 - s.snap_row[k]] = INF
+    due = (snap + 1) * n // (SNAPSHOTS + 1)
+    while True:
+        least, at, last = _next(s, n_devices)
+        if least == INF:
+            break
+        if n_started >= due and least > now and snap < SNAPSHOTS:
+            _save(s, 4 * snap + 1 - s.snap_row[snap], n, n_devices, n_links, now, n_started, x)
+            while snap < SNAPSHOTS and n_started >= due:
+                snap += 1
+                due = (snap + 1) * n // (SNAPSHOTS + 1)
+        now = least
+        ended = False
+        for d in range(at, last):
+            if s.running[d] >= 0 and s.next_s[d] == now:
+                x = _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, bound)
+                if x < 0:
+                    return INF
+                s.next_s[d] = now
+                ended = True
+        # A transfer that takes no time may have woken any other device.
+        for d in range(0 if ended else at, n_devices if ended else last):
+            if s.running[d] < 0 and s.next_s[d] <= now:
+                n_started = _dispatch(g, s, key, n_devices, d, now, n_started, n_o, bound)
+                if n_started < 0:
+                    return INF
+    s.n_transfers[trial] = x
+    return now if now <= limit else INF

@@ -1,0 +1,1 @@
+"""Heuristics that pick a device for every op and leave the order to the scheduler."""

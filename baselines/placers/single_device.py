@@ -1,0 +1,32 @@
+"""Everything on one device: the plan every other one must beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baselines.memory import excess_bytes, overflow
+from env.plan import Plan
+from env.problem import Problem
+from env.simulation.scoring import Scorer
+from env.units import Units
+
+
+def single_device(problem: Problem, seed: int) -> Plan:
+    """Every op on one device, the one with the best objective of those that have the memory. O(D) scores.
+
+    Ops that are pinned elsewhere run on the fastest device allowed for them, so the plan is as single as possible.
+
+    Raises:
+        InfeasibleError: no device has the memory; the sentence is about the device that misses least.
+    """
+    units = Units(problem)
+    elsewhere = np.where(units.allowed, units.op_s, np.inf).argmin(axis=1)
+    plans = [
+        Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.group_of]) for d in range(problem.cluster.n_devices)
+    ]
+    scorer = Scorer(problem)
+    values = [scorer.value(plan.device) for plan in plans]  # a batch would compile a second loop for D placements
+    if min(values) == np.inf:
+        missing = [int(excess_bytes(problem, plan).max()) for plan in plans]
+        raise overflow(problem, plans[int(np.argmin(missing))])
+    return plans[int(np.argmin(values))]

@@ -1,0 +1,1 @@
+"""Lower bounds on what any placement can reach, and proofs that none fits."""

@@ -1,0 +1,140 @@
+"""Compiled loop of `env.bounds.heads`, which says what it computes (n ops, e pairs of ops)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from env.jit import njit
+from env.problem import BoolArray
+from graphs.opgraph import FloatArray, IntArray
+
+
+@njit(cache=True, nogil=True)
+def push(key: FloatArray, op: IntArray, behind: FloatArray, size: int, k: float, o: int, b: float) -> None:
+    """Put an entry into a heap of this size, the largest key on top."""
+    i = size
+    while i > 0:
+        above = (i - 1) // 2
+        if key[above] >= k:
+            break
+        key[i], op[i], behind[i] = key[above], op[above], behind[above]
+        i = above
+    key[i], op[i], behind[i] = k, o, b
+
+
+@njit(cache=True, nogil=True)
+def pop(key: FloatArray, op: IntArray, behind: FloatArray, size: int) -> None:
+    """Take the top off a heap of this size."""
+    last = size - 1
+    k, o, b = key[last], op[last], behind[last]
+    i = 0
+    while True:
+        below = 2 * i + 1
+        if below >= last:
+            break
+        if below + 1 < last and key[below + 1] > key[below]:
+            below += 1
+        if key[below] <= k:
+            break
+        key[i], op[i], behind[i] = key[below], op[below], behind[below]
+        i = below
+    key[i], op[i], behind[i] = k, o, b
+
+
+@njit(cache=True, nogil=True)
+def insert(release: FloatArray, seconds: FloatArray, until: FloatArray, count: int, r: float, s: float) -> None:
+    """Add a job to a list sorted by release; ``until``: when one machine has done the jobs so far, in this order."""
+    i = count
+    while i > 0 and release[i - 1] > r:
+        release[i], seconds[i] = release[i - 1], seconds[i - 1]
+        i -= 1
+    release[i], seconds[i] = r, s
+    now = until[i - 1] if i > 0 else 0.0
+    for j in range(i, count + 1):
+        now = max(now, release[j]) + seconds[j]
+        until[j] = now
+
+
+@njit(cache=True, nogil=True)
+def earliest(
+    order: IntArray,
+    ptr: IntArray,
+    before: IntArray,
+    remote_s: FloatArray,
+    apart: BoolArray,
+    op_s: FloatArray,
+    sizes: tuple[IntArray, FloatArray, FloatArray, FloatArray],
+    most: int,
+    head_s: FloatArray,
+) -> None:
+    """Fill ``head_s``, float64 [n]: no op can start sooner.
+
+    Args:
+        order: int64 [n], every op after those it waits for.
+        ptr, before, remote_s: op i waits for ``before[ptr[i]:ptr[i + 1]]``, longer by ``remote_s`` if that op is on
+            another device; infinite if it cannot be.
+        apart: bool, by the same numbers: it must be on another device.
+        op_s: float64 [n], the least time of each op.
+        sizes: unit of each op, int64 [n]; bytes that each unit keeps, float64 [U]; bytes that an op needs besides while
+            it runs, and the memory of the largest device that suits it, float64 [n].
+        most: how many ops are tried together on one device.
+    """
+    n = len(order)
+    widest = 0
+    for i in range(n):
+        widest = max(widest, ptr[i + 1] - ptr[i])
+    room = widest + 16 * most
+    key, op, behind = np.empty(room), np.empty(room, np.int64), np.empty(room)
+    release, seconds, until = np.empty(most), np.empty(most), np.empty(most)
+    taken, held = np.full(n, -1), np.full(n, -1)
+    unit, kept, working, memory = sizes
+    for v in order:
+        size, count = 0, 0
+        held[unit[v]] = v
+        kept_bytes, working_bytes = kept[unit[v]], working[v]
+        now = 0.0  # no sooner, with the ops so far on the device of v
+        for j in range(ptr[v], ptr[v + 1]):
+            u = before[j]
+            arrives = head_s[u] + op_s[u] + remote_s[j]
+            if apart[j]:
+                now = max(now, arrives)
+            else:
+                push(key, op, behind, size, arrives, u, 0.0)
+                size += 1
+        best = np.inf
+        while size > 0:
+            arrives = key[0]
+            best = min(best, max(arrives, now))
+            if now >= arrives:
+                break
+            u, after = op[0], behind[0] + op_s[op[0]]
+            pop(key, op, behind, size)
+            size -= 1
+            if taken[u] == v:
+                continue
+            if count == most or size + ptr[u + 1] - ptr[u] > room:
+                best = min(best, now)
+                size = -1
+                break
+            taken[u] = v
+            if held[unit[u]] != v:
+                held[unit[u]] = v
+                kept_bytes += kept[unit[u]]
+            working_bytes = max(working_bytes, working[u])
+            if kept_bytes + working_bytes > memory[v] and best < np.inf:
+                size = -1  # no room: some device other than that of v runs this op, or one before it
+                break
+            insert(release, seconds, until, count, head_s[u], op_s[u])
+            count += 1
+            now = max(now, until[count - 1])
+            for j in range(ptr[u], ptr[u + 1]):
+                w = before[j]
+                arrives = head_s[w] + op_s[w] + remote_s[j] + after
+                if apart[j]:
+                    now = max(now, arrives)
+                else:
+                    push(key, op, behind, size, arrives, w, after)
+                    size += 1
+        if size == 0:
+            best = min(best, now)
+        head_s[v] = best

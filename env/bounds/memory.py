@@ -1,0 +1,112 @@
+"""Proofs that no placement fits into memory, each one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from env.bounds.memory_advice import devices_needed, smaller_op
+from env.problem import BoolArray, Problem
+from graphs.formatting import exact_bytes, format_bytes
+from graphs.kept import kept
+from graphs.opgraph import IntArray, sums
+
+
+def memory_reason(problem: Problem) -> str | None:
+    """Why provably nothing fits, or None if nothing is proved.
+
+    Three necessary conditions: an op fits, with everything its colocation group keeps, on some device it may run on;
+    the kept bytes of all ops that share a choice of devices fit on these devices; all kept bytes and the largest
+    working set fit on the whole cluster.
+    """
+    working = working_set_bytes(problem)
+    return _group_too_large(problem, working) or _kinds_too_small(problem) or _cluster_too_small(problem, working)
+
+
+def working_set_bytes(problem: Problem) -> IntArray:
+    """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs.
+
+    0 for an op that takes no time on some device it may run on: memory is counted over time, so it may need none.
+    """
+    graph = problem.graph
+    _, consumer, tensor = graph.edge_list
+    size = graph.workspace_bytes.copy()
+    np.add.at(size, graph.tensor_producer, graph.tensor_bytes)
+    np.add.at(size, consumer, graph.tensor_bytes[tensor])
+    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+    return np.where(fastest_s > 0, size, 0)
+
+
+def fitting(problem: Problem) -> BoolArray:
+    """bool [n, D]: `Problem.allowed`, less the devices too small for an op and what its group keeps.
+
+    A group too large for every device stays where it is allowed: `memory_reason` speaks of it.
+    """
+    count = len(problem.groups)
+    needed = np.zeros(count, dtype=np.int64)
+    np.maximum.at(needed, problem.group_of, working_set_bytes(problem))
+    needed += sums(problem.group_of, problem.graph.kept_bytes, count)
+    fits: BoolArray = problem.allowed & (needed[problem.group_of][:, None] <= problem.capacity_bytes)
+    return np.where(fits.any(axis=1, keepdims=True), fits, problem.allowed)
+
+
+def _group_too_large(problem: Problem, working: IntArray) -> str | None:
+    graph, devices = problem.graph, problem.cluster.devices
+    by_group = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
+    room = np.where(problem.allowed, problem.capacity_bytes, -1)
+    largest = room.argmax(axis=1)
+    needed = by_group[problem.group_of] + working
+    short = np.flatnonzero(needed > room[np.arange(graph.n_ops), largest])
+    if not len(short):
+        return None
+    i = int(short[np.argmax((needed - room.max(axis=1))[short])])
+    with_group = " and the ops that must share its device" if len(problem.groups[problem.group_of[i]]) > 1 else ""
+    device = devices[int(largest[i])]
+    free = int(problem.capacity_bytes[largest[i]])
+    way_out = smaller_op(problem, working, i)
+    return (
+        f"op {graph.op_names[i]!r}{with_group} need{'' if with_group else 's'} {exact_bytes(needed[i])} on one device, "
+        f"where the largest that suits, {device.name}, has {exact_bytes(free)} free: "
+        f"{format_bytes(int(needed[i]) - free)} too little, however many such devices there are{way_out}."
+    )
+
+
+def _kinds_too_small(problem: Problem) -> str | None:
+    graph = problem.graph
+    choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
+    by_choice = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
+    for choice in choices:
+        if choice.all():
+            continue  # no restriction: `_cluster_too_small` counts these, and more
+        inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
+        needed, room = int(by_choice[inside].sum()), sum(problem.capacity_bytes[choice].tolist())
+        if needed > room:
+            i = _largest(graph.kept_bytes, inside[choice_of.reshape(-1)])
+            names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
+            more = " ..." if choice.sum() > 4 else ""
+            return (
+                f"the ops that may run only on {names}{more}, the largest of them {graph.op_names[i]!r}, keep "
+                f"{exact_bytes(needed)} for the whole step, where {exact_bytes(room)} are free in all: "
+                f"{format_bytes(needed - room)} too little; pin fewer of them there, or take more such devices."
+            )
+    return None
+
+
+def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
+    graph = problem.graph
+    i = int(working.argmax())
+    needed = int(graph.kept_bytes.sum() + working[i])
+    room = sum(problem.capacity_bytes.tolist())
+    if needed <= room:
+        return None
+    besides = f" and op {graph.op_names[i]!r} needs {exact_bytes(working[i])} besides while it runs" * bool(working[i])
+    name, count = problem.cluster.name, problem.cluster.n_devices
+    has = f"one device of {name!r} has" if count == 1 else f"{count} devices of {name!r} have"
+    return (
+        f"the step keeps {kept(graph).words()}{besides}, {exact_bytes(needed)} in all, where the "
+        f"{has} {exact_bytes(room)} free{' together' * (count > 1)}: {format_bytes(needed - room)} too little; "
+        f"{devices_needed(problem, working)}."
+    )
+
+
+def _largest(values: IntArray, where: BoolArray) -> int:
+    return int(np.where(where, values, -1).argmax())

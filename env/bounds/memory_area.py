@@ -1,0 +1,92 @@
+"""What memory forces on loads and paths: work that leaves the devices where it would be fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from env.bounds.area import Work
+from env.bounds.memory_prices import Prices, Programme
+from env.problem import BoolArray, Problem
+from graphs.opgraph import FloatArray
+
+_CLASSES = 40  # with more, programmes of a size quickly solved would have too few units
+_CLOSE = 1e-9  # relative
+
+
+@dataclass(frozen=True)
+class Room:
+    """Work and what it keeps, by class of devices that treat every op alike and have as much memory.
+
+    Attributes:
+        work: op times by such class.
+        kept: float64 [n], bytes kept, relative to those of all ops. What a unit of placement keeps is spread over its
+            ops in proportion to their least times, so that no op is cheap to move without its unit.
+        capacity: float64 [K], memory of a device of each class, in the same unit.
+    """
+
+    work: Work
+    kept: FloatArray
+    capacity: FloatArray
+
+    @staticmethod
+    def of(problem: Problem) -> Room:
+        """The classes of a problem."""
+        total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.group_of, len(problem.groups)
+        work, first = Work.classes(problem, problem.capacity_bytes)
+        weight = work.seconds.min(axis=1)
+        weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
+        share = weight / np.bincount(unit, weight, count)[unit]
+        kept = np.bincount(unit, problem.graph.kept_bytes, count)[unit] * share
+        return Room(work, kept / total, problem.capacity_bytes[first] / total)
+
+    def may_raise(self, area_s: float) -> bool:
+        """Whether memory may make the area of all ops larger than ``area_s``.
+
+        It cannot where every device holds everything, nor where the same share of each op on each device, by their
+        speeds, fits and takes no longer.
+        """
+        seconds, size = self.work.seconds, self.work.size
+        if self.capacity.min() >= 1.0 or not self.kept.any() or len(size) > _CLASSES:
+            return False
+        if not np.isfinite(seconds).all():
+            return True
+        speed = 1.0 / np.maximum(seconds.sum(axis=0), 1e-300)
+        share = speed / (speed * size).sum()
+        return bool((share > self.capacity).any() or 1.0 / (speed * size).sum() > area_s * (1 + _CLOSE))
+
+    def slows_paths(self) -> bool:
+        """Whether memory may keep ops from their fastest devices: not all fit there."""
+        seconds, size = self.work.seconds, self.work.size
+        if len(size) > _CLASSES or (seconds == seconds[:, :1]).all():
+            return False
+        return bool((np.bincount(seconds.argmin(axis=1), self.kept, len(size)) > self.capacity * size).any())
+
+    def prices(self, chosen: BoolArray, one_by_one: bool = False) -> Prices:
+        """Least time to run the chosen ops where all must keep what they keep: spread fractionally, units whole.
+
+        Args:
+            chosen: bool [n].
+            one_by_one: the chosen ops are a path.
+        """
+        work = self.work
+        seconds = np.column_stack(
+            [
+                np.bincount(work.group_of, np.where(chosen | np.isinf(column), column, 0.0), work.n_groups)
+                for column in work.seconds.T
+            ]
+        )
+        kept = np.bincount(work.group_of, self.kept, work.n_groups)
+        some = (seconds.min(axis=1) > 0) | (kept > 0)
+        return Programme(seconds[some], kept[some], work.size, self.capacity, one_by_one).best()
+
+    def costs(self, prices: Prices) -> tuple[FloatArray, float]:
+        """What prices prove op by op: seconds [n] that each chosen op adds, and seconds of no op, often < 0."""
+        allowed, size = np.isfinite(self.work.seconds), self.work.size
+        memory = np.where(allowed, self.kept[:, None] * prices.memory, np.inf)
+        idle = memory.min(axis=1)
+        busy = (memory + np.where(allowed, self.work.seconds, 0.0) * prices.time).min(axis=1)
+        paid = float((prices.memory * self.capacity * size).sum())
+        rounding = 4 * len(idle) * np.finfo(np.float64).eps * (float(busy.sum()) + paid)
+        return busy - idle, float(idle.sum()) - paid - rounding

@@ -1,0 +1,363 @@
+"""A second simulator: docs/score.md in plain Python, slow, for checking the fast one.
+
+It shares no code with `env.simulation.kernel`, `env.simulation.simulator` or `env.problem`. So that ties fall the same
+way, both use the same arithmetic: end = start + seconds, transfer seconds = latency + bytes / bandwidth, remaining path
+= op seconds + max(transfer seconds + remaining path).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from env.checking.reference_memory import Sending, memory_intervals, peak_memory
+from env.cluster import Cluster, Device
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Tensor
+
+PRIORITIES = ("longest_path", "fifo", "msr")
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """What one step did (n ops, D devices, L links).
+
+    Attributes:
+        step_time_s: end of the last op.
+        busy_s: D numbers, seconds each device computes.
+        peak_bytes: D numbers.
+        link_bytes: L numbers, bytes over each link.
+        op_start_s, op_end_s: n numbers.
+        transfers: in order of request; of a fixed sequence in order of start.
+    """
+
+    step_time_s: float
+    busy_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    link_bytes: tuple[float, ...]
+    op_start_s: tuple[float, ...]
+    op_end_s: tuple[float, ...]
+    transfers: tuple[Sending, ...]
+
+
+def simulate_reference(
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Sequence[int] | Mapping[str, str],
+    priority: str = "longest_path",
+    order: Sequence[float] | None = None,
+    transfer_order: Sequence[tuple[int, int]] | None = None,
+) -> ReferenceResult:
+    """Simulate one step.
+
+    Args:
+        graph, cluster: any; pins and colocation are not looked at.
+        placement: a device number per op, or device names by op name.
+        priority: ``"longest_path"``, ``"fifo"`` or ``"msr"``.
+        order: a number per op, lower first; replaces ``priority``.
+        transfer_order: (tensor, receiving device) of every transfer; makes of ``order`` and this a fixed sequence.
+
+    Raises:
+        UnknownNameError: the priority does not exist.
+        MismatchError: the placement is not one device of the cluster per op of the graph; a transfer order without
+            ``order``, with other transfers than the placement needs, or that can never be carried out.
+    """
+    if order is None and priority not in PRIORITIES:
+        raise UnknownNameError("priority", priority, PRIORITIES)
+    numbers = device_numbers(graph, cluster, placement)
+    step = _Step(graph, cluster, numbers, priority, order)
+    if transfer_order is not None:
+        step = _FixedStep(graph, cluster, numbers, priority, order, transfer_order=[(t, d) for t, d in transfer_order])
+    step.run()
+    return step.result()
+
+
+def device_numbers(graph: OpGraph, cluster: Cluster, placement: Sequence[int] | Mapping[str, str]) -> list[int]:
+    """A placement as one device number per op.
+
+    Raises:
+        MismatchError: not exactly one device of the cluster for each op of the graph.
+    """
+    names = {device.name: number for number, device in enumerate(cluster.devices)}
+    if isinstance(placement, Mapping):
+        for op in graph.op_names:
+            if op not in placement:
+                raise MismatchError(f"the placement has no device for op {op!r}; place every op of the graph once.")
+        for op in set(placement) - set(graph.op_names):
+            raise MismatchError(f"the placement names op {op!r}, which graph {graph.name!r} does not have.")
+        for op, device in placement.items():
+            if device not in names:
+                raise MismatchError(
+                    f"op {op!r} is placed on {device!r}, but cluster {cluster.name!r} has {', '.join(names)}."
+                )
+        return [names[placement[op]] for op in graph.op_names]
+    numbers = [int(number) for number in placement]
+    if len(numbers) != graph.n_ops or any(not 0 <= number < len(names) for number in numbers):
+        raise MismatchError(
+            f"a placement has one number from 0 to {len(names) - 1} for each of {graph.n_ops} ops; "
+            f"got {len(numbers)} numbers from {min(numbers, default=0)} to {max(numbers, default=0)}."
+        )
+    return numbers
+
+
+def op_seconds(op: Op, device: Device) -> float:
+    """Time of an op on a device: measured, or the roofline."""
+    for key in (device.name, device.model, device.kind, ANY_DEVICE):
+        if key in op.time_s:
+            return float(op.time_s[key])
+    peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
+    flops_s = op.flops / (peak * device.compute_efficiency)
+    moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
+    return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
+
+
+def transfer_seconds(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:
+    """Time to move a tensor from one device to another over idle links."""
+    links = [cluster.links[number] for number in cluster.routes[source, target].links]
+    if tensor.transfer_s is not None:
+        return tensor.transfer_s * len(links)
+    latency_s = sum(link.latency_s for link in links)
+    slowest = min((link.bandwidth_bytes_per_s for link in links), default=math.inf)
+    return latency_s + tensor.bytes / slowest
+
+
+@dataclass
+class _Step:
+    """The state of one simulated step."""
+
+    graph: OpGraph
+    cluster: Cluster
+    device: list[int]
+    priority: str
+    order: Sequence[float] | None
+    now: float = 0.0
+    running: dict[int, int] = field(default_factory=dict)  # device -> op
+    transfers: list[Sending] = field(default_factory=list)
+    under_way: list[tuple[float, int]] = field(default_factory=list)  # heap of (end, transfer)
+
+    def __post_init__(self) -> None:
+        self.ops, self.tensors = self.graph.records()
+        number = {op.name: i for i, op in enumerate(self.ops)}
+        self.readers = [[number[name] for name in tensor.consumers] for tensor in self.tensors]
+        self.outputs: list[list[int]] = [[] for _ in self.ops]
+        self.missing = [0] * len(self.ops)
+        for t, tensor in enumerate(self.tensors):
+            self.outputs[number[tensor.producer]].append(t)
+            for c in self.readers[t]:
+                self.missing[c] += 1
+        self.op_s = [op_seconds(op, self.cluster.devices[d]) for op, d in zip(self.ops, self.device, strict=True)]
+        self.remaining_s = self._remaining_paths()
+        self.ready_since = {i: 0.0 for i, missing in enumerate(self.missing) if missing == 0}
+        self.ready: list[list[int]] = [[] for _ in self.cluster.devices]
+        for i in self.ready_since:
+            self.ready[self.device[i]].append(i)
+        self.start_s = [math.nan] * len(self.ops)
+        self.end_s = [math.nan] * len(self.ops)
+        self.link_free_s = [0.0] * len(self.cluster.links)
+        self.link_bytes = [0.0] * len(self.cluster.links)
+
+    def _remaining_paths(self) -> list[float]:
+        remaining = [0.0] * len(self.ops)
+        for i in reversed(self.graph.topological_order.tolist()):
+            onward = [0.0]
+            for t in self.outputs[i]:
+                for c in self.readers[t]:
+                    if self.device[c] == self.device[i]:
+                        onward.append(remaining[c])
+                    else:
+                        onward.append(self._transfer_s(t, self.device[i], self.device[c]) + remaining[c])
+            remaining[i] = self.op_s[i] + max(onward)
+        return remaining
+
+    def _transfer_s(self, tensor: int, source: int, target: int) -> float:
+        return transfer_seconds(self.tensors[tensor], self.cluster, source, target)
+
+    def run(self) -> None:
+        while True:
+            while self._end_ops() + self._arrive() + self._start_transfers() + self._start_ops():
+                pass
+            upcoming = [self.end_s[i] for i in self.running.values()] + [end for end, _ in self.under_way[:1]]
+            if not upcoming:
+                return
+            self.now = min(upcoming)
+
+    def _end_ops(self) -> int:
+        ended = [d for d in sorted(self.running) if self.end_s[self.running[d]] == self.now]
+        for d in ended:
+            i = self.running.pop(d)
+            for t in self.outputs[i]:
+                targets = dict.fromkeys(self.device[c] for c in self.readers[t])  # in order of their first consumer
+                for target in targets:
+                    if target == d:
+                        self._deliver(t, d)
+                    else:
+                        self._request(t, d, target)
+        return len(ended)
+
+    def _request(self, tensor: int, source: int, target: int) -> None:
+        links = self.cluster.routes[source, target].links
+        start = max([self.now, *(self.link_free_s[link] for link in links if self.cluster.links[link].exclusive)])
+        self._send(tensor, source, target, start)
+
+    def _start_transfers(self) -> int:
+        return 0  # links serve first come, first served: a request settles the start
+
+    def _send(self, tensor: int, source: int, target: int, start: float) -> None:
+        end = start + self._transfer_s(tensor, source, target)
+        for link in self.cluster.routes[source, target].links:
+            self.link_free_s[link] = end
+            self.link_bytes[link] += self.tensors[tensor].bytes
+        heapq.heappush(self.under_way, (end, len(self.transfers)))
+        self.transfers.append(Sending(tensor, source, target, start, end))
+
+    def _arrive(self) -> int:
+        arrived = 0
+        while self.under_way and self.under_way[0][0] == self.now:
+            transfer = self.transfers[heapq.heappop(self.under_way)[1]]
+            self._deliver(transfer.tensor, transfer.target)
+            arrived += 1
+        return arrived
+
+    def _deliver(self, tensor: int, device: int) -> None:
+        for c in self.readers[tensor]:
+            if self.device[c] == device:
+                self.missing[c] -= 1
+                if self.missing[c] == 0:
+                    self.ready_since[c] = self.now
+                    self.ready[device].append(c)
+
+    def _start_ops(self) -> int:
+        started = 0
+        for d, ready in enumerate(self.ready):
+            i = None if d in self.running else self._choice(d)
+            if i is not None:
+                ready.remove(i)
+                self.running[d] = i
+                self.start_s[i] = self.now
+                self.end_s[i] = self.now + self.op_s[i]
+                started += 1
+        return started
+
+    def _choice(self, device: int) -> int | None:
+        """What an idle device starts now."""
+        return min(self.ready[device], key=self._rank, default=None)
+
+    def _rank(self, i: int) -> tuple[float, ...]:
+        """Ready ops start in increasing order of this."""
+        if self.order is not None:
+            return self.order[i], i
+        if self.priority == "fifo":
+            return self.ready_since[i], i
+        if self.priority == "msr":
+            return -self._msr_score(i), -self.remaining_s[i], i
+        return -self.remaining_s[i], i
+
+    def _msr_score(self, i: int) -> int:
+        score = 0
+        for t in self.outputs[i]:
+            for c in self.readers[t]:
+                score += 1
+                score += 1 if self.device[c] != self.device[i] else 0
+                score += 1 if self.missing[c] == 1 else 0
+                score += 5 if self.device[c] not in self.running else 0
+        return score
+
+    def result(self) -> ReferenceResult:
+        n_devices = len(self.cluster.devices)
+        kept = [0] * n_devices
+        busy = [0.0] * n_devices
+        for i, op in enumerate(self.ops):
+            kept[self.device[i]] += op.kept_bytes
+            busy[self.device[i]] += self.op_s[i]
+        intervals = memory_intervals(self.ops, self.tensors, self.device, self.start_s, self.end_s, self.transfers)
+        return ReferenceResult(
+            step_time_s=max(self.end_s),
+            busy_s=tuple(busy),
+            peak_bytes=peak_memory(kept, intervals),
+            link_bytes=tuple(self.link_bytes),
+            op_start_s=tuple(self.start_s),
+            op_end_s=tuple(self.end_s),
+            transfers=tuple(self.transfers),
+        )
+
+
+@dataclass
+class _FixedStep(_Step):
+    """A step in which devices and links wait for what is next in their sequence."""
+
+    transfer_order: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        order = self.order
+        if order is None:
+            raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
+        self.next_ops = [
+            sorted((i for i, own in enumerate(self.device) if own == d), key=lambda i: (order[i], i), reverse=True)
+            for d in range(len(self.cluster.devices))
+        ]
+        self.home = [self.device[self.graph.op_names.index(tensor.producer)] for tensor in self.tensors]
+        self._refuse_other_transfers()
+        self.made: set[int] = set()
+        self.waiting = list(self.transfer_order)
+        self.not_ended = list(self.transfer_order)
+
+    def _refuse_other_transfers(self) -> None:
+        needed = {
+            (t, self.device[c])
+            for t, readers in enumerate(self.readers)
+            for c in readers
+            if self.device[c] != self.home[t]
+        }
+        for pair in needed.symmetric_difference(self.transfer_order):
+            found = "lacks" if pair in needed else "has"
+            raise MismatchError(
+                f"a transfer order has exactly the transfers that the placement needs; it {found} tensor {pair[0]} to "
+                f"device {pair[1]}."
+            )
+        if len(needed) < len(self.transfer_order):
+            raise MismatchError(f"the transfer order has {len(self.transfer_order)} transfers, expected {len(needed)}.")
+
+    def run(self) -> None:
+        super().run()
+        for queue in self.next_ops:
+            if queue:
+                name = self.ops[queue[-1]].name
+                raise MismatchError(f"the sequences can never be carried out: op {name!r} waits without end.")
+
+    def _request(self, tensor: int, source: int, target: int) -> None:
+        self.made.add(tensor)
+
+    def _start_transfers(self) -> int:
+        startable = [pair for pair in self.waiting if pair[0] in self.made and not self._blocked(pair)]
+        for tensor, target in startable:
+            self.waiting.remove((tensor, target))
+            self._send(tensor, self.home[tensor], target, self.now)
+        return len(startable)
+
+    def _blocked(self, pair: tuple[int, int]) -> bool:
+        """Whether an earlier transfer over one of its exclusive links has not ended."""
+        earlier = self.not_ended[: self.not_ended.index(pair)]
+        return any(self._exclusive(pair) & self._exclusive(other) for other in earlier)
+
+    def _exclusive(self, pair: tuple[int, int]) -> set[int]:
+        links = self.cluster.routes[self.home[pair[0]], pair[1]].links
+        return {link for link in links if self.cluster.links[link].exclusive}
+
+    def _deliver(self, tensor: int, device: int) -> None:
+        if device != self.home[tensor]:
+            self.not_ended.remove((tensor, device))
+        super()._deliver(tensor, device)
+
+    def _choice(self, device: int) -> int | None:
+        queue = self.next_ops[device]
+        if not queue or queue[-1] not in self.ready[device]:
+            return None
+        return queue.pop()
+
+    def result(self) -> ReferenceResult:
+        place = {pair: k for k, pair in enumerate(self.transfer_order)}
+        self.transfers.sort(key=lambda sent: (sent.start_s, place[sent.tensor, sent.target]))
+        return super().result()

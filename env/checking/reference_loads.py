@@ -1,0 +1,113 @@
+"""Loads in plain Python: docs/score.md ("Throughput"), slow, for checking `env.simulation`.
+
+It shares no code with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from env.checking.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.checking.reference_memory import memory_intervals, steady_memory
+from env.cluster import Cluster
+from graphs.opgraph import OpGraph, Tensor
+
+
+@dataclass(frozen=True)
+class ReferenceLoads:
+    """What one step asks of every device and link in steady state (D devices, L links).
+
+    Attributes:
+        device_s: D numbers, seconds.
+        link_s: L numbers, seconds; 0 for links that are not exclusive, and under blocking communication.
+        held_bytes: D numbers, memory in steady state.
+        value_s: the largest load.
+        bytes_moved: bytes sent from device to device, each tensor once per receiver.
+        feasible: no device holds more than its memory.
+    """
+
+    device_s: tuple[float, ...]
+    link_s: tuple[float, ...]
+    held_bytes: tuple[int, ...]
+    value_s: float
+    bytes_moved: int
+    feasible: bool
+
+
+def reference_loads(
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Sequence[int] | Mapping[str, str],
+    step: ReferenceResult | None = None,
+) -> ReferenceLoads:
+    """The loads of a placement.
+
+    Args:
+        graph, cluster: any; pins and colocation are not looked at.
+        placement: a device number per op, or device names by op name.
+        step: one step of it, which says in which order devices work; by default by the longest remaining path.
+
+    Raises:
+        MismatchError: the placement is not one device of the cluster per op of the graph.
+    """
+    numbers = device_numbers(graph, cluster, placement)
+    ops, tensors = graph.records()
+    place = dict(zip(graph.op_names, numbers, strict=True))
+    device_s = [0.0 for _ in cluster.devices]
+    link_s = [0.0 for _ in cluster.links]
+    kept = [0 for _ in cluster.devices]
+    moved = 0
+    for d, device in enumerate(cluster.devices):
+        own = [op for op in ops if place[op.name] == d]
+        device_s[d] = sum(op_seconds(op, device) for op in own)
+        kept[d] = sum(op.kept_bytes for op in own)
+    for tensor in tensors:
+        home = place[tensor.producer]
+        receivers = {place[name] for name in tensor.consumers} - {home}
+        moved += tensor.bytes * len(receivers)
+        if cluster.communication == "blocking":
+            device_s[home] += max((_sending_s(tensor, cluster, home, d) for d in receivers), default=0.0)
+            for d in receivers:
+                device_s[d] += _receiving_s(tensor, cluster, home, d)
+        else:
+            for d in receivers:
+                for number in cluster.routes[home, d].links:
+                    if cluster.links[number].exclusive:
+                        link_s[number] += transfer_seconds(tensor, cluster, home, d)
+    value_s = max(device_s + link_s)
+    step = step or simulate_reference(graph, cluster, numbers)
+    times = numbers, step.op_start_s, step.op_end_s
+    held = steady_memory(kept, memory_intervals(ops, tensors, *times, step.transfers), *times, value_s)
+    return ReferenceLoads(
+        device_s=tuple(device_s),
+        link_s=tuple(link_s),
+        held_bytes=held,
+        value_s=value_s,
+        bytes_moved=moved,
+        feasible=all(
+            size <= device.memory_bytes - device.reserved_bytes
+            for size, device in zip(held, cluster.devices, strict=True)
+        ),
+    )
+
+
+def _sending_s(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:
+    """Seconds for which blocking communication keeps the sender; none if the device's own link is free."""
+    links = cluster.routes[source, target].links
+    if not links or cluster.links[links[0]].src != cluster.devices[source].name:
+        return 0.0
+    return _blocked_s(tensor, cluster, source, target)
+
+
+def _receiving_s(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:
+    """As `_sending_s`, for the receiver."""
+    links = cluster.routes[source, target].links
+    if not links or cluster.links[links[-1]].dst != cluster.devices[target].name:
+        return 0.0
+    return _blocked_s(tensor, cluster, source, target)
+
+
+def _blocked_s(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:
+    """A measured time is that of one link; otherwise the transfer time of the route."""
+    return transfer_seconds(tensor, cluster, source, target) if tensor.transfer_s is None else tensor.transfer_s

@@ -1,0 +1,116 @@
+"""Memory over time in plain Python (docs/score.md, "Memory" and "Throughput").
+
+A second opinion on `env.simulation.kernel`, `env.simulation.timeline` and `env.simulation.steady_memory`. It shares no
+code with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphs.opgraph import Op, Tensor
+
+_ROUNDING = 1e-9  # relative, of a number of periods
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bytes on a device from ``start_s`` until just before ``end_s``."""
+
+    device: int
+    start_s: float
+    end_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Sending:
+    """One transfer: tensor number, source and target device numbers, start and end (s)."""
+
+    tensor: int
+    source: int
+    target: int
+    start_s: float
+    end_s: float
+
+
+def memory_intervals(
+    ops: Sequence[Op],
+    tensors: Sequence[Tensor],
+    device: Sequence[int],
+    op_start_s: Sequence[float],
+    op_end_s: Sequence[float],
+    transfers: Sequence[Sending],
+) -> list[Interval]:
+    """Everything that takes memory for part of the step: workspaces and the copies of tensors."""
+    number = {op.name: i for i, op in enumerate(ops)}
+    found = [
+        Interval(device[i], op_start_s[i], op_end_s[i], op.workspace_bytes)
+        for i, op in enumerate(ops)
+        if op.workspace_bytes > 0
+    ]
+    sent: dict[int, list[Sending]] = {}
+    for transfer in transfers:
+        sent.setdefault(transfer.tensor, []).append(transfer)
+    for t, tensor in enumerate(tensors):
+        producer = number[tensor.producer]
+        readers = [number[name] for name in tensor.consumers]
+        home = device[producer]
+        last_use_s = [op_end_s[producer]]
+        last_use_s += [op_end_s[c] for c in readers if device[c] == home]
+        last_use_s += [transfer.end_s for transfer in sent.get(t, ())]
+        found.append(Interval(home, op_start_s[producer], max(last_use_s), tensor.bytes))
+        for transfer in sent.get(t, ()):
+            ends = [op_end_s[c] for c in readers if device[c] == transfer.target]
+            found.append(Interval(transfer.target, transfer.start_s, max(ends, default=transfer.end_s), tensor.bytes))
+    return found
+
+
+def peak_memory(kept_bytes: Sequence[int], intervals: Sequence[Interval]) -> tuple[int, ...]:
+    """The largest sum of bytes at any instant, per device; ``kept_bytes`` are there all the time."""
+    changes: list[list[tuple[float, int]]] = [[] for _ in kept_bytes]
+    for interval in intervals:
+        if interval.start_s < interval.end_s:
+            changes[interval.device] += [
+                (interval.start_s, interval.size_bytes),
+                (interval.end_s, -interval.size_bytes),
+            ]
+    peaks = []
+    for kept, events in zip(kept_bytes, changes, strict=True):
+        now = peak = kept
+        for _, change in sorted(events):  # at one instant, what ends (a negative change) comes first
+            now += change
+            peak = max(peak, now)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def steady_memory(
+    kept_bytes: Sequence[int],
+    intervals: Sequence[Interval],
+    device: Sequence[int],
+    op_start_s: Sequence[float],
+    op_end_s: Sequence[float],
+    period_s: float,
+) -> tuple[int, ...]:
+    """Bytes on each device where such a step begins every ``period_s`` seconds; arguments as above."""
+    turns: list[list[tuple[float, float]]] = [[] for _ in kept_bytes]  # in which a device never pauses
+    for d, start_s, end_s in sorted(zip(device, op_start_s, op_end_s, strict=True)):
+        if start_s < end_s:
+            if turns[d] and start_s == turns[d][-1][1]:
+                start_s = turns[d].pop()[0]
+            turns[d].append((start_s, end_s))
+    held = list(kept_bytes)
+    of_turns = []
+    for interval in intervals:
+        lasts_s = interval.end_s - interval.start_s
+        if lasts_s <= 0:
+            continue
+        if any(start_s <= interval.start_s and interval.end_s <= end_s for start_s, end_s in turns[interval.device]):
+            of_turns.append(interval)
+        else:
+            periods = lasts_s / period_s if period_s > 0 else 1.0
+            held[interval.device] += max(1, math.ceil(periods * (1 - _ROUNDING))) * interval.size_bytes
+    return peak_memory(held, of_turns)

@@ -1,0 +1,1 @@
+"""The Gymnasium environments in which agents place graphs."""

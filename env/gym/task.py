@@ -1,0 +1,272 @@
+"""`Task`: one graph to be placed on one cluster as the environments see it, in units and in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env.bounds.bounds import lower_bound
+from env.bounds.memory import memory_reason
+from env.cluster import Cluster
+from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
+from env.gym.task_kernel import longest_paths
+from env.problem import Problem
+from env.unit_totals import UnitTotals
+from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.transforms.coarsen import to_size
+
+Units = int | Sequence[int] | IntArray | None
+Order = str | Sequence[int] | IntArray
+Integer = TypeVar("Integer", np.int32, np.int64)
+ORDERS = ("topological", "upward_rank")
+
+
+@dataclass(frozen=True, eq=False)
+class UnitEdges:
+    """The pairs of units joined by tensors, by target, then source (E pairs).
+
+    Attributes:
+        source, target: int64 [E].
+        total_bytes: float64 [E], of all tensors from source to target, each once.
+        mean_s: float64 [E], seconds to move them, one after the other, between two devices on average.
+        modelled_bytes, modelled_tensors: float64 [E], size and number of those without a measured transfer time.
+        measured_s: float64 [E], seconds per link of those with one.
+    """
+
+    source: IntArray
+    target: IntArray
+    total_bytes: FloatArray
+    mean_s: FloatArray
+    modelled_bytes: FloatArray
+    modelled_tensors: FloatArray
+    measured_s: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Task(UnitTotals):
+    """A problem whose ops are placed unit by unit (n ops, U units, D devices).
+
+    A unit is a set of ops that go to one device together. Scores are always those of the ops.
+
+    Attributes:
+        problem: graph and cluster.
+        unit_of: int64 [n], unit of each op; units are numbered by their first op.
+        sequence: int64 [U], in which order `placement/Sequential-v0` places the units.
+    """
+
+    sequence: IntArray
+
+    @property
+    def n_ops(self) -> int:
+        return self.problem.graph.n_ops
+
+    @property
+    def n_devices(self) -> int:
+        return self.problem.cluster.n_devices
+
+    @cached_property
+    def upward_rank_s(self) -> FloatArray:
+        """float64 [n]: mean seconds of the longest path from each op to an end of the graph, the op included."""
+        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s, True) + self.problem.mean_op_s
+
+    @cached_property
+    def downward_rank_s(self) -> FloatArray:
+        """float64 [n]: mean seconds of the longest path from a start of the graph to each op, the op excluded."""
+        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s)
+
+    @cached_property
+    def single_device(self) -> tuple[IntArray, float, bool]:
+        """``(device int64 [U], step time in seconds, whether it fits into memory)`` of the best single device.
+
+        Units that may not run there run where they are fastest. Where no device has the memory, the fastest one as if
+        it had.
+        """
+        from env.simulation.simulator import Simulator
+
+        elsewhere = np.where(self.allowed, self.op_s, np.inf).argmin(axis=1)
+        plans = np.array([np.where(self.allowed[:, d], d, elsewhere) for d in range(self.n_devices)], dtype=np.int64)
+        simulator = Simulator(self.problem)
+        scores = [simulator.score(plan[self.unit_of]) for plan in plans]  # a batch would compile a second loop
+        best = min(range(len(plans)), key=lambda d: (not scores[d].feasible, scores[d].step_time_s))
+        return plans[best], scores[best].step_time_s, scores[best].feasible
+
+    @property
+    def reference_s(self) -> float:
+        """Simulated step time of `single_device`, by which rewards and features are scaled; 1 if it takes no time."""
+        return self.single_device[1] or 1.0
+
+    @cached_property
+    def bound_s(self) -> float:
+        """No placement is faster (`env.bounds.bounds.lower_bound`)."""
+        return lower_bound(self.problem).value_s
+
+    @cached_property
+    def edges(self) -> UnitEdges:
+        """What the units send each other."""
+        graph = self.problem.graph
+        producer, consumer, tensor = graph.edge_list
+        source, target = self.unit_of[producer], self.unit_of[consumer]
+        # A tensor goes to a unit once, however many of its ops read it.
+        pair = target * self.n_units + source
+        sent = np.unique((pair * graph.n_tensors + tensor)[source != target])
+        tensor = sent % max(1, graph.n_tensors)
+        pairs, pair_of = np.unique(sent // max(1, graph.n_tensors), return_inverse=True)
+        size, measured_s = graph.tensor_bytes[tensor], graph.tensor_transfer_s[tensor]
+        modelled = np.isnan(measured_s)
+
+        def total(values: NDArray[Any]) -> FloatArray:
+            return np.bincount(pair_of, values, len(pairs)).astype(np.float64)
+
+        return UnitEdges(
+            source=pairs % self.n_units,
+            target=pairs // self.n_units,
+            total_bytes=total(size),
+            mean_s=total(self.problem.mean_transfer_s[tensor]),
+            modelled_bytes=total(np.where(modelled, size, 0)),
+            modelled_tensors=total(modelled),
+            measured_s=total(np.where(modelled, 0.0, measured_s)),
+        )
+
+    def device_of_ops(self, devices: NDArray[Integer]) -> NDArray[Integer]:
+        """Devices by unit [..., U] as devices by op [..., n]."""
+        return devices[..., self.unit_of]
+
+    def paths(self, tensor_s: FloatArray, op_s: FloatArray, backwards: bool = False) -> FloatArray:
+        """float64 [n]: longest path that leads to each op (backwards: from it to an end), itself not counted.
+
+        Args:
+            tensor_s: float64 [m], length of an edge that carries the tensor.
+            op_s: float64 [n], length of an op.
+        """
+        graph = self.problem.graph
+        producer, consumer, tensor = graph.edge_list
+        end, start = (producer, consumer) if backwards else (consumer, producer)
+        by_end = np.argsort(end, kind="stable")
+        ptr = np.searchsorted(end[by_end], np.arange(graph.n_ops + 1)).astype(np.int64)
+        order = graph.topological_order[:: -1 if backwards else 1].copy()
+        result = np.zeros(graph.n_ops)
+        # Copies, for numba compiles anew for arrays that may not be written.
+        longest_paths(order, ptr, start[by_end], tensor_s[tensor[by_end]], op_s.copy(), result)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Impossible:
+    """A graph and a cluster for which provably no placement exists; an environment says so at reset."""
+
+    graph: OpGraph
+    cluster: Cluster
+    reason: str
+
+
+def make_tasks(
+    graph: Graphs,
+    cluster: Clusters,
+    units: Units = None,
+    order: Order = "topological",
+) -> tuple[Task | Impossible, ...]:
+    """A task for every pair of a graph and a cluster: all clusters of the first graph, then of the second, ...
+
+    Args:
+        graph, cluster: one or several, each an object, a name or a file (`env.gym.named`).
+        units: None for colocation groups and free ops (`Problem.groups`); a number to coarsen into about that many
+            units (`graphs.transforms.coarsen.to_size`); or int [n], the unit of each op of the only graph.
+        order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
+            task in the order in which they are placed.
+
+    Raises:
+        GraphFileError, ClusterError: a file that cannot be read, or is something else.
+        MismatchError: not a graph or a cluster; units that divide a colocation group or that no device suits; an order
+            that does not name every unit once; units or an order by number for more than one task.
+        UnknownNameError: an unknown model, cluster or order.
+    """
+    graphs, clusters = graphs_named(graph), clusters_named(cluster)
+    if isinstance(order, str) and order not in ORDERS:
+        raise UnknownNameError("order", order, ORDERS)
+    if units is not None and not isinstance(units, int) and len(graphs) > 1:
+        raise MismatchError(f"units for each op belong to one graph, got {len(graphs)} graphs; give a number of units.")
+    if not isinstance(order, str) and len(graphs) * len(clusters) > 1:
+        raise MismatchError(
+            f"an order of units belongs to one task, got {len(graphs) * len(clusters)}; use {' or '.join(ORDERS)}."
+        )
+    return tuple(_task(g, unit_of, c, order) for g in graphs for unit_of in [_unit_of(g, units)] for c in clusters)
+
+
+def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> Task | Impossible:
+    try:
+        problem = Problem(graph, cluster)
+    except InfeasibleError as error:
+        return Impossible(graph, cluster, str(error))
+    unsequenced = Task(problem, unit_of, np.arange(unit_of.max() + 1))
+    nowhere = np.flatnonzero(~unsequenced.allowed.any(axis=1))
+    if len(nowhere):
+        names = [graph.op_names[i] for i in np.flatnonzero(unit_of == nowhere[0])[:2]]
+        raise MismatchError(
+            f"unit {nowhere[0]} ({', '.join(map(repr, names))}, ...) has no device of cluster {cluster.name!r} that "
+            "suits all its ops; divide it."
+        )
+    if (reason := memory_reason(problem)) is not None:
+        return Impossible(graph, cluster, reason)
+    return Task(problem, unit_of, _sequence(unsequenced, order))
+
+
+def _unit_of(graph: OpGraph, units: Units) -> IntArray:
+    if units is None:
+        return _numbered(_labels(graph.colocation))
+    if isinstance(units, int):
+        if units < 1 or isinstance(units, bool):
+            raise MismatchError(f"units is a number of units, 1 or more, or the unit of each op, got {units!r}.")
+        coarse = to_size(graph, units)
+        return _numbered(_labels(coarse.graph.colocation)[coarse.group_of])
+    given = np.asarray(units)
+    if given.shape != (graph.n_ops,) or given.dtype.kind not in "iu":
+        raise MismatchError(
+            f"units of graph {graph.name!r} are one whole number for each of its {graph.n_ops} ops, got an array of "
+            f"{given.dtype} and shape {given.shape}."
+        )
+    unit_of = _numbered(given)
+    first = np.full(graph.colocation.max() + 2, -1, dtype=np.int64)  # the unit of each colocation group
+    for op in np.flatnonzero(graph.colocation >= 0).tolist():
+        group = graph.colocation[op]
+        first[group] = unit_of[op] if first[group] < 0 else first[group]
+        if first[group] != unit_of[op]:
+            raise MismatchError(
+                f"op {graph.op_names[op]!r} is in another unit than the ops that must share its device; units do not "
+                "divide colocation groups."
+            )
+    return unit_of
+
+
+def _labels(colocation: IntArray) -> IntArray:
+    """One label for each colocation group, and one for each op outside."""
+    return np.where(colocation >= 0, colocation, colocation.max() + 1 + np.arange(len(colocation)))
+
+
+def _numbered(labels: IntArray) -> IntArray:
+    """Labels as numbers 0, 1, ... by first appearance."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]
+
+
+def _sequence(task: Task, order: Order) -> IntArray:
+    if not isinstance(order, str):
+        given = np.asarray(order)
+        if given.dtype.kind not in "iu" or not np.array_equal(np.sort(given), np.arange(task.n_units)):
+            raise MismatchError(
+                f"an order names each of the {task.n_units} units of graph {task.problem.graph.name!r} once, "
+                f"got an array of {given.dtype} and shape {given.shape}."
+            )
+        return given.astype(np.int64)
+    topological = task.topological_order
+    if order == "topological":
+        return topological
+    rank_s = task.largest(task.upward_rank_s)
+    return topological[np.argsort(-rank_s[topological], kind="stable")]

@@ -1,0 +1,630 @@
+"""The compiled event loop behind `env.simulation.simulator`. It is docs/score.md, on flat arrays.
+
+Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
+producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
+
+Why it is fast. Links serve first come, first served, so a transfer's start and end are known when it is requested, and
+an op's ready time is known when its last input is requested: only ends of ops are events, one number per device, and no
+event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
+link that is always free, and every route is padded to the same number of links. Memory over time is summed up
+afterwards, in buckets of time; only buckets that may hold the peak are sorted.
+
+One file on purpose: numba's cache looks at the file of the compiled function only, so a helper in another file could
+change without the loop being compiled again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from env.jit import njit, prange
+from graphs.opgraph import FloatArray, IntArray
+
+LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
+INF = np.inf
+MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
+Index = NDArray[np.int32]
+
+
+class Arrays(NamedTuple):
+    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices, L links, H links in the longest route."""
+
+    op_s: FloatArray  # [n, D]
+    edge_ptr: Index  # [n + 1], edges an op feeds
+    consumer: Index  # [e]
+    edge_tensor: Index  # [e]
+    input_ptr: Index  # [n + 1]
+    input_edge: Index  # [e], edges grouped by consumer
+    edge_bytes: FloatArray  # [e], 0 where the transfer time is measured
+    edge_latency: FloatArray  # [e], 0 where the transfer time is measured, else 1
+    edge_measured_s: FloatArray  # [e], per link of the route; 0 where modelled
+    topological: Index  # [n]
+    tensor_bytes: IntArray  # [m]
+    tensor_producer: IntArray  # [m]
+    kept_bytes: IntArray  # [n]
+    workspace_bytes: IntArray  # [n]
+    output_bytes: IntArray  # [n], sum over the op's tensors
+    latency_s: FloatArray  # [D, D]
+    bandwidth: FloatArray  # [D, D]
+    hops: FloatArray  # [D, D], links of the route
+    route: Index  # [D, D, H], links to wait for, padded by repeating; L (always free) where there is none
+    route_held: Index  # [D, D, H], links to occupy likewise; L + 1 (never waited for) where there is none
+    route_ptr: IntArray  # [D * D + 1], routes without padding
+    route_link: IntArray  # [...]
+
+
+class State(NamedTuple):
+    """Scratch of one simulation."""
+
+    priority: FloatArray  # [n], higher first
+    edge_s: FloatArray  # [e], transfer time of each edge, 0 on one device
+    arrival_s: FloatArray  # [e], when the tensor is (or will be) on its consumer's device; infinite until requested
+    op_s: FloatArray  # [n], time of each op where it is placed
+    missing: Index  # [n], inputs not requested yet
+    ready_s: FloatArray  # [n], arrival of the last input requested so far
+    copy_of: Index  # [e], the copy each edge reads
+    base: Index  # [D + 1], where a device's ops begin in the next two
+    ready: Index  # [n], heap by priority (under MSR a list) of the ops that may start
+    future: Index  # [n], heap by ready time of those whose inputs are all on their way
+    n_ready: Index  # [D]
+    n_future: Index  # [D]
+    running: Index  # [D], op or -1
+    next_s: FloatArray  # [D], end of the running op, or, idle, when the next op may be ready
+    never: FloatArray  # [D], infinite while an op runs, else 0
+    pair_bytes: FloatArray  # [D * D]
+    link_free: FloatArray  # [L + 2], when the last transfer requested so far leaves each link
+    sent: Index  # [D + 1], last transfer to each device, so that a tensor is sent only once
+    free_s: FloatArray  # [m + e], last use of each copy
+    bucket_in: IntArray  # [D * buckets], bytes allocated
+    bucket_out: IntArray  # [D * buckets], bytes freed
+    bucket_head: Index  # [D * buckets], last change of memory in the bucket, or -1
+    change_s: FloatArray  # [2 n + m + 2 e], instants of changes of memory
+    change_bytes: IntArray  # [2 n + m + 2 e]
+    change_next: Index  # [2 n + m + 2 e], previous change of the same bucket, or -1
+    sorted_change: Index  # [2 n + m + 2 e]
+
+
+class Output(NamedTuple):
+    """What `run` leaves behind (x: up to e transfers, in order of request)."""
+
+    busy_s: FloatArray  # [D]
+    peak_bytes: IntArray  # [D]
+    link_bytes: FloatArray  # [L]
+    op_start: FloatArray  # [n]
+    op_end: FloatArray  # [n]
+    op_rank: Index  # [n], place in the sequence of starts
+    transfer_tensor: Index  # [e + 1]
+    transfer_pair: Index  # [e + 1]
+    transfer_start: FloatArray  # [e + 1]
+    transfer_end: FloatArray  # [e + 1]
+
+
+@njit(cache=True, nogil=True)
+def buckets_for(n, n_devices):  # type: ignore[no-untyped-def]
+    """Buckets of time per device for the memory sum: a few changes of memory in each."""
+    return max(16, n // n_devices)
+
+
+@njit(cache=True, nogil=True)
+def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """Memory for `run`; reusable."""
+    changes = 2 * n + m + 2 * e
+    buckets = n_devices * buckets_for(n, n_devices)
+    return State(
+        priority=np.empty(n),
+        edge_s=np.empty(e),
+        arrival_s=np.empty(e),
+        op_s=np.empty(n),
+        missing=np.empty(n, np.int32),
+        ready_s=np.empty(n),
+        copy_of=np.empty(e, np.int32),
+        base=np.empty(n_devices + 1, np.int32),
+        ready=np.empty(n, np.int32),
+        future=np.empty(n, np.int32),
+        n_ready=np.empty(n_devices, np.int32),
+        n_future=np.empty(n_devices, np.int32),
+        running=np.empty(n_devices, np.int32),
+        next_s=np.empty(n_devices),
+        never=np.empty(n_devices),
+        pair_bytes=np.empty(n_devices * n_devices),
+        link_free=np.empty(n_links + 2),
+        sent=np.empty(n_devices + 1, np.int32),
+        free_s=np.empty(m + e),
+        bucket_in=np.empty(buckets, np.int64),
+        bucket_out=np.empty(buckets, np.int64),
+        bucket_head=np.empty(buckets, np.int32),
+        change_s=np.empty(changes),
+        change_bytes=np.empty(changes, np.int64),
+        change_next=np.empty(changes, np.int32),
+        sorted_change=np.empty(changes, np.int32),
+    )
+
+
+@njit(cache=True, nogil=True)
+def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """Memory for the results of `run`; reusable."""
+    return Output(
+        busy_s=np.empty(n_devices),
+        peak_bytes=np.empty(n_devices, np.int64),
+        link_bytes=np.empty(n_links),
+        op_start=np.empty(n),
+        op_end=np.empty(n),
+        op_rank=np.empty(n, np.int32),
+        transfer_tensor=np.empty(e + 1, np.int32),
+        transfer_pair=np.empty(e + 1, np.int32),
+        transfer_start=np.empty(e + 1),
+        transfer_end=np.empty(e + 1),
+    )
+
+
+@intrinsic
+def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
+    """The same named tuple holding bare pointers, for the loop below.
+
+    numba counts references to every array it touches, which here costs several times the work itself; it does not count
+    pointers. Arrays of several dimensions become flat. The caller keeps the arrays alive.
+    """
+    fields = [types.CPointer(array.dtype) for array in arrays.types]  # type: ignore[no-untyped-call]
+    result = types.NamedTuple(fields, arrays.instance_class)  # type: ignore[no-untyped-call]
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        values = []
+        for k, array in enumerate(arrays.types):
+            value = builder.extract_value(args[0], k)
+            values.append(context.make_array(array)(context, builder, value).data)
+        return context.make_tuple(builder, result, values)
+
+    return result(arrays), codegen
+
+
+@njit(inline="always")
+def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
+    """Add ``item`` to the heap at ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
+    k = size
+    value = sign * key[item]
+    while k > 0:
+        parent = (k - 1) >> 1
+        other = heap[base + parent]
+        rival = sign * key[other]
+        if rival > value or (rival == value and other < item):
+            break
+        heap[base + k] = other
+        k = parent
+    heap[base + k] = item
+
+
+@njit(inline="always")
+def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
+    """Remove and return the first item of a heap of ``size`` items."""
+    top = heap[base]
+    size -= 1
+    item = heap[base + size]
+    value = sign * key[item]
+    k = 0
+    while True:
+        child = 2 * k + 1
+        if child >= size:
+            break
+        first = heap[base + child]
+        if child + 1 < size:
+            second = heap[base + child + 1]
+            better = sign * (key[second] - key[first])
+            if better > 0.0 or (better == 0.0 and second < first):
+                first = second
+                child += 1
+        rival = sign * key[first]
+        if rival < value or (rival == value and item < first):
+            break
+        heap[base + k] = first
+        k = child
+    heap[base + k] = item
+    return top
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
+    """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
+    for d in range(n_devices + 1):
+        s.base[d] = 0
+        s.sent[d] = n_edges
+    out.transfer_tensor[n_edges] = -1
+    for k in range(n - 1, -1, -1):
+        i = g.topological[k]
+        d = device[i]
+        longest = 0.0
+        for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+            c = g.consumer[e]
+            pair = d * n_devices + device[c]
+            modelled = g.edge_latency[e] * g.latency_s[pair] + g.edge_bytes[e] / g.bandwidth[pair]
+            seconds = modelled + g.edge_measured_s[e] * g.hops[pair]
+            s.edge_s[e] = seconds
+            s.arrival_s[e] = INF
+            rest = seconds + s.priority[c]
+            longest = rest if rest > longest else longest
+        s.op_s[i] = g.op_s[i * n_devices + d]
+        s.priority[i] = s.op_s[i] + longest
+        s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
+        s.ready_s[i] = 0.0
+        s.base[d + 1] += 1
+    if mode == EXPLICIT:
+        for i in range(n):
+            s.priority[i] = -order[i]
+    elif mode == FIFO:
+        for i in range(n):
+            s.priority[i] = 0.0
+    for d in range(n_devices):
+        s.base[d + 1] += s.base[d]
+        s.n_ready[d] = s.n_future[d] = 0
+        s.running[d] = -1
+        s.next_s[d] = INF
+        s.never[d] = 0.0
+        out.busy_s[d] = 0.0
+    for pair in range(n_devices * n_devices):
+        s.pair_bytes[pair] = 0.0
+    for link in range(n_links + 2):
+        s.link_free[link] = 0.0
+    for i in range(n):
+        if s.missing[i] == 0:
+            _add(s, mode, device[i], i, 0.0)
+
+
+@njit(inline="always")
+def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+    """The ready time of ``i`` is known now, and may lie in the future."""
+    ready_s = s.ready_s[i]
+    if mode == FIFO:
+        s.priority[i] = -ready_s
+    if ready_s <= now:
+        _add_ready(s, mode, d, i)
+    else:
+        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        s.n_future[d] += 1
+    start = ready_s + s.never[d]
+    s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
+
+
+@njit(inline="always")
+def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
+    if mode == MSR:
+        s.ready[s.base[d] + s.n_ready[d]] = i
+    else:
+        _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
+    s.n_ready[d] += 1
+
+
+@njit(inline="always")
+def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: ignore[no-untyped-def]
+    """The op on ``d`` ends and its tensors are requested where they are needed.
+
+    Returns the number of transfers so far, and whether some other device can start something at this same instant.
+    """
+    i = s.running[d]
+    s.running[d] = -1
+    s.never[d] = 0.0
+    woke = False
+    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+        c = g.consumer[e]
+        t = g.edge_tensor[e]
+        b = device[c]
+        remote = b != d
+        earlier = s.sent[b]
+        if out.transfer_tensor[earlier] == t:  # never so on its own device, where no tensor of it arrives
+            end = out.transfer_end[earlier]
+            s.copy_of[e] = m + earlier
+        else:
+            pair = d * n_devices + b
+            start = now
+            for k in range(pair * n_hops, (pair + 1) * n_hops):
+                free = s.link_free[g.route[k]]
+                start = free if free > start else start
+            end = start + s.edge_s[e]
+            for k in range(pair * n_hops, (pair + 1) * n_hops):
+                s.link_free[g.route_held[k]] = end
+            # A local hand-over fills the same record, which the next transfer overwrites.
+            out.transfer_tensor[x] = t
+            out.transfer_pair[x] = pair
+            out.transfer_start[x] = start
+            out.transfer_end[x] = end
+            s.pair_bytes[pair] += g.tensor_bytes[t]
+            s.copy_of[e] = m + x if remote else t
+            s.sent[b if remote else n_devices] = x
+            x += 1 if remote else 0
+        s.arrival_s[e] = end
+        s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
+        s.missing[c] -= 1
+        if s.missing[c] == 0:
+            _add(s, mode, b, c, now)
+            woke = woke | (remote & (s.ready_s[c] <= now))
+    return x, woke
+
+
+@njit(inline="always")
+def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
+    score = 0
+    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
+        c = g.consumer[e]
+        waits_for = 0
+        for k in range(g.input_ptr[c], g.input_ptr[c + 1]):
+            waits_for += s.arrival_s[g.input_edge[k]] > now
+        score += 1 + (device[c] != device[i]) + (waits_for == 1) + 5 * (s.running[device[c]] < 0)
+    return score
+
+
+@njit(inline="always")
+def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
+    """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
+    first = s.base[d]
+    last = first + s.n_ready[d] - 1
+    best_at = first
+    best = s.ready[first]
+    best_score = _msr_score(g, s, device, best, now)
+    for at in range(first + 1, last + 1):
+        i = s.ready[at]
+        score = _msr_score(g, s, device, i, now)
+        more = s.priority[i] - s.priority[best]
+        if score > best_score or (score == best_score and (more > 0.0 or (more == 0.0 and i < best))):
+            best_at = at
+            best = i
+            best_score = score
+    s.ready[best_at] = s.ready[last]
+    return best
+
+
+@njit(inline="always")
+def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
+    """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
+    base = s.base[d]
+    while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
+        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        s.n_future[d] -= 1
+        _add_ready(s, mode, d, i)
+    if s.n_ready[d] == 0:
+        s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
+        return n_started
+    best = _take_msr(g, s, device, d, now) if mode == MSR else _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+    s.n_ready[d] -= 1
+    end = now + s.op_s[best]
+    s.running[d] = best
+    s.next_s[d] = end
+    s.never[d] = INF
+    out.op_start[best] = now
+    out.op_end[best] = end
+    out.op_rank[best] = n_started
+    out.busy_s[d] += s.op_s[best]
+    return n_started + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-untyped-def]
+    n_transfers = 0
+    n_started = 0
+    now = 0.0
+    while True:
+        least = INF
+        first = 0
+        ties = 0
+        for d in range(n_devices):
+            next_s = s.next_s[d]
+            ties = 1 if next_s < least else ties + (next_s == least)
+            first = d if next_s < least else first
+            least = next_s if next_s < least else least
+        if least == INF:
+            return now, n_transfers
+        now = least
+        # Usually one device has something to do now. If several have, all ends come before any start.
+        last = first + 1
+        if ties > 1:
+            first = 0
+            last = n_devices
+        woke = mode == MSR
+        for d in range(first, last):
+            if s.running[d] >= 0 and s.next_s[d] == now:
+                n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
+                woke = woke or others
+                s.next_s[d] = now
+        if woke:
+            first = 0
+            last = n_devices
+        for d in range(first, last):
+            if s.running[d] < 0 and s.next_s[d] <= now:
+                n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
+
+
+@njit(inline="always")
+def _change(s, d, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
+    """Note change ``k`` of a device's memory; returns ``k + 1``."""
+    bucket = d * buckets + min(int(instant * per_second), buckets - 1)
+    if added > 0:
+        s.bucket_in[bucket] += added
+    else:
+        s.bucket_out[bucket] -= added
+    s.change_s[k] = instant
+    s.change_bytes[k] = added
+    s.change_next[k] = s.bucket_head[bucket]
+    s.bucket_head[bucket] = k
+    return k + 1
+
+
+@njit(inline="always")
+def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second):  # type: ignore[no-untyped-def]
+    """Fill the buckets with every allocation and free of the step."""
+    for bucket in range(n_devices * buckets):
+        s.bucket_in[bucket] = s.bucket_out[bucket] = 0
+        s.bucket_head[bucket] = -1
+    for t in range(m):
+        s.free_s[t] = out.op_end[g.tensor_producer[t]]
+    for x in range(n_transfers):
+        t = out.transfer_tensor[x]
+        s.free_s[m + x] = out.transfer_end[x]
+        s.free_s[t] = max(s.free_s[t], out.transfer_end[x])
+    for e in range(n_edges):
+        end = out.op_end[g.consumer[e]]
+        copy = s.copy_of[e]
+        s.free_s[copy] = end if end > s.free_s[copy] else s.free_s[copy]
+    k = 0
+    for i in range(n):
+        added = g.workspace_bytes[i] + g.output_bytes[i]
+        if added > 0:
+            k = _change(s, device[i], buckets, per_second, out.op_start[i], added, k)
+        if g.workspace_bytes[i] > 0:
+            k = _change(s, device[i], buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
+    for t in range(m):
+        if g.tensor_bytes[t] > 0:
+            d = device[g.tensor_producer[t]]
+            k = _change(s, d, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+    for x in range(n_transfers):
+        size = g.tensor_bytes[out.transfer_tensor[x]]
+        if size > 0:
+            d = out.transfer_pair[x] % n_devices
+            k = _change(s, d, buckets, per_second, out.transfer_start[x], size, k)
+            k = _change(s, d, buckets, per_second, s.free_s[m + x], -size, k)
+
+
+@njit(inline="always")
+def _peak_within(s, bucket, before, peak):  # type: ignore[no-untyped-def]
+    """The peak over one bucket's changes in order of time, frees first: what ends at an instant is gone at it."""
+    count = 0
+    k = s.bucket_head[bucket]
+    while k >= 0:
+        s.sorted_change[count] = k
+        count += 1
+        k = s.change_next[k]
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, count):
+            k = s.sorted_change[at]
+            hole = at
+            while hole >= gap:
+                other = s.sorted_change[hole - gap]
+                if s.change_s[other] < s.change_s[k] or (
+                    s.change_s[other] == s.change_s[k] and (s.change_bytes[other] < 0 or s.change_bytes[k] > 0)
+                ):
+                    break
+                s.sorted_change[hole] = other
+                hole -= gap
+            s.sorted_change[hole] = k
+        gap //= 3
+    for at in range(count):
+        before += s.change_bytes[s.sorted_change[at]]
+        peak = max(peak, before)
+    return peak
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  # type: ignore[no-untyped-def]
+    """Fill ``out.peak_bytes``."""
+    for d in range(n_devices):
+        out.peak_bytes[d] = 0
+    for i in range(n):
+        out.peak_bytes[device[i]] += g.kept_bytes[i]
+    if step_s == 0.0:
+        return
+    buckets = buckets_for(n, n_devices)
+    per_second = min(buckets / step_s, MOST_PER_SECOND)
+    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second)
+    for d in range(n_devices):
+        kept = out.peak_bytes[d]
+        peak = kept
+        now = kept
+        for bucket in range(d * buckets, (d + 1) * buckets):
+            now += s.bucket_in[bucket] - s.bucket_out[bucket]
+            peak = max(peak, now)
+        now = kept
+        for bucket in range(d * buckets, (d + 1) * buckets):
+            if now + s.bucket_in[bucket] > peak:
+                peak = _peak_within(s, bucket, now, peak)
+            now += s.bucket_in[bucket] - s.bucket_out[bucket]
+        out.peak_bytes[d] = peak
+
+
+@njit(cache=True, nogil=True)
+def _memory_in(graph, state, output, device, n_transfers):  # type: ignore[no-untyped-def]
+    n, n_devices = graph.op_s.shape
+    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
+    g: Any = pointers(graph)  # type: ignore[call-arg]
+    s: Any = pointers(state)
+    out: Any = pointers(output)
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, output.op_end.max())
+
+
+@njit(cache=True, nogil=True)
+def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-untyped-def]
+    """Fill ``output.peak_bytes`` from the times in ``output``, which `sequence_kernel` finds its own way.
+
+    Args:
+        graph, output: `Arrays` and `Output`.
+        device: int32 [n].
+        copy_of: int32 [e], as in `State`; copy ``m + x`` is the x-th transfer of ``output``.
+    """
+    n, n_devices = graph.op_s.shape
+    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
+    state.copy_of[:] = copy_of
+    # A call of its own: numba would free `state` here before the pointers to it are used.
+    _memory_in(graph, state, output, device, n_transfers)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
+    """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
+
+    Args:
+        graph, state, output: `Arrays`, `State` and `Output`.
+        device: int32 [n], device of each op.
+        mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
+        order: float64 [n], lower first; read in EXPLICIT mode only.
+    """
+    n, n_devices = graph.op_s.shape
+    m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
+    n_hops = graph.route.shape[2]
+    g: Any = pointers(graph)  # type: ignore[call-arg]
+    s: Any = pointers(state)
+    out: Any = pointers(output)
+    _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
+    step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
+    for link in range(n_links):
+        out.link_bytes[link] = 0.0
+    moved = 0.0
+    for pair in range(n_devices * n_devices):
+        for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
+            out.link_bytes[g.route_link[k]] += s.pair_bytes[pair]
+        if pair % (n_devices + 1) != 0:
+            moved += s.pair_bytes[pair]
+    return step_s, n_transfers, moved
+
+
+@njit(cache=True, nogil=True)
+def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def]
+    """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
+    n, n_devices = graph.op_s.shape
+    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
+    state, output = new_state(n, m, n_edges, n_devices, n_links), new_output(n, n_edges, n_devices, n_links)
+    step_s, n_transfers, moved = run(graph, state, output, device, mode, order)
+    return step_s, n_transfers, moved, output
+
+
+@njit(cache=True, parallel=True)
+def run_batch(g, devices, mode, orders, step_time_s, busy_s, peak_bytes, link_bytes, bytes_moved):  # type: ignore[no-untyped-def]
+    """`run` for every row of ``devices int32 [k, n]``, shared out over threads; the last five are outputs [k, ...].
+
+    ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
+    """
+    k, n = devices.shape
+    m, n_edges, n_links = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1]
+    chunks = min(k, 64)
+    for chunk in prange(chunks):
+        s = new_state(n, m, n_edges, g.op_s.shape[1], n_links)
+        out = new_output(n, n_edges, g.op_s.shape[1], n_links)
+        for row in range(chunk, k, chunks):
+            order = orders[row if mode == EXPLICIT else 0]
+            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], mode, order)
+            busy_s[row] = out.busy_s
+            peak_bytes[row] = out.peak_bytes
+            link_bytes[row] = out.link_bytes

@@ -1,0 +1,275 @@
+"""Score placements: one at a time with a schedule on demand, or many at once in parallel.
+
+The meaning of every number is docs/score.md; the compiled loop is `env.simulation.kernel`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from env.problem import Problem
+from env.simulation import kernel, sequence_kernel
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import FloatArray, IntArray
+
+
+class Priority(enum.Enum):
+    """How a device chooses among its ready ops (docs/score.md, "Priorities")."""
+
+    LONGEST_PATH = "longest_path"
+    FIFO = "fifo"
+    MSR = "msr"
+
+    @staticmethod
+    def of(name: str | Priority) -> Priority:
+        """The priority of that name.
+
+        Raises:
+            UnknownNameError: lists the valid names.
+        """
+        try:
+            return Priority(name)
+        except ValueError:
+            raise UnknownNameError("priority", str(name), [p.value for p in Priority]) from None
+
+
+_MODE = {Priority.LONGEST_PATH: kernel.LONGEST_PATH, Priority.FIFO: kernel.FIFO, Priority.MSR: kernel.MSR}
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """When everything happened in one step (n ops, x transfers). Times in seconds from the start of the step.
+
+    Attributes:
+        device: int64 [n], device of each op.
+        op_start_s, op_end_s: float64 [n].
+        order: int64 [n], op numbers in the sequence they start; as an explicit order it repeats the step exactly, for a
+            fixed sequence together with `transfer_order`.
+        transfer_tensor, transfer_source, transfer_target: int64 [x], tensor and devices, in order of request, or of
+            start in a fixed sequence. Over any one exclusive link both are the sequence of the transfers.
+        transfer_start_s, transfer_end_s: float64 [x].
+    """
+
+    device: IntArray
+    op_start_s: FloatArray
+    op_end_s: FloatArray
+    order: IntArray
+    transfer_tensor: IntArray
+    transfer_source: IntArray
+    transfer_target: IntArray
+    transfer_start_s: FloatArray
+    transfer_end_s: FloatArray
+
+    @property
+    def step_time_s(self) -> float:
+        """End of the last op."""
+        return float(self.op_end_s.max())
+
+    @property
+    def transfer_order(self) -> IntArray:
+        """int64 [x, 2], (tensor, receiving device): with `order` as explicit order, the fixed sequence that was run."""
+        return np.column_stack([self.transfer_tensor, self.transfer_target])
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """The score of one placement (D devices, L links).
+
+    Attributes:
+        step_time_s: makespan of one step.
+        busy_s: float64 [D], seconds each device computes.
+        peak_bytes: int64 [D].
+        link_bytes: float64 [L], bytes over each link of the cluster.
+        bytes_moved: bytes sent from device to device, each tensor once per receiver.
+        feasible: no device's peak exceeds its memory. Pins and colocation groups are not looked at: any placement has a
+            score, and `env.checking.checker` tells whether it is allowed.
+    """
+
+    step_time_s: float
+    busy_s: FloatArray
+    peak_bytes: IntArray
+    link_bytes: FloatArray
+    bytes_moved: int
+    feasible: bool
+
+
+@dataclass(frozen=True, eq=False)
+class BatchScores:
+    """Scores of k placements: as `Score`, with a leading axis [k]."""
+
+    step_time_s: FloatArray
+    busy_s: FloatArray
+    peak_bytes: IntArray
+    link_bytes: FloatArray
+    bytes_moved: IntArray
+    feasible: NDArray[np.bool_]
+
+
+class Simulator:
+    """Scores placements of one problem. A placement is an int array [n] of device numbers."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._arrays = _arrays(problem)
+
+    def score(
+        self,
+        device: ArrayLike,
+        priority: Priority | str = Priority.LONGEST_PATH,
+        order: ArrayLike | None = None,
+        transfer_order: ArrayLike | None = None,
+    ) -> Score:
+        """Score one placement.
+
+        Args:
+            device: int [n].
+            priority: how devices choose among ready ops.
+            order: float [n], lower first; replaces ``priority``.
+            transfer_order: int [x, 2], (tensor, receiving device) of every transfer. With it the step is a fixed
+                sequence (docs/score.md): devices and links wait for what is next rather than take what is ready.
+
+        Raises:
+            MismatchError: not a placement or an order of this problem; a transfer order without ``order``, with other
+                transfers than the placement needs, or that can never be carried out.
+            UnknownNameError: the priority does not exist.
+        """
+        return self._run(device, priority, order, transfer_order)[0]
+
+    def schedule(
+        self,
+        device: ArrayLike,
+        priority: Priority | str = Priority.LONGEST_PATH,
+        order: ArrayLike | None = None,
+        transfer_order: ArrayLike | None = None,
+    ) -> tuple[Score, Schedule]:
+        """`score`, and when every op and transfer starts and ends."""
+        score, placed, out, count = self._run(device, priority, order, transfer_order)
+        source, target = np.divmod(out.transfer_pair[:count].astype(np.int64), self.problem.cluster.n_devices)
+        return score, Schedule(
+            device=placed.astype(np.int64),
+            op_start_s=out.op_start,
+            op_end_s=out.op_end,
+            order=np.argsort(out.op_rank),
+            transfer_tensor=out.transfer_tensor[:count].astype(np.int64),
+            transfer_source=source,
+            transfer_target=target,
+            transfer_start_s=out.transfer_start[:count],
+            transfer_end_s=out.transfer_end[:count],
+        )
+
+    def batch(
+        self, devices: ArrayLike, priority: Priority | str = Priority.LONGEST_PATH, orders: ArrayLike | None = None
+    ) -> BatchScores:
+        """Score k placements, ``devices`` int [k, n] and ``orders`` float [k, n], on all threads numba may use."""
+        placed = self._checked(devices, 2)
+        mode, explicit = self._mode(priority, orders, placed.shape)
+        k, n_devices = len(placed), self.problem.cluster.n_devices
+        time_s, busy_s = np.empty(k), np.empty((k, n_devices))
+        peak, links = np.empty((k, n_devices), np.int64), np.empty((k, len(self.problem.cluster.links)))
+        moved = np.empty(k, np.int64)
+        kernel.run_batch(self._arrays, placed, mode, explicit, time_s, busy_s, peak, links, moved)
+        feasible = np.all(peak <= self.problem.capacity_bytes, axis=1)
+        return BatchScores(time_s, busy_s, peak, links, moved, feasible)
+
+    def _run(
+        self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None, transfer_order: ArrayLike | None
+    ) -> tuple[Score, kernel.Index, kernel.Output, int]:
+        placed = self._checked(device, 1)
+        mode, explicit = self._mode(priority, order, placed.shape)
+        if transfer_order is None:
+            n_links = len(self.problem.cluster.links)
+            time_s, count, moved, out = kernel.run_one(self._arrays, n_links, placed, mode, explicit)
+        elif order is None:
+            raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
+        else:
+            time_s, count, moved, out = sequence_kernel.run(
+                self.problem, self._arrays, placed, explicit, transfer_order
+            )
+        feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
+        score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible)
+        return score, placed, out, count
+
+    def _checked(self, device: ArrayLike, dimensions: int) -> kernel.Index:
+        placed = np.asarray(device)
+        n, n_devices = self.problem.graph.n_ops, self.problem.cluster.n_devices
+        if placed.ndim != dimensions or placed.shape[-1] != n or (placed.size and placed.dtype.kind not in "iu"):
+            raise MismatchError(
+                f"a placement of graph {self.problem.graph.name!r} has one whole device number for each of {n} ops, "
+                f"got an array of {placed.dtype} and shape {placed.shape}."
+            )
+        if placed.size and (placed.min() < 0 or placed.max() >= n_devices):
+            raise MismatchError(
+                f"device numbers of cluster {self.problem.cluster.name!r} go from 0 to {n_devices - 1}, "
+                f"got {placed.min()} to {placed.max()}."
+            )
+        return np.ascontiguousarray(placed, dtype=np.int32)
+
+    def _mode(self, priority: Priority | str, order: ArrayLike | None, shape: Sequence[int]) -> tuple[int, FloatArray]:
+        if order is None:
+            return _MODE[Priority.of(priority)], np.empty((0,) if len(shape) == 1 else (1, 0))
+        # A copy, since a plan's order is read-only, and numba would compile everything again for such an array.
+        explicit = np.array(order, dtype=np.float64, order="C")
+        if explicit.shape != tuple(shape) or np.isnan(explicit).any():
+            raise MismatchError(
+                f"an explicit order has one number per op, shape {tuple(shape)} and none of them NaN, got shape "
+                f"{explicit.shape}."
+            )
+        return kernel.EXPLICIT, explicit
+
+
+def _arrays(problem: Problem) -> kernel.Arrays:
+    graph = problem.graph
+    edge_tensor = graph.edge_list[2]
+    measured_s = graph.tensor_transfer_s[edge_tensor]
+    modelled = np.isnan(measured_s)
+    route_ptr, route_link = problem.route
+    waited, held = _padded_routes(problem)
+    return kernel.Arrays(
+        op_s=problem.op_s,
+        edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
+        consumer=graph.consumers.astype(np.int32),
+        edge_tensor=edge_tensor.astype(np.int32),
+        input_ptr=graph.inputs[0].astype(np.int32),
+        input_edge=np.lexsort((edge_tensor, graph.consumers)).astype(np.int32),
+        edge_bytes=np.where(modelled, graph.tensor_bytes[edge_tensor], 0).astype(np.float64),
+        edge_latency=modelled.astype(np.float64),
+        edge_measured_s=np.where(modelled, 0.0, measured_s),
+        topological=graph.topological_order.astype(np.int32),
+        tensor_bytes=graph.tensor_bytes,
+        tensor_producer=graph.tensor_producer,
+        kept_bytes=graph.kept_bytes,
+        workspace_bytes=graph.workspace_bytes,
+        output_bytes=graph.output_bytes,
+        latency_s=problem.latency_s,
+        bandwidth=problem.bandwidth_bytes_per_s,
+        hops=np.diff(route_ptr).astype(np.float64),
+        route=waited,
+        route_held=held,
+        route_ptr=route_ptr,
+        route_link=route_link,
+    )
+
+
+def _padded_routes(problem: Problem) -> tuple[kernel.Index, kernel.Index]:
+    """``(route, route_held)`` of `kernel.Arrays`: all of one length, so that the loop over them never mispredicts."""
+    links, n_devices = problem.cluster.links, problem.cluster.n_devices
+    ptr, route_link = problem.route
+    pair = np.repeat(np.arange(n_devices * n_devices), np.diff(ptr))
+    waits = np.array([link.exclusive for link in links], dtype=np.bool_)[route_link]
+    pair, link = pair[waits], route_link[waits]
+    count = np.bincount(pair, minlength=n_devices * n_devices)
+    longest = max(1, int(count.max()))
+    waited = np.full((n_devices * n_devices, longest), len(links), np.int32)
+    held = waited + np.int32(1)
+    some = np.flatnonzero(count)
+    last = link[np.cumsum(count)[some] - 1]
+    waited[some] = held[some] = last[:, None]
+    place = np.arange(len(pair)) - (np.cumsum(count) - count)[pair]
+    waited[pair, place] = held[pair, place] = link
+    shape = (n_devices, n_devices, longest)
+    return waited.reshape(shape), held.reshape(shape)

@@ -1,0 +1,167 @@
+"""Memory over time, and the sentence that says where it runs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env.problem import BoolArray, Problem
+from env.simulation.simulator import Schedule
+from graphs.formatting import exact_bytes
+from graphs.opgraph import FloatArray, IntArray
+
+_OP, _TRANSFER = 0, 1
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Bytes that are on a device for part of the step; i intervals.
+
+    Attributes:
+        device: int64 [i].
+        start_s, end_s: float64 [i]; half-open.
+        size_bytes: int64 [i].
+        cause: int64 [i], `_OP` or `_TRANSFER`: what puts them there.
+        number: int64 [i], which op or transfer.
+        op: int64 [i], the op itself or, of a transfer, its first reader.
+    """
+
+    device: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+    size_bytes: IntArray
+    cause: IntArray
+    number: IntArray
+    op: IntArray
+
+    def chosen(self, which: BoolArray) -> Intervals:
+        """Some of them, bool [i]."""
+        return Intervals(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+def memory_steps(problem: Problem, schedule: Schedule) -> list[tuple[FloatArray, IntArray]]:
+    """Bytes on each device over time: ``(times_s, bytes)`` per device, a step function.
+
+    From ``times_s[k]`` until the next time (the last one: for good) the device holds ``bytes[k]``. The first time is
+    0; the largest value is the device's peak.
+    """
+    return levels(problem, schedule, memory_intervals(problem, schedule))
+
+
+def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
+    """One sentence about the first instant at which a device holds more than its memory; None if none does."""
+    intervals = memory_intervals(problem, schedule)
+    first: tuple[float, int] | None = None
+    steps = levels(problem, schedule, intervals)
+    for d, (times_s, size_bytes) in enumerate(steps):
+        over = np.flatnonzero(size_bytes > problem.capacity_bytes[d])
+        if len(over) and (first is None or times_s[over[0]] < first[0]):
+            first = float(times_s[over[0]]), d
+    if first is None:
+        return None
+    now, d = first
+    kept = int(problem.graph.kept_bytes[schedule.device == d].sum())
+    free = int(problem.capacity_bytes[d]) - kept
+    if free < 0:
+        return _kept_overflow(problem, schedule, d)
+    there = (intervals.device == d) & (intervals.start_s < now) & (intervals.end_s > now)
+    free -= int(intervals.size_bytes[there].sum())
+    begins = np.flatnonzero((intervals.device == d) & (intervals.start_s == now) & (intervals.end_s > now))
+    for who, number, needed in _needs(intervals, begins):
+        if needed > free:
+            return _sentence(problem, schedule, who, number, d, needed, free, now)
+        free -= needed
+    raise AssertionError("memory overflows without anything arriving")
+
+
+def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, int, int]]:
+    """``(cause, number, bytes)`` of all that begins at one instant: the op first, then transfers as requested."""
+    total: dict[tuple[int, int], int] = {}
+    for k in begins.tolist():
+        key = int(intervals.cause[k]), int(intervals.number[k])
+        total[key] = total.get(key, 0) + int(intervals.size_bytes[k])
+    return [(cause, number, size) for (cause, number), size in sorted(total.items())]
+
+
+def _kept_overflow(problem: Problem, schedule: Schedule, d: int) -> str:
+    graph, device = problem.graph, problem.cluster.devices[d]
+    free = device.usable_bytes
+    total = int(graph.kept_bytes[schedule.device == d].sum())
+    for i in np.flatnonzero(schedule.device == d).tolist():
+        needed = int(graph.kept_bytes[i])
+        if needed > free:
+            return (
+                f"op {graph.op_names[i]!r} keeps {exact_bytes(needed)} for the whole step on {device.name}, "
+                f"where {exact_bytes(free)} are free; all that is placed there keeps {exact_bytes(total)}."
+            )
+        free -= needed
+    raise AssertionError("kept bytes overflow without an op that keeps them")
+
+
+def _sentence(
+    problem: Problem, schedule: Schedule, cause: int, number: int, d: int, needed: int, free: int, now: float
+) -> str:
+    graph, device = problem.graph, problem.cluster.devices[d].name
+    room = f"{exact_bytes(needed)} on {device}, where {exact_bytes(free)} are free {now:.6g} s into the step."
+    if cause == _OP:
+        return f"op {graph.op_names[number]!r} needs {room}"
+    tensor = int(schedule.transfer_tensor[number])
+    readers = graph.consumers_of(tensor)
+    reader = graph.op_names[readers[schedule.device[readers] == d][0]]
+    producer = graph.op_names[graph.tensor_producer[tensor]]
+    return f"an output of op {producer!r}, arriving for op {reader!r}, needs {room}"
+
+
+def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
+    """Workspaces, tensors where they are made, and copies elsewhere. O(e log e)."""
+    graph, n_devices = problem.graph, problem.cluster.n_devices
+    producer, consumer, tensor = graph.edge_list
+    sent, target = schedule.transfer_tensor, schedule.transfer_target
+    here = schedule.device[graph.tensor_producer]
+    last_use_s = schedule.op_end_s[graph.tensor_producer].copy()
+    local = schedule.device[consumer] == schedule.device[producer]
+    np.maximum.at(last_use_s, tensor[local], schedule.op_end_s[consumer[local]])
+    np.maximum.at(last_use_s, sent, schedule.transfer_end_s)
+
+    # Each remote read belongs to the one transfer of its tensor to its device.
+    key = sent * n_devices + target
+    by_key = np.argsort(key)
+    read_key = tensor[~local] * n_devices + schedule.device[consumer[~local]]
+    transfer = by_key[np.searchsorted(key[by_key], read_key)]
+    copy_end_s = schedule.transfer_end_s.copy()
+    np.maximum.at(copy_end_s, transfer, schedule.op_end_s[consumer[~local]])
+    first_reader = np.full(len(sent), graph.n_ops)
+    np.minimum.at(first_reader, transfer, consumer[~local])
+
+    n, x = graph.n_ops, len(sent)
+    return Intervals(
+        device=np.concatenate([schedule.device, here, target]),
+        start_s=np.concatenate(
+            [schedule.op_start_s, schedule.op_start_s[graph.tensor_producer], schedule.transfer_start_s]
+        ),
+        end_s=np.concatenate([schedule.op_end_s, last_use_s, copy_end_s]),
+        size_bytes=np.concatenate([graph.workspace_bytes, graph.tensor_bytes, graph.tensor_bytes[sent]]),
+        cause=np.repeat([_OP, _OP, _TRANSFER], [n, graph.n_tensors, x]),
+        number=np.concatenate([np.arange(n), graph.tensor_producer, np.arange(x)]),
+        op=np.concatenate([np.arange(n), graph.tensor_producer, first_reader]),
+    )
+
+
+def levels(problem: Problem, schedule: Schedule, intervals: Intervals) -> list[tuple[FloatArray, IntArray]]:
+    """`memory_steps` of these intervals and the kept bytes."""
+    result = []
+    kept = problem.graph.kept_bytes
+    for d in range(problem.cluster.n_devices):
+        mine = intervals.device == d
+        size = intervals.size_bytes[mine]
+        instants, at = np.unique(
+            np.concatenate([[0.0], intervals.start_s[mine], intervals.end_s[mine]]), return_inverse=True
+        )
+        change = np.zeros(len(instants), dtype=np.int64)
+        np.add.at(change, at, np.concatenate([[kept[schedule.device == d].sum()], size, -size]))
+        level = change.cumsum()
+        changes = np.concatenate([[True], np.diff(level) != 0])
+        result.append((instants[changes], level[changes]))
+    return result

@@ -1,0 +1,1 @@
+"""Graph in, graph out: rewrites of an `OpGraph` that know no devices."""

@@ -1,0 +1,1 @@
+"""A placement in the words of other tools: device maps, pipelines, JSON."""

@@ -1,0 +1,97 @@
+"""`export`: a placement in the words of other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from placement.exporters.device_map import DeviceMap, device_map, module_seconds
+from placement.exporters.pipeline import PipelineSplit, pipeline_split
+from placement.solving.result import Result
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DEVICE_MAP, PIPELINE, JSON = "device_map", "pipeline", "json"
+TARGETS = (DEVICE_MAP, PIPELINE, JSON)
+SCHEMA = "placement.export"
+VERSION = 1
+
+
+@overload
+def export(
+    result: Result, to: Literal["device_map"], *, model: nn.Module | None = ..., no_split: Iterable[str] | None = ...
+) -> DeviceMap: ...
+@overload
+def export(result: Result, to: Literal["pipeline"], *, model: nn.Module | None = ...) -> PipelineSplit: ...
+@overload
+def export(result: Result, to: Literal["json"]) -> dict[str, Any]: ...
+@overload
+def export(result: Result, to: str, *, model: nn.Module | None = ..., no_split: Iterable[str] | None = ...) -> Any: ...
+
+
+def export(
+    result: Result, to: str, *, model: nn.Module | None = None, no_split: Iterable[str] | None = None
+) -> dict[str, Any] | PipelineSplit:
+    """A placement for another tool, as docs/export.md describes.
+
+    Args:
+        result: a placement of a graph captured from a model.
+        to: ``"device_map"``: module path -> number of the GPU or ``"cpu"``, for transformers and accelerate, with one
+            stretch of the modules on each device, within its memory.
+            ``"pipeline"``: stages for ``torch.distributed.pipelining``, within the memory of their devices.
+            ``"json"``: everything, under a documented schema.
+        model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
+            does not use, too; and a pipeline is checked against the names of its modules.
+        no_split: for a device map: names of classes whose modules must stay whole, by default the model's own
+            ``_no_split_modules``.
+
+    Raises:
+        UnknownNameError: no such target, or no module of a class in `no_split`.
+        InfeasibleError: the result has no placement, or no such map or pipeline fits; says what is missing where.
+        MismatchError: the graph does not say which modules its ops are from, or names modules that the model does not
+            have; or an argument that the target has no use for.
+    """
+    if to not in TARGETS:
+        raise UnknownNameError("target", str(to), TARGETS)
+    if not result.feasible:
+        raise InfeasibleError(
+            f"{result.method} found no placement of {result.graph_name!r} that fits, so there is none to export: "
+            f"{result.reason}"
+        )
+    if isinstance(no_split, str):
+        no_split = [no_split]
+    if no_split is not None and to != DEVICE_MAP:
+        raise MismatchError(f"no_split is for device maps, and the target is {to!r}; leave it out.")
+    if to == DEVICE_MAP:
+        return device_map(result, model, no_split)
+    if to == PIPELINE:
+        return pipeline_split(result, model)
+    if model is not None:
+        raise MismatchError(f"the target {to!r} has no use for the model; leave it out.")
+    return _document(result)
+
+
+def _document(result: Result) -> dict[str, Any]:
+    assert result.placement is not None  # it is feasible
+    assert result.order is not None
+    graph, cluster, transfers = result.graph, result.cluster, result.transfer_order
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "graph": {"name": graph.name, "hash": graph.hash},
+        "cluster": {"name": cluster.name, "hash": cluster.hash},
+        "devices": [{"name": device.name, "kind": device.kind, "model": device.model} for device in cluster.devices],
+        "method": result.chosen,
+        "objective": result.objective,
+        "step_time_s": result.step_time_s,
+        "lower_bound_s": result.lower_bound_s,
+        "peak_bytes": dict(result.peak_bytes or {}),
+        "ops": dict(result.placement),
+        "modules": {
+            module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
+        },
+        "order": {device: list(ops) for device, ops in result.order.items()},
+        "transfer_order": None if transfers is None else [list(transfer) for transfer in transfers],
+    }

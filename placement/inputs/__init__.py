@@ -1,0 +1,1 @@
+"""What the GRAPH, MODEL and CLUSTER arguments of a command stand for."""

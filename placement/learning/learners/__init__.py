@@ -1,0 +1,1 @@
+"""How policies are trained: one learner for each kind, by name."""

@@ -1,0 +1,87 @@
+"""`Learner`: one training run, an update at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from env.plan import Plan
+from env.problem import Problem
+from placement.learning.networks.policy import PlacementPolicy
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The best placement of a problem so far: the plan, its step time, and what found it."""
+
+    plan: Plan
+    value_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update of a policy did.
+
+    Attributes:
+        problem: index of the problem that was sampled.
+        samples: placements scored since the beginning of the run.
+        mean_s: mean step time of the feasible placements of this update; NaN without any.
+        best_s: best step time of this problem so far.
+        feasible: share of the placements that fit.
+        entropy: of the policy, in nats a decision.
+        metrics: more for the log, by name.
+    """
+
+    problem: int
+    samples: int
+    mean_s: float
+    best_s: float
+    feasible: float
+    entropy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everything that the future of a run depends on.
+
+    Attributes:
+        tensors: parameters, optimizer moments, states of random generators, ...
+        values: JSON-ready.
+    """
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+class Learner(Protocol):
+    """One training run. Two with the same problems, options and seed make the same updates."""
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The policy being trained."""
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What it is trained on."""
+
+    @property
+    def samples(self) -> int:
+        """Placements scored so far."""
+
+    @property
+    def best(self) -> Sequence[Best | None]:
+        """The best placement of each problem so far; None before the first that fits."""
+
+    def update(self) -> Update:
+        """Sample one batch of placements of one problem, learn from it."""
+
+    def state(self) -> State:
+        """The run as it stands between two updates."""
+
+    def restore(self, state: State) -> None:
+        """Go on from there: the next updates are those that the run which gave the state would have made."""

@@ -1,0 +1,1 @@
+"""The networks of the policies, what they see and what they propose."""

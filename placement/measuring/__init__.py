@@ -1,0 +1,1 @@
+"""What this machine takes: devices and links, ops, and whole placements really run."""

@@ -1,0 +1,127 @@
+"""A measured figure and how far it is to be trusted: its spread, and what other processes took meanwhile."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from placement.processes.processes import usable_cores
+from placement.processes.repeats import relative_spread
+
+MOST_SPREAD = 0.25
+MOST_LINK_SPREAD = 0.5  # of a transfer, in which two processes take part
+LEAST_SHARE = 0.9
+MOST_OTHERS = 0.1
+MOST_APART = 2.0  # what equal devices may differ by; slow and fast cores of one CPU do by less
+
+Everyones = Callable[[float], list[float]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that was measured.
+
+    Attributes:
+        value: of the median sample.
+        spread: interquartile range of the samples by their median.
+        share: of a core, that the process had while it measured.
+        is_apart: it differs from those of equal devices more than they can.
+    """
+
+    value: float
+    spread: float
+    share: float = 1.0
+    is_apart: bool = False
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it is likely to be another one the next time."""
+        return self.is_apart or self.spread > MOST_SPREAD or self.share < LEAST_SHARE
+
+    @classmethod
+    def of(cls, samples: Sequence[float], share: float = 1.0) -> Figure:
+        """The median and spread of some samples."""
+        return cls(statistics.median(samples), relative_spread(samples), share)
+
+
+def alone(value: float) -> list[float]:
+    """What everyone has, where nobody else measures."""
+    return [value]
+
+
+def settled(measure: Callable[[], Figure | None], retries: int, everyones: Everyones = alone) -> Figure | None:
+    """Measure, and measure again as long as the figure of any worker is doubtful; the best one of this worker.
+
+    All workers begin at the same time, and do so again.
+
+    Args:
+        measure: the figure; None where the device has none.
+        retries: how often to measure again at most.
+        everyones: what each worker gives here, by rank, once all are there.
+    """
+    best: Figure | None = None
+    for _ in range(1 + retries):
+        everyones(0.0)
+        figure = measure()
+        values = everyones(figure.value if figure is not None else 0.0)
+        if figure is not None:
+            figure = replace(figure, is_apart=max(values) > MOST_APART * min(values))
+            best = figure if best is None else min(best, figure, key=_doubt)
+        if not any(everyones(float(best is not None and best.is_doubtful))):
+            break
+    return best
+
+
+def _doubt(figure: Figure) -> tuple[bool, float, float]:
+    return figure.is_doubtful, -figure.share, figure.spread
+
+
+# -- the rest of the machine -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """Processor time since some point in the past.
+
+    Attributes:
+        clock_s: when this was.
+        busy_s: that the cores which this process may use were not idle, in all; what a hypervisor took counts.
+        own_s: that this process and the children it has waited for computed.
+    """
+
+    clock_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> CoreTime | None:
+        """None where the system does not tell (only Linux does)."""
+        try:
+            text = Path("/proc/stat").read_text(encoding="ascii")
+        except OSError:
+            return None
+        busy_s = busy_core_s(text, usable_cores(), os.sysconf("SC_CLK_TCK"))
+        return None if busy_s is None else cls(time.perf_counter(), busy_s, sum(os.times()[:4]))
+
+    def others(self, now: CoreTime | None, n_cores: int) -> float:
+        """The share of so many cores that other processes had until then."""
+        if now is None or now.clock_s <= self.clock_s:
+            return 0.0
+        others_s = (now.busy_s - self.busy_s) - (now.own_s - self.own_s)
+        return min(1.0, max(0.0, others_s / ((now.clock_s - self.clock_s) * n_cores)))
+
+
+def busy_core_s(text: str, cores: Sequence[int], ticks_per_s: int) -> float | None:
+    """Seconds in which some cores were not idle, by the text of ``/proc/stat``; None where it does not list them."""
+    total, wanted = 0, {f"cpu{core}" for core in cores}
+    for line in text.splitlines():
+        name, *numbers = line.split()
+        if name in wanted and len(numbers) >= 8:
+            wanted.discard(name)
+            user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, numbers[:8])
+            total += user + nice + system + interrupts + soft + stolen
+    return None if wanted else total / ticks_per_s

@@ -1,0 +1,192 @@
+"""The time of every op of a captured step on one device, in the code that a placement runs there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphs.capture import Program
+from graphs.capture.trace import TensorInfo, value_of
+from placement.inputs.arguments import as_captured
+from placement.measuring.machine import measure_step
+from placement.measuring.op_clock import StampedRoutine, cuda_clock, host_clock, stamped
+from placement.measuring.speeds import synchronise
+from placement.measuring.updates import Times, update_times_s
+from placement.measuring.workers import Worker
+from placement.processes.repeats import Repeats, Report, Underway, run_steps
+from placement.runtime.in_process.module import draw, tensor_named
+from placement.runtime.program.functional import functional
+from placement.runtime.program.layout import Key, Layout
+from placement.runtime.program.routines import Routine, compile_routines
+
+# Single ops differ more than their sum does: where there is time, its median alone does not end the measurement.
+REPEATS = Repeats(least=2, settled=60, most=60)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredStep:
+    """What one device measured.
+
+    Attributes:
+        ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
+        step_s: each whole step of these ops, run without stamps.
+        around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
+    """
+
+    ops: Times
+    step_s: list[float]
+    around: Times
+
+
+@dataclass(frozen=True, eq=False)
+class StepToMeasure:
+    """A captured step with its data: what `op_times` needs of it.
+
+    Attributes:
+        model: whose parameters and buffers are read, never written.
+        program: of the model.
+        inputs: tensors among its arguments by their path.
+        optimizer: by name; read only for a training step.
+    """
+
+    model: nn.Module
+    program: Program
+    inputs: Mapping[str, torch.Tensor]
+    optimizer: str
+
+
+@torch.no_grad()
+def op_times(
+    step: StepToMeasure,
+    place: torch.device,
+    repeats: Repeats,
+    worker: Worker | None = None,
+    report: Report = lambda underway: None,
+) -> MeasuredStep:
+    """Run a step over and over on one device, with stamps and without by turns; with other workers, all in step."""
+    program = step.program
+    order = program.graph.topological_order.tolist()
+    layout = Layout(functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place])
+    routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
+    turns = _Turns(layout, routine, _values(step, layout, routine), place)
+
+    def together() -> None:
+        if worker is not None:
+            worker.meet()
+
+    exchange = (lambda seconds: [seconds]) if worker is None else worker.everyones
+
+    def tell(now: Underway) -> None:
+        report(replace(now, done=2 * now.done, expected=2 * now.expected))  # a turn runs the step twice
+
+    step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
+    steps = len(step_s) - warm_up
+    around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
+    if program.train:
+        around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, together)
+    return MeasuredStep(turns.op_times_s(warm_up), step_s[warm_up:], around)
+
+
+@dataclass(eq=False)
+class _Turns:
+    """Runs of one routine: each turn plain, and with stamps of each clock; ``values``: states and inputs."""
+
+    layout: Layout
+    routine: Routine
+    values: Mapping[Key, Any]
+    place: torch.device
+
+    def __post_init__(self) -> None:
+        clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
+        self._stamped: list[tuple[StampedRoutine, Callable[[Any, Any], float]]] = [
+            (stamped(self.routine, stamp), between) for stamp, between in clocks
+        ]
+        self._rows: list[dict[int, float]] = []
+        self.given: dict[Key, Any] = {}
+
+    def taken(self) -> list[Any]:
+        """The arguments of one run; what is drawn for it, the run may overwrite."""
+        drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout).items()}
+        return [drawn[key] if key in drawn else self.values[key] for key in self.routine.takes]
+
+    def plain(self) -> float:
+        """Run without stamps; returns how many seconds it took."""
+        taken = self.taken()
+        synchronise(self.place)
+        start = time.perf_counter()
+        given = self.routine.run(None, *taken)
+        synchronise(self.place)
+        seconds = time.perf_counter() - start
+        self.given = dict(zip(self.routine.gives, given, strict=True))
+        return seconds
+
+    def take(self) -> float:
+        """One turn; returns how many seconds the run without stamps took."""
+        step_s = self.plain()
+        row: dict[int, float] = {}
+        for code, between in self._stamped:
+            taken = self.taken()
+            synchronise(self.place)
+            stamps = code.run(None, *taken)[len(self.routine.gives) :]
+            synchronise(self.place)
+            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
+            for op, seconds in code.seconds(stamps, between).items():
+                row[op] = max(seconds, row.get(op, 0.0))
+        self._rows.append(row)
+        return step_s
+
+    def op_times_s(self, warm_up: int) -> Times:
+        """By op, of every turn but the first ones."""
+        return {op: [row[op] for row in self._rows[warm_up:]] for op in self._rows[0]}
+
+
+def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, Any]:
+    """States and inputs; states that the step writes are copies, so that the user's stay as they are."""
+    program, (place,) = step.program, layout.places
+    written = set(layout.step.state_writes.values())
+    index_of = {name: index for index, state in enumerate(program.states) for name in state.names}
+    copies: dict[int, torch.Tensor] = {}  # tied states stay one
+    found: dict[Key, Any] = {}
+    for kind, name in routine.takes:
+        if kind == "input":
+            found[kind, name] = as_captured(step.inputs[name], program.trace.arguments[name], place)
+        elif kind == "state":
+            own = tensor_named(step.model, name)
+            tensor = (program.constants[name] if own is None else own).detach()
+            if index_of.get(name) in written:
+                tensor = copies.setdefault(index_of[name], tensor.to(place, copy=True))
+            found[kind, name] = tensor.to(place)
+    return found
+
+
+def _drawing_s(layout: Layout, repeats: int) -> dict[int, float]:
+    """Seconds of drawing random numbers, which is done before the step, by the op that they are for."""
+    nodes = [node for node in layout.step.graph.nodes if node in layout.step.random and node in layout.step.made_by]
+    if not nodes:
+        return {}
+    total_s = measure_step(lambda: draw(layout), steps=repeats + 1, dropped=1).median_s
+    infos = [value_of(node) for node in nodes]
+    counts = [info.layout.n_elements if isinstance(info, TensorInfo) else 1 for info in infos]
+    found: dict[int, float] = {}
+    for node, count in zip(nodes, counts, strict=True):
+        op = layout.step.made_by[node]
+        found[op] = found.get(op, 0.0) + total_s * count / max(1, sum(counts))
+    return found
+
+
+def _updates(step: StepToMeasure, given: Mapping[Key, Any]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(update op, a copy of its parameter, the gradient that the step gave)."""
+    graph, found = step.program.graph, []
+    for state in step.program.states:
+        ops = [op for op in state.users if graph.kinds[op].startswith("optimizer.")]
+        gradients = [given[key] for name in state.names if (key := ("gradient", name)) in given]
+        parameters = [tensor for name in state.names if (tensor := tensor_named(step.model, name)) is not None]
+        if ops and gradients and parameters:
+            gradient = gradients[0].detach()
+            found.append((ops[0], parameters[0].detach().to(gradient.device, copy=True), gradient))
+    return found

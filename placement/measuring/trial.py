@@ -1,0 +1,330 @@
+"""`try_out`: a placement run for real on this machine, beside the plain model on one device of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from env.problem import Problem
+from env.simulation.simulator import Score, Simulator
+from graphs.disk import temporary_folder
+from graphs.errors import MismatchError
+from graphs.records import ANY_DEVICE
+from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread
+from placement.report.trace import Measured, Span, Track, write_trace
+from placement.runtime.application import is_by_module, is_training, places_of
+from placement.runtime.ranks.launch import launch
+from placement.solving.result import Result
+
+_STDERR = 2  # where what a model prints goes
+_RECORDED = 3  # steps of which a trace shows the median one
+_WORK = "placement.measuring.trial_work:"
+GRADIENT = "gradient/"  # what the names of gradients begin with; those of outputs, or the loss, do not
+
+
+@dataclass(frozen=True)
+class DeviceTrial:
+    """What one device did in a step.
+
+    Attributes:
+        name: of the device.
+        ops: how many it runs.
+        busy_s: median time of a step in which it did not wait for others; None where one process drives several.
+        predicted_busy_s: the same as predicted.
+        peak_bytes: most memory that its process ever had, Python and libraries with it; None where one process drives
+            several.
+        predicted_peak_bytes: of tensors and what is kept, as predicted.
+        kept_bytes: of the parameters and buffers that are really there.
+    """
+
+    name: str
+    ops: int
+    busy_s: float | None
+    predicted_busy_s: float
+    peak_bytes: int | None
+    predicted_peak_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """What a step of the plain model spends on memory that an earlier one has freed.
+
+    Attributes:
+        faults, system_s: page faults and processor time inside the system, as everything is measured: freed memory is
+            kept for the next step.
+        given_back_faults, given_back_system_s: the same where freed memory goes back to the system, as it does without
+            being told; of one step.
+    """
+
+    faults: float
+    system_s: float
+    given_back_faults: float
+    given_back_system_s: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Predicted and measured.
+
+    Attributes:
+        predicted_step_s: of the placement.
+        op_times: what that is made of: ``"measured"``, or ``"cost model"`` where the graph has no times of its own for
+            some of the devices.
+        measured_step_s: median over the steps that count.
+        measured_single_step_s: of the plain model in one process on one such device, measured in the same run; where
+            the placement uses one device, it is the plain model, and the two are one measurement.
+        spread, single_spread: of each of these, interquartile range by median.
+        speedup: measured_single_step_s / measured_step_s; None where both are the plain model.
+        outputs_equal: whether the outputs, or the loss of a training step, are those of the plain model but for
+            rounding; None where the plain model itself ran.
+        gradients_equal: the same of all gradients; None, too, where there are none, as in inference.
+        steps, dropped: how many were run, and how many of them did not count.
+        single_steps, single_dropped: the same of the plain model.
+        kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
+        by_module: whether it was placed by module, and so ran module by module in one process.
+        devices: of those that the placement uses.
+    """
+
+    predicted_step_s: float
+    op_times: str
+    measured_step_s: float
+    measured_single_step_s: float
+    spread: float
+    single_spread: float
+    speedup: float | None
+    outputs_equal: bool | None
+    gradients_equal: bool | None
+    steps: int
+    dropped: int
+    single_steps: int
+    single_dropped: int
+    kept_memory: KeptMemory | None
+    by_module: bool
+    devices: tuple[DeviceTrial, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether something was compared with the plain model and is not equal."""
+        return False in (self.outputs_equal, self.gradients_equal)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the placement runs the plain model, on one device."""
+        return len(self.devices) == 1 and not self.by_module
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return asdict(self)
+
+
+def try_out(
+    model: str,
+    result: Result,
+    *,
+    train: bool,
+    dims: Mapping[str, int] | None = None,
+    steps: int | None = None,
+    dropped: int | None = None,
+    seed: int = 0,
+    trace: Path | None = None,
+    report: Callable[[str, Underway], None] = lambda what, underway: None,
+) -> Trial:
+    """Run the plain model in one process, and after that a placement with one process for each device it uses.
+
+    A placement by module runs in one process, as `placement.apply` does it; one on a single device is the plain model.
+
+    Args:
+        model: a built-in model or ``file.py:function``, which every process makes anew under the seed.
+        result: a placement of it.
+        train: training steps with Adam, else inference.
+        dims: ``"batch"``, the samples of a built-in model.
+        steps: how many to run, by default as many as their median needs (`placement.processes.repeats.Repeats`);
+            ``dropped`` of them, half by default, warm up.
+        trace: file for the predicted and a measured timeline; the measured one is of further steps.
+        report: told what is being run, and how far that is.
+
+    Raises:
+        MismatchError: the result is for another model, for training where inference is asked or the other way round,
+            or there are more devices than this machine has.
+        RankError: a process failed, with its reason.
+    """
+    names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
+    places = {name: str(place) for name, place in places_of(result).items()}
+    by_module = is_by_module(result.graph)
+    is_plain = len(names) == 1 and not by_module
+    if by_module:
+        _check_training(result, train)
+    else:
+        _check_places(list(places.values()))
+    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2 if dropped is None else dropped)
+    with orderly_end(), temporary_folder() as folder:
+        path = folder / "placement.json"
+        result.save(path)
+        description = {
+            "model": model,
+            "train": train,
+            "is_plain": is_plain,
+            "dims": dict(dims or {}),
+            "seed": seed,
+            "repeats": asdict(repeats),
+            "recorded": _RECORDED if trace is not None else 0,
+            "placement": str(path),
+            "reference": str(folder / "reference.safetensors"),
+            "devices": places,
+            "place": places[names[0]],
+        }
+        # The host's CPU beside GPUs is one device: it was measured with all its cores.
+        pinned = all(place == "cpu" for place in places.values())
+
+        def run(kind: str, what: str, ran_on: list[str], predicted_s: float) -> list[dict[str, Any]]:
+            told = partial(report, what)
+            told(beforehand(repeats, predicted_s))
+            return launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR, report=told)
+
+        problem = Problem(result.graph, result.cluster)
+        single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
+        score = Simulator(problem).score(
+            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
+        )
+        (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
+        if by_module:  # one process drives all devices
+            ranks = run("by_module", "the placement", [places[names[0]]], single_s)
+        elif is_plain:
+            ranks = [single]
+        else:
+            ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
+    trial = _trial(result, score, names, single, ranks)
+    if trace is not None:
+        write_trace(result, trace, _measured(trial, ranks))
+    return trial
+
+
+def _trial(
+    result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]
+) -> Trial:
+    numbers, by_module = result.device_numbers(), is_by_module(result.graph)
+    # A step is over when the last process has ended it.
+    step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
+    median_s, single_s = statistics.median(step_s), statistics.median(single["step_s"])
+    is_plain = ranks[0] is single
+    index = result.cluster.device_index
+    measured = _in_one_process(names, ranks[0]) if by_module else [_in_own_process(rank) for rank in ranks]
+    devices = tuple(
+        DeviceTrial(
+            name=name,
+            ops=int((numbers == index[name]).sum()),
+            predicted_busy_s=float(score.busy_s[index[name]]),
+            predicted_peak_bytes=int(score.peak_bytes[index[name]]),
+            **own,
+        )
+        for name, own in zip(names, measured, strict=True)
+    )
+    return Trial(
+        predicted_step_s=score.step_time_s,
+        op_times=_op_times(result, names),
+        measured_step_s=median_s,
+        measured_single_step_s=single_s,
+        spread=relative_spread(step_s),
+        single_spread=relative_spread(single["step_s"]),
+        speedup=None if is_plain else single_s / median_s,
+        outputs_equal=None if is_plain else _equal(single["computed"], ranks, False),
+        gradients_equal=None if is_plain else _equal(single["computed"], ranks, True),
+        steps=ranks[0]["dropped"] + len(step_s),
+        dropped=ranks[0]["dropped"],
+        single_steps=single["dropped"] + len(single["step_s"]),
+        single_dropped=single["dropped"],
+        kept_memory=_kept_memory(single),
+        by_module=by_module,
+        devices=devices,
+    )
+
+
+def _op_times(result: Result, names: list[str]) -> str:
+    devices = [device for device in result.cluster.devices if device.name in names]
+    known = set(result.graph.time_keys)
+    is_measured = all(known & {device.name, device.model, device.kind, ANY_DEVICE} for device in devices)
+    return "measured" if is_measured else "cost model"
+
+
+def _equal(computed: list[str], ranks: list[dict[str, Any]], of_gradients: bool) -> bool | None:
+    """Whether all that the plain model computed, gradients or the rest, is the same on the ranks that have it.
+
+    None where it has computed nothing of the kind.
+    """
+    expected = {name for name in computed if name.startswith(GRADIENT) == of_gradients}
+    found = [
+        (name, is_equal)
+        for rank in ranks
+        for name, is_equal in rank["compared"].items()
+        if name.startswith(GRADIENT) == of_gradients
+    ]
+    if not expected and not found:
+        return None
+    return all(is_equal for _, is_equal in found) and expected <= {name for name, _ in found}
+
+
+def _kept_memory(single: dict[str, Any]) -> KeptMemory | None:
+    if "given_back" not in single:
+        return None
+    kept, given_back = single["usage"], single["given_back"]
+    return KeptMemory(kept["faults"], kept["system_s"], given_back["faults"], given_back["system_s"])
+
+
+def _in_own_process(rank: dict[str, Any]) -> dict[str, Any]:
+    """What was measured of a device with a process of its own."""
+    busy = [total - waited for total, waited in zip(rank["step_s"], rank["waited_s"], strict=True)]
+    return {
+        "busy_s": statistics.median(busy),
+        "peak_bytes": rank["peak_bytes"],
+        "kept_bytes": rank.get("kept_bytes", 0),
+    }
+
+
+def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of each of several devices that one process drives, which does not tell them apart."""
+    return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
+
+
+def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
+    """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
+    names = [device.name for device in trial.devices]
+    if "recorded" not in ranks[0]:
+        return Measured(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+    steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
+    lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
+    chosen = steps[lengths.index(statistics.median_low(lengths))]
+    zero_s = min(own["start_s"] for own in chosen)  # they leave the barrier almost at once
+    tracks = []
+    for name, own in zip(names, chosen, strict=True):
+        spans = (
+            Span(what, op, start_s - zero_s, end_s - zero_s, names[peer] if peer >= 0 else "")
+            for what, op, start_s, end_s, peer in own["rows"]
+        )
+        tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
+    return Measured(trial.measured_step_s, tuple(tracks))
+
+
+def _check_training(result: Result, train: bool) -> None:
+    """Raises: MismatchError: the placement is for training and not asked for, or the other way round."""
+    if is_training(result.graph) != train:
+        kinds = {True: "a training step", False: "inference"}
+        raise MismatchError(
+            f"the placement is for {kinds[not train]} and asked for is {kinds[train]}; "
+            + ("leave out --train or place the training step." if train else "add --train or place the inference.")
+        )
+
+
+def _check_places(places: list[str]) -> None:
+    n_cores = len(usable_cores())
+    n_cpus = sum(place == "cpu" for place in places)
+    if n_cpus > n_cores:
+        raise MismatchError(
+            f"the placement uses {n_cpus} CPU devices and this machine has {n_cores} cores; place the model on "
+            "--cluster local."
+        )

@@ -1,0 +1,275 @@
+"""What the processes of a trial do.
+
+`plain` runs the model as it is, `placed` a rank's share of it, `by_module` all of one that is placed by module.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from graphs.capture import Program, capture_program
+from graphs.capture.failure import reason_of
+from graphs.capture.record import default_loss, output_tensors
+from graphs.errors import MismatchError
+from placement.inputs.examples import Example, read_example
+from placement.measuring.recording import RecordingModule, record_steps
+from placement.measuring.speeds import synchronise
+from placement.measuring.trial import GRADIENT
+from placement.processes.kept_memory import Usage, keep_freed_memory
+from placement.processes.repeats import Repeats, run_steps
+from placement.runtime.application import apply, layout_of, optimizer_of
+from placement.runtime.in_process.by_module import module_places
+from placement.runtime.ranks.process_group import Crew
+from placement.solving.result import Result
+
+# Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+
+
+def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
+    train = description["train"]
+    example = _example(description)
+    if description["is_plain"]:
+        result = Result.load(description["placement"])
+        layout_of(_program(example, train, result), result, description["devices"])  # refuses another model's placement
+    example = _moved(example, torch.device(description["place"]))
+    torch.manual_seed(description["seed"])
+    try:
+        computed = _first_step(example.model, example, train)
+    except Exception as error:
+        raise MismatchError(
+            f"{description['model']} fails on its own inputs ({reason_of(error)}); first make it run as it is."
+        ) from error
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in computed.items()
+    }
+    save_file(copies, description["reference"])
+    names = list(copies)
+    del copies, computed
+    optimizer = _optimizer(example.model) if train else None
+    step = _step_of(example, optimizer)
+    given_back = _without_kept_memory(step, optimizer) if description["place"] == "cpu" else None
+    found = _timed(step, description, crew)
+    if given_back is not None:
+        found["given_back"] = asdict(given_back)
+    return found | {"computed": names, "kept_bytes": _own_bytes(example.model)}
+
+
+def _without_kept_memory(step: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Usage | None:
+    """A step where freed memory goes back to the system; None where it always does, or never.
+
+    From then on this process keeps it, as those that run the placement do.
+    """
+    if optimizer is not None:
+        optimizer.step()  # its state is made once, and not with every step
+    before = Usage.now()
+    step()
+    found = Usage.now().since(before)
+    return found if keep_freed_memory() else None
+
+
+def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of a model placed by module, all in this process, and whether it computes what the model does."""
+    keep_freed_memory()
+    example = _example(description)
+    train, result = description["train"], Result.load(description["placement"])
+    model = apply(example.model, result, example.args, example.kwargs, devices=description["devices"])
+    example = replace(example, model=model)
+    torch.manual_seed(description["seed"])
+    compared = _compared(_first_step(model, example, train), load_file(description["reference"]))
+    kept_bytes = _kept_bytes(model, result, list(description["devices"]))
+    found = _timed(_step_of(example, _optimizer(model) if train else None), description, crew)
+    return found | {"compared": compared, "kept_bytes": kept_bytes}
+
+
+def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    """Steps of a rank's share, and whether it computes what the model does."""
+    keep_freed_memory()
+    example = _example(description)
+    train = description["train"]
+    result = Result.load(description["placement"])
+    layout = layout_of(_program(example, train, result), result, description["devices"])
+    module = RecordingModule(example.model, layout, crew)
+    torch.manual_seed(description["seed"])
+    if train:
+        computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
+    else:
+        computed = _outputs(module, example)
+    compared = _compared(computed, load_file(description["reference"]))
+    del computed
+
+    optimizer = _optimizer(module) if train else None
+    run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
+    found = _timed(_with_update(run, optimizer), description, crew)
+    found |= {"compared": compared, "kept_bytes": _own_bytes(module)}
+    if description["recorded"]:
+        update = None if optimizer is None else optimizer.step
+        found["recorded"] = record_steps(module, run, update, crew, description["recorded"])
+    return found
+
+
+def _step_of(example: Example, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    """A step of a model that one process runs."""
+
+    def backward() -> None:
+        default_loss(example.model(*example.args, **example.kwargs)).backward()  # type: ignore[no-untyped-call]
+
+    return _with_update(_run_of(example.model, example, optimizer, backward), optimizer)
+
+
+def _run_of(
+    model: nn.Module, example: Example, optimizer: torch.optim.Optimizer | None, backward: Callable[[], object]
+) -> Callable[[], None]:
+    """Inference where there is no optimizer, else `backward`, which runs both passes, on gradients set to zero."""
+
+    def run() -> None:
+        if optimizer is None:
+            with torch.no_grad():
+                model(*example.args, **example.kwargs)
+            return
+        optimizer.zero_grad()
+        backward()
+
+    return run
+
+
+def _with_update(run: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    def step() -> None:
+        run()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+def _own_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers that a process has."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _kept_bytes(model: nn.Module, result: Result, devices: list[str]) -> dict[str, int]:
+    """Bytes of parameters and buffers by device; those that are one torch device are told apart."""
+    names = {torch.device("meta", number): name for number, name in enumerate(devices)}
+    places = module_places(model, result, {name: place for place, name in names.items()})
+    found = dict.fromkeys(devices, 0)
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[names[places[path]]] += tensor.nbytes
+    return found
+
+
+def _program(example: Example, train: bool, result: Result) -> Program:
+    return capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer_of(result.graph))
+
+
+def _example(description: Mapping[str, Any]) -> Example:
+    model, train, dims, seed = (description[key] for key in ("model", "train", "dims", "seed"))
+    example = read_example(model, train=train, dims=dims, seed=seed)
+    example.model.train(train)
+    return example
+
+
+def _moved(example: Example, place: torch.device) -> Example:
+    """The example on a device, its tensors one by one."""
+
+    def moved(value: Any) -> Any:
+        return value.to(place) if isinstance(value, Tensor) else value
+
+    args, kwargs = tree_map(moved, (example.args, dict(example.kwargs)))
+    return replace(example, model=example.model.to(place), args=args, kwargs=kwargs)
+
+
+def _first_step(model: nn.Module, example: Example, train: bool) -> dict[str, Tensor]:
+    if not train:
+        return _outputs(model, example)
+    loss = default_loss(model(*example.args, **example.kwargs))
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {"loss": loss} | _gradients(model)
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {f"{GRADIENT}{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
+    with torch.no_grad():
+        tensors = output_tensors(model(*example.args, **example.kwargs))
+    return {f"output/{number}": tensor for number, tensor in enumerate(tensors)}
+
+
+def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Whether each tensor that was computed here is what the model computed; one that the model has not is not."""
+    return {name: name in reference and equal(tensor, reference[name]) for name, tensor in found.items()}
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    """Adam on what there is to train, which may be nothing on a rank."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.Adam(parameters, lr=1e-5, foreach=False) if parameters else _Nothing()
+
+
+class _Nothing(torch.optim.Optimizer):
+    """For a rank that trains nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([torch.zeros(1)], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        return
+
+
+def equal(found: Tensor, expected: Tensor) -> bool:
+    """Equal within rounding, relative to the largest number in it."""
+    found = found.detach().cpu()
+    if found.shape != expected.shape:
+        return False
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(found, expected)
+    sizes = expected.abs()
+    finite = sizes[sizes.isfinite()]
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10, equal_nan=True))
+
+
+def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+    places = [torch.device(place) for place in description["devices"].values()]
+    waited_s: list[float] = []  # within the steps: waiting for the others between two of them is no part of either
+    usage: list[Usage] = []  # after each step
+
+    def timed() -> float:
+        waited_before, start = crew.waited_s, perf_counter()
+        step()
+        for place in places:
+            synchronise(place)
+        seconds = perf_counter() - start
+        waited_s.append(crew.waited_s - waited_before)
+        usage.append(Usage.now())
+        return seconds
+
+    def exchange(seconds: float) -> list[float]:
+        return [float(text) for text in crew.exchange(repr(seconds))]
+
+    usage.append(Usage.now())
+    times_s, warm_up = run_steps(timed, Repeats(**description["repeats"]), exchange, crew.report)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "step_s": times_s[warm_up:],
+        "waited_s": waited_s[warm_up:],
+        "dropped": warm_up,
+        "usage": asdict(usage[-1].since(usage[warm_up], len(times_s) - warm_up)),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+    }

@@ -1,0 +1,1 @@
+"""Other processes of this host: started, watched and ended."""

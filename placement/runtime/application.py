@@ -1,0 +1,291 @@
+"""`apply`: the user's own model, run as a placement says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from env.problem import Problem
+from env.simulation.simulator import Simulator
+from graphs.capture import Program, capture_program, example_inputs
+from graphs.capture.record import Loss
+from graphs.capture.trace import value_of
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import OpGraph, Phase
+from placement.inputs.arguments import check_call, check_states
+from placement.runtime.in_process.module import PlacedModule
+from placement.runtime.program.functional import functional
+from placement.runtime.program.layout import Layout
+from placement.solving.result import Result
+
+Devices = Mapping[str, str | torch.device]
+_STEPS = {True: "training", False: "inference"}
+_DATA = {"input", "parameter", "buffer", "constant"}
+
+
+def apply(
+    model: nn.Module,
+    result: Result | str | os.PathLike[str],
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    devices: Devices | None = None,
+) -> nn.Module:
+    """The model with every op on the device that a placement gives it, as a drop-in for the model.
+
+    In one process every device of the placement is a torch device, and a thread drives each; parameters are moved to
+    where they were placed, and stay the objects they are. Under ``torchrun`` every process is one device, and gets its
+    own share of the model. A placement on one device gives the model itself.
+
+    Args:
+        model: the model that was captured. With its parameters on ``meta``, each process makes only its own.
+        result: what `placement.optimize` found, or the file it was saved to.
+        args, kwargs: example inputs of the shapes that were captured.
+        loss: as in `placement.capture`, if it was given there.
+        devices: torch device of each device of the cluster by name; by default the n-th of kind ``"gpu"`` is
+            ``cuda:n`` and every other one is the CPU.
+
+    Raises:
+        MismatchError: the result is infeasible or for another model, or names a device that is not there.
+        CaptureError: the model cannot be captured.
+    """
+    positional, keywords = example_inputs(args, kwargs)
+    placed = _read(result)
+    placed.device_numbers()  # says so if there is no placement
+    if is_by_module(placed.graph):
+        from placement.runtime.in_process.by_module import place_modules
+
+        if _n_processes() > 1:
+            raise MismatchError(
+                f"the placement of {placed.graph_name!r} is by module, which one process runs, and there are several; "
+                'start it without torchrun, or place the model with granularity="op".'
+            )
+        return place_modules(model, placed, places_of(placed, devices))
+    if isinstance(model, nn.Module):
+        check_call(model, positional, keywords)
+    program = capture_program(
+        model, positional, keywords, is_training(placed.graph), loss=loss, optimizer=optimizer_of(placed.graph)
+    )
+    layout = layout_of(program, placed, devices)
+    if _is_distributed(len(layout.places)):
+        from placement.runtime.ranks.ranks import rank_module
+
+        return rank_module(model, layout, loss=loss)
+    if len(layout.places) == 1:
+        check_states(model)
+        return model.to(layout.places[0])
+    return PlacedModule(model, layout, loss)
+
+
+def layout_of(program: Program, result: Result, devices: Devices | None = None) -> Layout:
+    """Where and in which order the ops of a program run, on the devices that the result uses.
+
+    Raises:
+        MismatchError: the result is for another program, or names a device that is not there.
+    """
+    _check_arguments(program, result.graph)
+    check_same(program.graph, result.graph)
+    numbers, order = result.device_numbers(), result.order_numbers()
+    used = sorted(set(numbers.tolist()))
+    index = {device: i for i, device in enumerate(used)}
+    places = places_of(result, devices)
+    problem = Problem(result.graph, result.cluster, result.objective)
+    _, schedule = Simulator(problem).schedule(numbers, order=order, transfer_order=result.transfer_numbers())
+    sequence = schedule.order.tolist()
+    return Layout(
+        functional(program),
+        [index[device] for device in numbers.tolist()],
+        [[op for op in sequence if numbers[op] == device] for device in used],
+        schedule.op_start_s.tolist(),
+        [places[result.cluster.devices[device].name] for device in used],
+    )
+
+
+def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch.device]:
+    """The torch device of every device that a result uses, by name.
+
+    Under ``torchrun`` on several hosts the GPUs of each are counted from ``cuda:0``; those of others are not looked at.
+
+    Raises:
+        MismatchError: it is not there.
+    """
+    if devices is not None and not isinstance(devices, Mapping):
+        raise MismatchError(f"devices is a {type(devices).__name__}; expected a mapping such as {{'gpu0': 'cpu'}}.")
+    for name in devices or {}:
+        if name not in result.cluster.device_index:
+            raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
+    used = set((result.placement or {}).values())
+    here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
+    gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
+    found = {}
+    for device in result.cluster.devices:
+        if device.name not in used:
+            continue
+        if here is not None and device.name not in here:
+            found[device.name] = torch.device("cuda" if device.kind == "gpu" else "cpu")
+            continue
+        if devices is not None and device.name in devices:
+            place = _torch_device(device.name, devices[device.name])
+        else:
+            place = torch.device("cuda", gpus.index(device.name)) if device.kind == "gpu" else torch.device("cpu")
+        if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+            sentence = (
+                f"device {device.name!r} of cluster {result.cluster.name!r} stands for {place}, and this machine has "
+                f"{torch.cuda.device_count()} GPUs"
+            )
+            raise MismatchError(
+                f"{sentence}; pass devices={{{device.name!r}: 'cpu'}} to run it elsewhere, or place the model on "
+                "Cluster.local()."
+            ).but_on_command_line(f"{sentence}; place the model with --cluster local.")
+        found[device.name] = place
+    return found
+
+
+def _of_this_host(names: Sequence[str]) -> list[str] | None:
+    """The devices, rank by rank, whose processes ``torchrun`` has started on this host; None where it has only one."""
+    try:
+        rank, size, local_rank, local_size = (
+            int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except (KeyError, ValueError):
+        return None
+    first = rank - local_rank
+    return None if local_size >= size else list(names[first : first + local_size])
+
+
+def _torch_device(name: str, wanted: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(wanted)
+        if place.type not in ("cpu", "cuda"):
+            torch.empty(1, device=place).cpu()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
+        raise MismatchError(
+            f"device {name!r} is to be {str(wanted)!r}, which this PyTorch or machine does not have; expected for "
+            "example 'cpu' or 'cuda:0'."
+        ) from None
+    return place
+
+
+def check_same(captured: OpGraph, placed: OpGraph) -> None:
+    """Refuse a placement of another model; measured times may differ.
+
+    Raises:
+        MismatchError: names the first op that differs.
+    """
+    if is_training(captured) != is_training(placed):
+        mine, theirs = (_STEPS[is_training(graph)] for graph in (captured, placed))
+        raise MismatchError(
+            f"the placement is for {theirs} of graph {placed.name!r}, and this is {mine}; run what was placed, or "
+            f"place {mine}."
+        )
+    what = f"the placement is for graph {placed.name!r}, and this model gives another one"
+    for mine, theirs in zip(captured.op_names, placed.op_names, strict=False):
+        if mine != theirs:
+            raise MismatchError(f"{what}: op {mine!r} where the placement has {theirs!r}; place this model first.")
+    if captured.n_ops != placed.n_ops:
+        raise MismatchError(
+            f"{what}: {captured.n_ops} ops where the placement has {placed.n_ops}; place this model first."
+        )
+    for op, made, expected in zip(captured.op_names, _outputs(captured), _outputs(placed), strict=True):
+        size, placed_size = (sum(bytes_ for bytes_, _ in tensors) for tensors in (made, expected))
+        if size != placed_size:
+            raise MismatchError(
+                f"{what}: op {op!r} makes {size} bytes where the placement has {placed_size}; place this model first."
+            )
+        if made != expected:
+            raise MismatchError(f"{what}: other ops read what op {op!r} makes; place this model first.")
+    for op, kept, placed_kept in zip(captured.op_names, captured.kept_bytes, placed.kept_bytes, strict=True):
+        if kept != placed_kept:
+            raise MismatchError(
+                f"{what}: op {op!r} keeps {kept} bytes of parameters where the placement has {placed_kept}; place this "
+                "model first."
+            )
+
+
+def _outputs(graph: OpGraph) -> list[list[tuple[int, list[int]]]]:
+    """(bytes, ops that read it) of each tensor that each op makes."""
+    found: list[list[tuple[int, list[int]]]] = [[] for _ in range(graph.n_ops)]
+    consumers, ends = graph.consumers.tolist(), graph.consumer_ptr.tolist()
+    for tensor, producer in enumerate(graph.tensor_producer.tolist()):
+        found[producer].append((int(graph.tensor_bytes[tensor]), consumers[ends[tensor] : ends[tensor + 1]]))
+    return found
+
+
+def _check_arguments(program: Program, placed: OpGraph) -> None:
+    """Refuse example inputs of other shapes than placed; graphs have sizes only, so say which shapes have those.
+
+    Raises:
+        MismatchError: names the argument and the dimension.
+    """
+    if program.graph.op_names != placed.op_names:
+        return
+    for path, node in program.trace.arguments.items():
+        op = program.op_of.get(node)
+        if op is None:
+            continue
+        dtype, placed_dtype = program.graph.dtypes[op], placed.dtypes[op]
+        if dtype != placed_dtype:
+            raise MismatchError(
+                f"argument {path!r} is {dtype} where the placement has {placed_dtype}; convert it, or place the model "
+                "for this type."
+            )
+        mine, theirs = (int(graph.tensor_bytes[graph.tensor_producer == op].sum()) for graph in (program.graph, placed))
+        if mine != theirs:
+            shape = value_of(node).layout.shape
+            fitting = [
+                f"{size * theirs // mine} in dimension {dimension}"
+                for dimension, size in enumerate(shape)
+                if mine and theirs and size * theirs % mine == 0
+            ]
+            which = f", with {' or '.join(fitting)}" if fitting else ""
+            raise MismatchError(
+                f"argument {path!r} of shape {shape} makes {mine} bytes where the placement has {theirs}; give inputs "
+                f"of the shapes that were placed{which}, or place the model for these."
+            )
+
+
+def is_by_module(graph: OpGraph) -> bool:
+    """Whether the ops are calls of modules, which are called by their class: operators have a namespace."""
+    return any("." not in kind.removesuffix(".backward") for kind in set(graph.kinds) - _DATA)
+
+
+def is_training(graph: OpGraph) -> bool:
+    """Whether it is the graph of a training step."""
+    return bool((graph.phase == Phase.BACKWARD).any())
+
+
+def optimizer_of(graph: OpGraph) -> str:
+    """The optimizer that the graph of a training step was captured with."""
+    kind = next((kind for kind in graph.kinds if kind.startswith("optimizer.")), "optimizer.adam")
+    return kind.partition(".")[2]
+
+
+def _is_distributed(n_devices: int) -> bool:
+    """Whether the devices of a placement are processes, of which this is one."""
+    # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
+    return _n_processes() > 1 or "TORCHELASTIC_RUN_ID" in os.environ or (n_devices > 1 and _is_initialized())
+
+
+def _n_processes() -> int:
+    return dist.get_world_size() if _is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _read(result: Any) -> Result:
+    if isinstance(result, Result):
+        return result
+    if isinstance(result, (str, os.PathLike)):
+        return Result.load(result)
+    raise MismatchError(
+        f"got a {type(result).__name__} as the placement; expected what placement.optimize returned, or the file that "
+        "its save() wrote."
+    )

@@ -1,0 +1,1 @@
+"""A placed model in one process: a thread for each device."""

@@ -1,0 +1,250 @@
+"""`PlacedModule`: the user's model with its ops on their devices, in one process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd.function import once_differentiable
+
+from graphs.capture.record import Loss, argument_leaves
+from graphs.capture.trace import value_of
+from graphs.errors import MismatchError
+from placement.inputs.arguments import as_captured, check_data, check_tangents, tangent, tensors_of
+from placement.runtime.in_process.drop_in import StandIn
+from placement.runtime.in_process.threads import Exchange, Team
+from placement.runtime.program.functional import uninitialised
+from placement.runtime.program.layout import Key, Layout
+from placement.runtime.program.named_tensors import States, move_states
+from placement.runtime.program.routines import Routines, compile_routines
+from placement.runtime.program.variants import Variants
+
+
+class PlacedModule(StandIn):
+    """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device.
+
+    Inputs of another batch size are captured when they first come, and so is evaluation of a model placed for training;
+    its ops go where their parameters are. Outputs come back to the device of the first tensor among the arguments.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None = None) -> None:
+        super().__init__(model, layout)
+        self._loss = loss
+        self._team = Team(layout.places)
+        self._states = States(model)
+        self._steps: dict[Layout, _Step] = {}
+        self._variants = Variants(model, layout, loss)
+        self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
+        self._take_mode()
+        move_states(layout, self._states)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = argument_leaves(self._model, args, kwargs)
+        inputs = tensors_of(leaves)
+        check_data(inputs)
+        with self._capturing:
+            step = self._step_for(args, kwargs, leaves)
+            trace = step.layout.step.program.trace
+            parameters = [self._states[trace.states[p].name] for p, _ in trace.gradients]
+            if is_differentiated := step.layout.step.program.train and torch.is_grad_enabled():
+                self._check_gradients(inputs)
+        run = _Run(self, step, inputs)
+        differentiable: Any = _Differentiable.apply
+        tensors = differentiable(run, *parameters) if is_differentiated else run.forward(with_backward=False)
+        assert trace.outputs is not None
+        return trace.outputs.filled(tensors)
+
+    # -- as the model itself ----------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
+        copied = PlacedModule(copy.deepcopy(self._model, memo), self._layout, self._loss)
+        copied.train(self.training)
+        return copied
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:
+        """Whatever moves a model to one device (``to``, ``cuda``) leaves this one where it was placed.
+
+        Raises:
+            MismatchError: another dtype than captured.
+        """
+        for dtype in {state.dtype for state in self._states.all()}:
+            made = fn(torch.empty(0, dtype=dtype))
+            if made.dtype != dtype:
+                raise MismatchError(
+                    f"the model was captured with {dtype}, so it cannot become {made.dtype} once it is placed; convert "
+                    "the model first, then capture and place it."
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        move_states(self._layout, self._states)
+        return self
+
+    # -- what runs --------------------------------------------------------------------------------------------
+
+    def _step_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> _Step:
+        """The step for these arguments in the mode that the model is in."""
+        layout = self._variants.get(args, kwargs, leaves, self.training)
+        if layout not in self._steps:
+            self._steps[layout] = _Step(layout)
+        return self._steps[layout]
+
+
+class _Step:
+    """A layout and its code, without and with a backward pass."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._compiled: dict[bool, Routines] = {}
+        self.counters = {layout.step.state_of[node] for node in layout.step.counters}
+
+    def routines(self, with_backward: bool) -> Routines:
+        if with_backward not in self._compiled:
+            layout = self.layout
+            sections = [layout.forward(), layout.backward()] if with_backward else [layout.forward()]
+            self._compiled[with_backward] = compile_routines(layout, sections)
+        return self._compiled[with_backward]
+
+
+class _Run:
+    """One forward pass; `kept` names what its backward pass needs."""
+
+    def __init__(self, placed: PlacedModule, step: _Step, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._placed, self._step, self._inputs = placed, step, inputs
+        self._home = next((tensor.device for tensor in inputs.values()), None)
+        self._drawn: dict[int, torch.Tensor] = {}
+        self._given: list[dict[Key, Any]] = []
+        self._kept: list[tuple[int, Key]] = []
+
+    @property
+    def layout(self) -> Layout:
+        return self._step.layout
+
+    def forward(self, with_backward: bool) -> list[torch.Tensor]:
+        routines = self._step.routines(with_backward)
+        self._exchange = Exchange(routines.parcels, self.layout.places)
+        self._drawn = draw(self.layout)
+        self._given = self._placed._team.run(routines, 0, self._exchange, self._lookup)
+        outputs = {key[1]: value for device in self._given for key, value in device.items() if key[0] == "output"}
+        return [outputs[i] if self._home is None else outputs[i].to(self._home) for i in range(len(outputs))]
+
+    def keep(self) -> list[torch.Tensor]:
+        """What the backward pass needs, handed over to be saved."""
+        kept = {
+            (device, key): self._lookup(device, key)
+            for device, routine in enumerate(self._step.routines(True).sections[1])
+            for key in routine.takes
+            if key[0] != "tangent"
+        }
+        self._kept = list(kept)
+        self._given, self._drawn, self._inputs = [], {}, {}
+        return list(kept.values())
+
+    def backward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> dict[str, torch.Tensor]:
+        found = dict(zip(self._kept, kept, strict=True))
+        outputs = self.layout.step.program.trace.outputs
+        assert outputs is not None
+        check_tangents(outputs, tangents)
+
+        def lookup(device: int, key: Key) -> Any:
+            if key[0] == "tangent":
+                return tangent(outputs, key[1], tangents[key[1]], self.layout.places[device])
+            return found[device, key]
+
+        given = self._placed._team.run(self._step.routines(True), 1, self._exchange, lookup)
+        return {key[1]: value for device in given for key, value in device.items() if key[0] == "gradient"}
+
+    def _lookup(self, device: int, key: Key) -> Any:
+        kind, name = key
+        place = self.layout.places[device]
+        if kind == "state":
+            return self._state(device, name)
+        if kind == "input":
+            return as_captured(self._inputs[name], self.layout.step.program.trace.arguments[name], place)
+        if kind == "drawn":
+            return self._drawn[name].to(place)
+        return self._given[device][key]
+
+    def _state(self, device: int, name: str) -> torch.Tensor:
+        program = self.layout.step.program
+        with self._placed._capturing:
+            found = self._placed._states.get(name)
+        if found is None:
+            found = program.constants[name]
+        place = self.layout.places[device]
+        if self._step.counters and any(
+            name in program.states[i].names and device != self.layout.home(i) for i in self._step.counters
+        ):
+            return found.to(place, copy=True)
+        return found if found.device == place else found.to(place)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The forward routines as one function of the parameters, the backward routines as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *parameters: torch.Tensor) -> Any:
+        trace = run.layout.step.program.trace
+        assert trace.outputs is not None
+        tensors = run.forward(with_backward=True)
+        kept = run.keep()
+        ctx.run = run
+        # So that autograd frees them, and notices when they have been changed in place.
+        ctx.save_for_backward(*kept)
+        tensors = _own_objects(tensors, (*parameters, *kept))
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(tensors) if not trace.outputs.is_differentiable(i)))
+        ctx.set_materialize_grads(False)
+        return tuple(tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        trace = ctx.run.layout.step.program.trace
+        found = ctx.run.backward(ctx.saved_tensors, tangents)
+        return (None, *(found[trace.states[p].name] for p, _ in trace.gradients))
+
+
+def _own_objects(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors as objects of their own, in which autograd may write down where they come from."""
+    taken = {id(tensor) for tensor in others}
+    found = []
+    for tensor in tensors:
+        own = tensor.detach() if id(tensor) in taken or isinstance(tensor, nn.Parameter) else tensor
+        taken.add(id(own))
+        found.append(own)
+    return found
+
+
+def tensor_named(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter or buffer of that dotted name, if there is one."""
+    return States(module).get(name)
+
+
+def draw(layout: Layout) -> dict[int, torch.Tensor]:
+    """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
+    step = layout.step
+    found: dict[fx.Node, torch.Tensor] = {}
+    numbered = {}
+    for number, node in step.draws:
+        first = step.redraws.get(node)
+        found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
+    return numbered
+
+
+def _drawn(node: fx.Node) -> torch.Tensor:
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _without_content)
+    result: torch.Tensor = target(*args, **kwargs)
+    return result
+
+
+def _without_content(node: fx.Node) -> Any:
+    info = value_of(node)
+    if not hasattr(info, "layout"):
+        return info
+    layout = info.layout
+    return uninitialised(layout.shape, layout.stride, layout.dtype, torch.device(layout.device))

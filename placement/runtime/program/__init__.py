@@ -1,0 +1,1 @@
+"""A captured step as Python code: one routine per device, in the planned order."""

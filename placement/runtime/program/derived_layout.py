@@ -1,0 +1,73 @@
+"""A layout for another capture of the same model: other sizes, or inference instead of training."""
+
+from __future__ import annotations
+
+from graphs.capture import Program
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph, Phase
+from placement.runtime.program.functional import functional
+from placement.runtime.program.layout import Layout
+
+
+def same_ops(program: Program, layout: Layout) -> Layout:
+    """The layout for a program of the same ops.
+
+    Raises:
+        MismatchError: it has other ops.
+    """
+    mine, theirs = program.graph.op_names, layout.step.program.graph.op_names
+    if mine != theirs:
+        name = next(iter(set(mine) ^ set(theirs)), "in another order")
+        raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it for these shapes.")
+    return Layout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
+
+
+def nearest(program: Program, layout: Layout) -> Layout:
+    """The layout for a program of other ops, in program order.
+
+    An op runs where its first parameter is, else where the op of its name is, else where an op of the nearest module
+    is. Parameters that are elsewhere are sent to it.
+    """
+    graph, known = program.graph, layout.step.program
+    by_name = {name: layout.device[i] for i, name in enumerate(known.graph.op_names)}
+    by_module = _devices_by_module(known.graph, layout)
+    kept = _kept(layout)
+    device = [
+        by_name.get(name, _nearest(module, by_module))
+        for name, module in zip(graph.op_names, graph.modules, strict=True)
+    ]
+    for state in reversed(program.states):
+        for op in state.users if state.binds else ():
+            device[op] = next((kept[name][0] for name in state.names if name in kept), device[op])
+    together: dict[int, int] = {}
+    for op, group in enumerate(graph.colocation.tolist()):
+        if group >= 0:
+            device[op] = together.setdefault(group, device[op])
+    order = [[op for op in range(graph.n_ops) if device[op] == number] for number in range(len(layout.places))]
+    return Layout(functional(program), device, order, [float(op) for op in range(graph.n_ops)], layout.places, kept)
+
+
+def _kept(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The devices that have each parameter and buffer, by name."""
+    states = layout.step.program.states
+    return {name: layout.keepers(index) for index, state in enumerate(states) for name in state.names}
+
+
+def _devices_by_module(graph: OpGraph, layout: Layout) -> dict[str, int]:
+    """Where the first op of each module runs, and of each module around it."""
+    found: dict[str, int] = {}
+    for op, module in enumerate(graph.modules):
+        if graph.phase[op] == Phase.FORWARD:
+            for path in _around(module):
+                found.setdefault(path, layout.device[op])
+    return found
+
+
+def _nearest(module: str, by_module: dict[str, int]) -> int:
+    return next((by_module[path] for path in _around(module) if path in by_module), 0)
+
+
+def _around(module: str) -> list[str]:
+    """A module's path and those around it, innermost first."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]

@@ -1,0 +1,1 @@
+"""A placed model in one process per device."""

@@ -1,0 +1,347 @@
+"""The watch that the processes of one run keep over each other: who dies or stalls ends the run, in seconds.
+
+Every process tells the others twice a second what it does. A process is busy as long as it uses a processor, so that a
+step may take as long as it takes; one that is in an op and uses none, is stopped or is gone ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from graphs.show import show_line
+from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
+from placement.runtime.program.routines import Routine
+
+BEAT_S = 0.5
+SILENCE_S = 4.0  # in an op without using a processor, or without a sign of life
+PATIENCE_S = 60.0  # outside of a step without using a processor, while another one waits
+TELL_S = 1.0  # for the others to be told why a run has failed
+GRACE_S = 2.0  # from the end of a run until the process is ended, for its own clean end
+_LEAST_SHARE = 0.02  # of a processor, that a process which computes gets
+_FAILURE, _NONE = "placement/failure", "-"
+
+
+@dataclass(eq=False)
+class Activity:
+    """What a process does now; written by the thread that runs the model, read by the watch.
+
+    Attributes:
+        progress: grows with everything that is done.
+        waits_for: the rank whose parcel is waited for, -1 for none.
+        is_near: whether that would be here as soon as it is sent.
+        wanted: name of the op that makes it; empty for a message, by which processes talk outside of a step.
+        routine: what is being run, None outside of a step.
+        thread: the thread that runs it.
+        op_names: of the graph it is from.
+    """
+
+    progress: int = 0
+    waits_for: int = -1
+    is_near: bool = False
+    wanted: str = ""
+    routine: Routine | None = None
+    thread: int = 0
+    op_names: tuple[str, ...] = ()
+
+    def op(self) -> str:
+        """Name of the op that is being run, as far as it can be told; empty for none."""
+        routine, frame = self.routine, sys._current_frames().get(self.thread)
+        if routine is None:
+            return ""
+        code = type(routine.module).forward.__code__
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        return "" if frame is None else op_at(routine, self.op_names, frame.f_lineno)
+
+
+def op_at(routine: Routine, op_names: tuple[str, ...], line: int) -> str:
+    """Name of the op that a line of a routine's code belongs to; empty for the lines after the last one."""
+    # One op a line; views and the like belong to the op after them.
+    if routine not in _ops_by_line:
+        _ops_by_line[routine] = _by_line(routine)
+    first = type(routine.module).forward.__code__.co_firstlineno
+    after = _ops_by_line[routine][line - first :] if line >= first else []
+    found = next((op for op in after if op >= 0), -1)
+    return op_names[found] if found >= 0 else ""
+
+
+# Every process asks twice a second, while it computes.
+_ops_by_line: weakref.WeakKeyDictionary[Routine, list[int]] = weakref.WeakKeyDictionary()
+
+
+def _by_line(routine: Routine) -> list[int]:
+    """The op of each line of a routine's code from ``def forward`` on, -1 for lines without."""
+    lines = str(routine.module.code).splitlines()
+    op_of = {node.name: int(node.meta["op"]) for node in routine.module.graph.nodes if "op" in node.meta}
+    first = next(i for i, text in enumerate(lines) if text.startswith("def forward"))
+    return [op_of.get(text.split("=")[0].split(":")[0].strip(), -1) for text in lines[first:]]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a process tells the others.
+
+    Attributes:
+        number: how often it has told.
+        process: which it is.
+        state: ``"op"``, ``"wait"``, ``"outside"`` of a step, or ``"left"``: it has ended as planned.
+        op: name of the op it is in, or waits for; empty for none, and for a message.
+        still_s: for how long it has done nothing.
+        waits_for: the rank that it waits for, where nothing of that can be on its way; else -1.
+    """
+
+    number: int
+    process: ProcessId
+    state: str
+    op: str
+    still_s: float
+    waits_for: int = -1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Beat:
+        fields = json.loads(text)
+        return cls(**{**fields, "process": ProcessId(**fields["process"])})
+
+    def doing(self) -> str:
+        """E.g. ``in op 'layer.0.linear'``."""
+        if self.state == "wait":
+            return f"waiting for {what_of(self.op)}"
+        return f"in op {self.op!r}" if self.op else "in a step" if self.state == "op" else "outside of a step"
+
+
+@dataclass(eq=False)
+class _Peer:
+    """What is known of another process."""
+
+    beat: Beat
+    heard_s: float  # when its beat last changed
+    computed_s: float = 0.0  # CPU time it had used then
+
+
+@dataclass(eq=False)
+class _Self:
+    """When this process last did something."""
+
+    progress: int = -1
+    computed_s: float = 0.0
+    checked_s: float = 0.0
+    still_since_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Mail:
+    """What the store said last, and when."""
+
+    read_s: float
+    failure: str = ""
+    beats: dict[int, Beat] = field(default_factory=dict)
+
+
+class Watch(threading.Thread):
+    """Tells the others what this process does, and ends it when the run has failed.
+
+    Args:
+        store: through which all processes of the run see each other; the watch's own connection to it.
+        rank, size: which of them this is.
+        activity: what this process does.
+        is_quiet: leave telling the reason to whoever started the process.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, activity: Activity, is_quiet: bool) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.failure = ""
+        self._store, self._rank, self._size, self._activity = store, rank, size, activity
+        self._is_quiet, self._process = is_quiet, this_process()
+        self._ended = threading.Event()
+        self._own = _Self()
+        self._peers: dict[int, _Peer] = {}
+        self._mail = _Mail(time.monotonic())
+        self._n_beats = 0
+        store.set(beat_key(rank), self._beat().to_json())
+        store.compare_set(_FAILURE, "", _NONE)
+        # Reading and writing may hang with the store, judging must not.
+        self._postman = threading.Thread(target=self._exchange, name="watch mail", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; every process of the run has been made."""
+        super().start()
+        self._postman.start()
+
+    def claim(self, sentence: str) -> str:
+        """Give the reason why the run has failed; returns the one that was given first."""
+        if not self.failure:
+            # A store whose host is gone does not answer, and this process must end all the same.
+            telling = threading.Thread(target=self._tell, args=(sentence,), name="watch claim", daemon=True)
+            telling.start()
+            telling.join(TELL_S)
+            self.failure = self.failure or sentence
+        return self.failure
+
+    def _tell(self, sentence: str) -> None:
+        with suppress(Exception):  # whatever a store without its server raises
+            self.failure = self._store.compare_set(_FAILURE, _NONE, sentence).decode()
+
+    def leave(self) -> None:
+        """This process ends as planned."""
+        if not self._ended.is_set():
+            self._ended.set()
+            try:
+                self._store.set(beat_key(self._rank), Beat(-1, self._process, "left", "", 0.0).to_json())
+            except Exception:  # the store's server has left before
+                return
+
+    def last_heard(self, rank: int) -> Beat | None:
+        """The last beat of another process."""
+        return self._mail.beats.get(rank)
+
+    # -- telling ----------------------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        keys = [_FAILURE, *(beat_key(rank) for rank in range(self._size))]
+        while not self._ended.wait(BEAT_S):
+            try:
+                self._store.set(beat_key(self._rank), self._beat().to_json())
+                failure, *beats = self._store.multi_get(keys)
+            except Exception:  # its server is gone: the watch sees that nothing was read
+                continue
+            failed = failure.decode()
+            known = {rank: Beat.from_json(text) for rank, text in enumerate(beats)}
+            self._mail = _Mail(time.monotonic(), "" if failed == _NONE else failed, known)
+
+    def _beat(self) -> Beat:
+        now, own, activity = time.monotonic(), self._own, self._activity
+        self._n_beats += 1
+        still_s = now - own.still_since_s if own.still_since_s else 0.0
+        if activity.waits_for >= 0:
+            near = activity.waits_for if activity.is_near else -1
+            return Beat(self._n_beats, self._process, "wait", activity.wanted, still_s, near)
+        state = "outside" if activity.routine is None else "op"
+        return Beat(self._n_beats, self._process, state, activity.op(), still_s)
+
+    # -- judging ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        before = time.monotonic()
+        while not self._ended.wait(BEAT_S):
+            now = time.monotonic()
+            if now - before > 2 * BEAT_S + 1:
+                self._forgive(now)  # this process was stopped itself, and has seen nothing meanwhile
+            before = now
+            sentence = self._mail.failure or self.failure
+            if not sentence and (found := self._own_trouble(now) or self._peers_trouble(now)):
+                sentence = self.claim(found)
+            if sentence:
+                self._end(sentence)
+                return
+
+    def _own_trouble(self, now: float) -> str:
+        own, activity, computed_s = self._own, self._activity, time.process_time()
+        span_s = now - own.checked_s
+        is_computing = computed_s - own.computed_s > _LEAST_SHARE * span_s
+        if activity.progress != own.progress or is_computing or not own.still_since_s:
+            own.still_since_s = now
+        own.progress, own.computed_s, own.checked_s = activity.progress, computed_s, now
+        is_in_op = activity.routine is not None and activity.waits_for < 0
+        if is_in_op and now - own.still_since_s > SILENCE_S:
+            return f"rank {self._rank} has stalled {self._beat().doing()}: it has computed nothing for {SILENCE_S:g} s."
+        return ""
+
+    def _peers_trouble(self, now: float) -> str:
+        mail, waits_for = self._mail, self._activity.waits_for
+        if now - mail.read_s > SILENCE_S + BEAT_S:
+            if waits_for < 0:
+                return ""
+            return (
+                f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for "
+                f"{what_of(self._activity.wanted)} of rank {waits_for}."
+            )
+        for rank, beat in mail.beats.items():
+            peer = self._peers.setdefault(rank, _Peer(beat, now))
+            if beat != peer.beat:
+                peer.beat, peer.heard_s, peer.computed_s = beat, now, computing_s(beat.process)
+            if rank != self._rank and (reason := self._trouble_of(rank, peer, now)):
+                return reason
+        return self._deadlock()
+
+    def _deadlock(self) -> str:
+        """Whether this process waits for others that wait for it, and nothing is on its way."""
+        if self._activity.waits_for < 0:
+            return ""
+        own = self._beat()
+        waiting, rank = {self._rank: own}, own.waits_for
+        while rank >= 0 and rank != self._rank:
+            beat = self._mail.beats.get(rank)
+            if beat is None or rank in waiting or beat.state != "wait":
+                return ""
+            waiting[rank], rank = beat, beat.waits_for
+        if rank < 0 or min(beat.still_s for beat in waiting.values()) < SILENCE_S:
+            return ""
+        chain = ", ".join(f"rank {rank} is {beat.doing()} of rank {beat.waits_for}" for rank, beat in waiting.items())
+        return f"{chain}: all processes must make the same calls of the model, in the same order."
+
+    def _trouble_of(self, rank: int, peer: _Peer, now: float) -> str:
+        activity, beat = self._activity, peer.beat
+        mine = f"; rank {self._rank} is {self._beat().doing()}"
+        of_it = " of it" if activity.waits_for == rank else ""
+        if beat.state == "left":
+            if activity.waits_for == rank:
+                return f"rank {rank} has ended{mine}{of_it}: every process must call the model equally often."
+            return ""
+        silent_s, found = now - peer.heard_s, condition(beat.process)
+        if found == "ended":
+            return f"rank {rank} has died{_last(beat)}{mine}{of_it}."
+        is_busy = found == "running" and computing_s(beat.process) - peer.computed_s > _LEAST_SHARE * silent_s
+        if silent_s > (PATIENCE_S if is_busy else SILENCE_S):
+            kill(beat.process)  # one that is stopped would stay for ever
+            what = "has been stopped" if found == "stopped" else "has given no sign of life"
+            return f"rank {rank} {what}{_last(beat)}, for {silent_s:.0f} s{mine}{of_it}."
+        if activity.waits_for == rank and min(beat.still_s, now - self._own.still_since_s) > PATIENCE_S:
+            return f"rank {rank} has been {beat.doing()} for {beat.still_s:.0f} s{mine}{of_it}."
+        return ""
+
+    def _forgive(self, now: float) -> None:
+        self._own.still_since_s = now
+        self._mail.read_s = now
+        for peer in self._peers.values():
+            peer.heard_s = now
+
+    def _end(self, sentence: str) -> None:
+        """End this process: by itself where it can, else by force."""
+        self.failure = sentence
+        if not self._is_quiet:
+            print(show_line(sentence), file=sys.stderr, flush=True)
+        # Where it waits, only the end of the others wakes it up; where it does not, it sees the failure at its next op.
+        if not self._ended.wait(GRACE_S):
+            os._exit(1)
+
+
+def what_of(op: str) -> str:
+    """What a process waits for: the result of an op, or a message."""
+    return f"op {op!r}" if op else "a message"
+
+
+def _last(beat: Beat) -> str:
+    """What a process did that tells no more: it may have gone from outside of a step into one since."""
+    return f" {beat.doing()}" if beat.state != "outside" else ""
+
+
+def beat_key(rank: int) -> str:
+    """Where the store has the last beat of a process."""
+    return f"placement/beat/{rank}"
+
+
+def failure_of(store: Any) -> str:
+    """The reason why a run has failed; empty as long as it has not."""
+    found = store.get(_FAILURE).decode() if store.check([_FAILURE]) else _NONE
+    return "" if found == _NONE else str(found)

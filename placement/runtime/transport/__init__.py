@@ -1,0 +1,1 @@
+"""How one tensor gets from one process to another."""

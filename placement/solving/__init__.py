@@ -1,0 +1,1 @@
+"""From a problem and a method's name to a `Result`."""

@@ -1,0 +1,135 @@
+"""Compile what methods call, or load it, before their time begins to count.
+
+The first use on a machine compiles: some 35 s of one core for all methods. Where there is a second core, another
+process compiles about half of it meanwhile; numba itself compiles one function at a time in a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+import baselines
+from baselines.budget import Budget
+from baselines.portfolio import STARTS
+from env.bounds.bounds import lower_bound
+from env.compiling import listening, report
+from env.plan import Plan
+from env.problem import LATENCY, THROUGHPUT, Problem
+from env.simulation.scoring import Scorer
+from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
+from placement.solving.warmup import two_ops
+
+_BOUNDS, _SIMULATOR, _SEQUENCES, _LOCAL = "bounds", "simulator", "fixed sequences", "local_search"
+_APART = (_LOCAL, "dp_contiguous")  # about half of all compiling
+
+
+def compile_for(problem: Problem, methods: Sequence[str], search: bool = True) -> None:
+    """Have everything that these methods call compiled, or loaded, and kept on disk for every later process.
+
+    Args:
+        search: those that search have a budget for it.
+    """
+    objective = problem.objective
+    parts = _parts(problem, methods, search)
+    apart = [part for part in parts if part in _APART]
+    with _helper(apart if len(apart) < len(parts) else [], objective) as done:
+        for part in parts:
+            if part not in apart:
+                _compile(part, objective)
+        done()
+        for part in apart:
+            _compile(part, objective)
+
+
+def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:
+    """What the methods need, each once, in the order in which it is compiled."""
+    parts = [_BOUNDS, _SIMULATOR]
+    for method in methods:
+        if method in HEURISTICS:
+            parts.append(method)
+        elif method == AUTO:
+            names = heuristics_for(problem)
+            parts += [name for name in names if problem.objective == THROUGHPUT or name in STARTS[LATENCY]]
+            if search:
+                parts += [_LOCAL, _SEQUENCES] if baselines.exact_is_tractable(problem) else [_LOCAL]
+        elif method in SEARCHES:
+            parts += STARTS[problem.objective]
+            if search:
+                parts.append(_LOCAL if method == _LOCAL else _SEQUENCES)
+        elif method.endswith(REFINED) and search:
+            parts.append(_LOCAL)
+    return list(dict.fromkeys(parts))
+
+
+@functools.cache
+def _compile(part: str, objective: str) -> None:
+    """Run one part on a problem of two ops."""
+    problem, both = two_ops(objective), np.zeros(2, dtype=np.int64)
+    if part == _BOUNDS:
+        lower_bound(problem)
+    elif part == _SIMULATOR:
+        Scorer(problem).simulator.score(both)
+    elif part == _SEQUENCES:
+        nothing = np.empty((0, 2), dtype=np.int64)
+        Scorer(problem).simulator.score(both, order=np.arange(2.0), transfer_order=nothing)
+    elif part == _LOCAL and objective == LATENCY:
+        from baselines.local_search.makespan_search import load
+
+        load(problem)
+    elif part == _LOCAL:
+        baselines.SEARCHES[_LOCAL](problem, 0, [Plan(both)], Budget(evaluations=2))
+    else:
+        baselines.METHODS[part](problem, 0)
+
+
+@contextmanager
+def _helper(parts: Sequence[str], objective: str) -> Iterator[Callable[[], None]]:
+    """Have another process compile some parts from the moment on that this one has to compile anything.
+
+    Yields a function that waits for it. Whatever becomes of it, this process can still compile those parts itself.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(what: str) -> None:
+        from env.jit import SHARED_CACHE
+
+        if what and parts and not started and SHARED_CACHE and (os.cpu_count() or 1) > 1:
+            command = [sys.executable, "-c", _PROGRAM, objective, *parts]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            with suppress(OSError):
+                quiet = subprocess.DEVNULL
+                started.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env=environment))
+
+    def wait() -> None:
+        for process in started:
+            report(f"with {' and '.join(parts)} in another process")
+            process.wait()
+            report("")
+
+    try:
+        with listening(start):
+            yield wait
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+
+
+_PROGRAM = """
+import sys
+from placement.solving.compiling import compile_parts
+compile_parts(sys.argv[2:], sys.argv[1])
+"""
+
+
+def compile_parts(parts: Sequence[str], objective: str) -> None:
+    """What the other process does."""
+    for part in parts:
+        _compile(part, objective)

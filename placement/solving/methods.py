@@ -1,0 +1,120 @@
+"""The names that ``method`` and ``objective`` take, and which go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import baselines
+from env.plan import Method
+from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
+from env.simulation.simulator import Priority
+from graphs.errors import MismatchError, UnknownNameError
+
+AUTO = "auto"
+HEURISTICS = tuple(baselines.METHODS)
+SEARCHES = tuple(baselines.SEARCHES)
+POLICY_NAMES = ("hierarchical", "seq2seq", "graph", "ppo")  # trained on the problem itself, within the budget
+PRETRAINED = "pretrained"  # the graph policy that comes with the package
+REFINED = "+local_search"  # a third of the budget learns, the rest is local search from what was learned
+LEARNED = tuple(f"{name}{end}" for name in (*POLICY_NAMES, PRETRAINED) for end in ("", REFINED))
+POLICY_FILE = "policy:"  # and the name of a file that `placement train` wrote
+METHODS = (*HEURISTICS, *SEARCHES, *LEARNED, AUTO)  # every value of `method`, but for ``policy:FILE``
+DEFAULT_BUDGET_S = 10.0
+
+
+def is_learned(method: str) -> bool:
+    """Whether a policy decides: one trained on the problem, the one that comes with the package, or one in a file."""
+    return method in LEARNED or method.startswith(POLICY_FILE)
+
+
+def is_method(name: str) -> bool:
+    """Whether `placement.optimize` takes this name; a policy file need not exist for that."""
+    return name in METHODS or (name.startswith(POLICY_FILE) and name != POLICY_FILE)
+
+
+def supports(method: str, objective: str) -> bool:
+    """Whether a method serves an objective; policies learn from step times."""
+    if is_learned(method):
+        return objective == LATENCY
+    return method == AUTO or objective in baselines.OBJECTIVES_OF.get(method, OBJECTIVES)
+
+
+def heuristics_for(problem: Problem) -> dict[str, Method]:
+    """The heuristics that serve the objective and end soon enough on a graph of this size."""
+    return {
+        name: method
+        for name, method in baselines.METHODS.items()
+        if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
+    }
+
+
+def measure(objective: str) -> str:
+    """What an objective measures, in words."""
+    return {LATENCY: "step time", THROUGHPUT: "largest load"}[objective]
+
+
+def default_methods(objective: str) -> tuple[str, ...]:
+    """What `compare` runs when nothing is asked for: every heuristic that serves the objective, and ``auto``."""
+    return tuple(name for name in (*HEURISTICS, AUTO) if supports(name, objective))
+
+
+def check_options(
+    methods: Iterable[str],
+    seed: int,
+    objective: str,
+    priority: str,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+) -> None:
+    """Refuse what does not exist.
+
+    Raises:
+        UnknownNameError: lists the valid names and the nearest.
+        MismatchError: none of the methods serves the objective.
+        ValueError: no method, a lone name instead of a list, a seed or a number of evaluations that is no whole
+            number, 0 or more, or a budget that is no number of seconds.
+    """
+    if isinstance(methods, str):
+        raise ValueError(f"methods is a list of names, got {methods!r}; write [{methods!r}].")
+    methods = list(methods)
+    if not methods:
+        raise ValueError(f"methods names no method; expected at least one of {', '.join(METHODS)}.")
+    for method in methods:
+        if method == POLICY_FILE:
+            raise ValueError(f"{POLICY_FILE} names no file; write {POLICY_FILE}FILE with what `placement train` wrote.")
+        if not is_method(str(method)):
+            raise UnknownNameError("method", str(method), (*METHODS, f"{POLICY_FILE}FILE"))
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", str(objective), OBJECTIVES)
+    if not any(supports(method, objective) for method in methods):
+        able = [name for name in METHODS if supports(name, objective)]
+        raise MismatchError(
+            f"{', '.join(methods)}: not for objective {objective}; methods that are: {', '.join(able)}."
+        )
+    Priority.of(priority)
+    check_count("a seed", seed)
+    if evaluations is not None:
+        check_count("a number of evaluations", evaluations)
+    if budget_s is not None:
+        check_seconds("a budget", budget_s)
+
+
+def check_seconds(what: str, value: object) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        ValueError: says what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{what} is a finite number of seconds, 0 or more, got {value!r}.")
+
+
+def check_count(what: str, value: object) -> None:
+    """Refuse what counts nothing.
+
+    Raises:
+        ValueError: says what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{what} is a whole number, 0 or more, got {value!r}.")

@@ -1,0 +1,173 @@
+"""Budgets: heuristics stop in time, `auto` searches from what `local_search` searches from, and proofs end a search."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from tight_problems import tight_graph
+
+import baselines
+from baselines.budget import Budget, Found
+from baselines.deadline import Deadline, OutOfTimeError, check_time, stopped_in_time
+from baselines.exact.cp_sat import cp_sat
+from baselines.portfolio import ALWAYS, STARTS, candidates, stages, starts
+from env.cluster import Cluster, Device, both_ways
+from env.plan import Method, Plan
+from env.problem import LATENCY, OBJECTIVES, Problem
+from graphs.errors import BoundError
+from graphs.generators import fork_join, layered
+from placement.solving.methods import heuristics_for
+from placement.solving.result import agreed_bound_s
+from placement.solving.solver import Solver
+
+MANY_CALLS = 1_000_000
+
+
+def unlike(n: int) -> Cluster:
+    """So many devices around a switch, no two of one speed."""
+    devices = tuple(Device(f"d{i}", f"kind{i}", 2**40, {"float32": 1e12 * (i + 1)}, 1e12) for i in range(n))
+    links = tuple(link for d in devices for link in both_ways(d.name, "switch", 1e10, 1e-6))
+    return Cluster("unlike", devices, links)
+
+
+def endless(problem: Problem, seed: int) -> Plan:
+    """A method that looks at the clock and never ends by itself."""
+    for _ in range(MANY_CALLS):
+        check_time()
+        threading.Event().wait(1e-3)
+    raise AssertionError("it was never stopped")
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_deadline_nothing_is_stopped() -> None:
+    check_time()
+    with stopped_in_time(lambda: pytest.fail("stopped")):
+        check_time()
+
+
+def test_a_deadline_holds_inside_only() -> None:
+    with pytest.raises(OutOfTimeError), Deadline.after(0).kept():
+        check_time()
+    check_time()
+
+
+def test_a_compiled_loop_is_stopped_from_outside() -> None:
+    deadline, stopped = Deadline(), threading.Event()
+    with deadline.kept(), stopped_in_time(stopped.set):
+        deadline.bring_forward()
+        assert stopped.wait(60)
+
+
+@pytest.mark.parametrize("name", ["dp_linear", "dp_contiguous", "pipedream", "pipedream_hierarchical", "m_sct"])
+def test_slow_heuristics_stop(name: str) -> None:
+    problem = Problem(layered(40, seed=0), unlike(4))
+    with Deadline.after(0).kept(), pytest.raises(OutOfTimeError):
+        baselines.METHODS[name](problem, 0)
+    baselines.METHODS[name](problem, 0)
+
+
+def test_a_dynamic_programme_stops_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty unlike devices: seconds for a few hundred ops. It is stopped inside its compiled loop."""
+    from baselines.pipelines import chains as slices
+
+    problem, deadline = Problem(layered(400, seed=0), unlike(50)), Deadline()
+    baselines.METHODS["dp_linear"](Problem(layered(40, seed=0), unlike(2)), 0)  # compiles
+    monkeypatch.setattr(slices, "stopped_in_time", lambda stop: (deadline.bring_forward(), stopped_in_time(stop))[1])
+    with deadline.kept(), pytest.raises(OutOfTimeError):
+        baselines.METHODS["dp_linear"](problem, 0)
+
+
+def test_a_method_that_goes_on_for_ever_does_not_hold_up_the_others() -> None:
+    problem = Problem(layered(40, seed=0), unlike(3))
+    methods: dict[str, Method] = {"endless": endless, "heft": baselines.METHODS["heft"]}
+    found = candidates(problem, 0, methods, Budget(seconds=0.2), always=["heft"])
+    assert [candidate.method for candidate in found] == ["heft"]
+
+
+# -- what searches begin with -----------------------------------------------------------------------------------------
+
+
+def test_starts_are_methods_and_those_that_always_run_come_first() -> None:
+    for objective in OBJECTIVES:
+        assert set(STARTS[objective]) <= set(baselines.METHODS)
+        assert STARTS[objective][: len(ALWAYS[objective])] == ALWAYS[objective]
+
+
+def test_no_time_still_gives_an_answer() -> None:
+    problem = Problem(layered(60, seed=0), unlike(3))
+    found = starts(problem, 0, heuristics_for(problem), Budget(seconds=0))
+    assert set(ALWAYS[LATENCY]) <= {candidate.method for candidate in found}
+
+
+def test_auto_begins_with_what_local_search_begins_with_and_wastes_no_time_on_pipelines() -> None:
+    problem = Problem(layered(60, seed=0), unlike(3))
+    methods = dict(heuristics_for(problem))
+    methods["dp_contiguous"] = lambda *_: pytest.fail("a planner of pipelines ran within the time of a search")
+    alone, auto = (starts(problem, 0, methods, Budget(seconds=1e4), every=every) for every in (False, True))
+    assert [(c.method, c.value_s) for c in auto] == [(c.method, c.value_s) for c in alone]
+
+
+def test_without_a_time_limit_every_heuristic_runs() -> None:
+    problem = Problem(layered(30, seed=0), unlike(3))
+    methods, budget = heuristics_for(problem), Budget(evaluations=1000)
+    assert {c.method for c in starts(problem, 0, methods, budget, every=True)} == set(methods)
+    assert budget.spent == len(methods)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("tractable", [True, False])
+def test_local_search_gets_at_least_half_of_the_budget(objective: str, tractable: bool) -> None:
+    problem, left, local = Problem(layered(20, seed=0), unlike(2), objective), 1.0, 0.0
+    for name, _, fraction in stages(problem, baselines.SEARCHES, tractable):
+        local += fraction * left * (name == "local_search")
+        left *= 1 - fraction
+    assert local >= 0.5
+    assert left == 0
+
+
+def test_auto_is_local_search_where_nothing_can_be_proved() -> None:
+    """The same starts, the same seed and the same number of placements: the same answer."""
+    problem = Solver(fork_join(400, seed=1, ccr=0.3), unlike(4), 0, LATENCY, "longest_path")
+    assert not baselines.exact_is_tractable(problem.problem)
+    alone = problem.solve("local_search", evaluations=2000 + len(STARTS[LATENCY]))
+    slow = len(heuristics_for(problem.problem)) - len(STARTS[LATENCY])
+    auto = problem.solve("auto", evaluations=2000 + len(STARTS[LATENCY]) + slow)
+    assert auto.objective_s is not None
+    assert alone.objective_s is not None
+    assert auto.objective_s <= alone.objective_s * (1 + 1e-12)
+
+
+# -- proofs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_that_proves_nothing_more_ends() -> None:
+    """Memory that is freed just in time: in fine units of time the solver's bound would creep for minutes."""
+    problem = Problem(*tight_graph(23))
+    budget = Budget(evaluations=20_000)
+    found = cp_sat(problem, 0, [], budget)
+    assert found.lower_bound_s > 0
+    assert budget.spent < 10_000
+
+
+def test_a_bound_above_the_value_is_an_error_that_names_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def liar(problem: Problem, seed: int, plans: list[Plan], budget: Budget) -> Found:
+        return Found(plans[0], lower_bound_s=1e9)
+
+    solver = Solver(layered(20, seed=0), unlike(2), 0, LATENCY, "longest_path")
+    monkeypatch.setattr(baselines, "SEARCHES", {**baselines.SEARCHES, "exact": liar})
+    for method in ("exact", "auto"):
+        with pytest.raises(BoundError, match=r"method 'exact' gave a lower bound of 1e\+09 s"):
+            solver.solve(method, evaluations=200)
+
+
+def test_rounding_is_no_error() -> None:
+    assert agreed_bound_s(1 + 1e-7, 1.0, "x") == 1.0
+    assert agreed_bound_s(0.5, 1.0, "x") == 0.5
+    with pytest.raises(BoundError, match=r"^x gave"):
+        agreed_bound_s(1 + 1e-5, 1.0, "x")
+    assert agreed_bound_s(0.0, 0.0, "x") == 0.0
+    assert np.isfinite(agreed_bound_s(0.0, 1.0, "x"))

@@ -1,0 +1,388 @@
+"""`placement.apply` and the command: which module comes back, what is refused, real runs and their traces."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import placement
+from env.cluster import Cluster, Device, both_ways
+from graphs.errors import MismatchError
+from graphs.opgraph import Phase
+from placement.cli import run
+from placement.measuring.op_clock import Stretch
+from placement.measuring.recording import whole
+from placement.measuring.trial import _equal, try_out
+from placement.measuring.trial_work import equal
+from placement.runtime.application import places_of
+from placement.solving.result import Result
+
+TOWERS = """
+import torch
+from torch import nn
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(2))
+
+    def forward(self, x, y):
+        print("forward")
+        return (self.left(x) * self.right(y)).t()
+
+
+def make():
+    return Towers(), (torch.randn(4, 16), torch.randn(4, 16))
+"""
+# Which of its branches runs depends on the data.
+GATE = """
+import torch
+from torch import nn
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.left(x) if x.sum() > 0 else self.right(x)
+
+
+def make():
+    return Gate(), (torch.randn(4, 6),)
+
+
+def misfit():
+    return nn.Linear(6, 6), (torch.randn(4, 5),)
+"""
+
+
+def two(kind: str = "cpu") -> Cluster:
+    devices = tuple(Device(f"{kind}{i}", kind, 2**34, {"float32": 1e10}, 1e10, 5e-6) for i in range(2))
+    return Cluster("two", devices, both_ways(devices[0].name, devices[1].name, 1e9, 1e-5))
+
+
+@pytest.fixture
+def towers() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    scope: dict[str, object] = {}
+    exec(TOWERS, scope)
+    made: tuple[nn.Module, tuple[torch.Tensor, ...]] = scope["make"]()  # type: ignore[operator]
+    return made
+
+
+def placed(model: nn.Module, args: tuple[torch.Tensor, ...], train: bool, method: str = "round_robin") -> Result:
+    return placement.optimize(placement.capture(model, args, train=train), two(), method)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_it_is_a_drop_in(towers: tuple[nn.Module, tuple[torch.Tensor, ...]], train: bool) -> None:
+    model, args = towers
+    plain = copy.deepcopy(model)
+    result = placed(model, args, train)
+    assert len(set((result.placement or {}).values())) == 2
+    faster = placement.apply(model, result, args)
+    assert list(faster.state_dict()) == list(plain.state_dict())
+    found, expected = faster(*args), plain(*args)
+    torch.testing.assert_close(found, expected)
+    if train:
+        found.square().sum().backward()  # any loss may follow
+        expected.square().sum().backward()
+        for own, theirs in zip(faster.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, theirs.grad)
+
+
+def test_one_device_is_the_model_itself(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    model, args = towers
+    assert placement.apply(model, placed(model, args, False, "single_device"), args) is model
+
+
+def test_a_file_will_do(towers: tuple[nn.Module, tuple[torch.Tensor, ...]], tmp_path: Path) -> None:
+    model, args = towers
+    placed(model, args, False).save(tmp_path / "p.json")
+    expected = model(*args)
+    torch.testing.assert_close(placement.apply(model, tmp_path / "p.json", args)(*args), expected)
+
+
+def test_another_model_is_refused(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    model, args = towers
+    result = placed(model, args, False)
+    with pytest.raises(MismatchError, match=r"this model gives another one: .*place this model first"):
+        placement.apply(nn.Linear(16, 16), result, args[0])
+    with pytest.raises(MismatchError, match=r"makes \d+ bytes where the placement has \d+; give inputs of the shapes"):
+        placement.apply(model, result, tuple(x[:2] for x in args))
+
+
+def test_a_device_that_is_not_there_is_refused(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    model, args = towers
+    result = placement.optimize(placement.capture(model, args), two("gpu"), "round_robin")
+    if torch.cuda.device_count() < 2:
+        with pytest.raises(MismatchError, match=r"stands for cuda:\d, and this machine has \d GPUs; pass devices="):
+            placement.apply(model, result, args)
+    expected = model(*args)
+    elsewhere = placement.apply(model, result, args, devices={"gpu0": "cpu", "gpu1": "cpu"})
+    torch.testing.assert_close(elsewhere(*args), expected)
+
+
+def test_gpus_of_several_hosts_are_counted_on_each(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, args = towers
+    result = placement.optimize(placement.capture(model, args), two("gpu"), "round_robin")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MismatchError, match=r"'gpu1' .* stands for cuda:1, and this machine has 1 GPUs"):
+        places_of(result)
+    started = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for key, value in started.items():
+        monkeypatch.setenv(key, value)
+    assert places_of(result)["gpu1"] == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(MismatchError, match=r"'gpu1' .* stands for cuda:1"):
+        places_of(result)
+
+
+def test_an_infeasible_result_is_refused(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    model, args = towers
+    result = placed(model, args, False)
+    names = ("placement", "order", "transfer_order", "objective_s", "step_time_s", "throughput", "peak_bytes", "gap")
+    empty = dict.fromkeys((*names, "bytes_moved"))
+    nothing = dataclasses.replace(result, feasible=False, reason="it does not fit.", **empty)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match="it does not fit"):
+        placement.apply(model, nothing, args)
+
+
+def test_when_results_are_equal() -> None:
+    masked = torch.tensor([1.0, -math.inf, 2.0])
+    assert equal(masked, masked.clone())
+    assert not equal(masked + 1, masked)
+    assert not equal(masked.nan_to_num(), masked)
+    wave = torch.tensor([1 + 2j, 3j])
+    assert equal(wave * (1 + 1e-7), wave)
+    assert not equal(wave * 1.1, wave)
+    assert not equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert not equal(torch.ones(1), torch.ones(3))
+
+
+def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:
+    return {"compared": {name: name != unequal for name in names}}
+
+
+@pytest.mark.parametrize(
+    ("computed", "ranks", "of_gradients", "is_equal"),
+    [
+        # What the plain model computed is the same on the ranks that have it.
+        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss", "gradient/b")], True, True),
+        (["loss", "gradient/w"], [("loss", "gradient/w")], False, True),
+        # Nothing of the kind was computed, so nothing was compared.
+        (["output/0"], [("output/0",), ("output/0",)], True, None),
+        ([], [(), ()], False, None),
+        # A rank has computed too little, or too much.
+        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss",)], True, False),
+        (["output/0", "output/1"], [("output/0",)], False, False),
+    ],
+)
+def test_what_is_equal_was_compared(
+    computed: list[str], ranks: list[tuple[str, ...]], of_gradients: bool, is_equal: bool | None
+) -> None:
+    assert _equal(computed, [rank_that_compared(*names) for names in ranks], of_gradients) is is_equal
+    if is_equal:
+        name = next(name for name in computed if name.startswith("gradient/") == of_gradients)
+        unequal = [rank_that_compared(*names, unequal=name) for names in ranks]
+        assert _equal(computed, unequal, of_gradients) is False
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_command_runs_two_processes(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
+    train: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
+    placed(*towers, train).save(tmp_path / "p.json")
+    words = ["apply", "model.py:make", "p.json", "--steps", "4", "--json", "--trace", "t.json"]
+    capfd.readouterr()
+    assert run([*words, *(["--train"] if train else [])]) == 0
+    captured = capfd.readouterr()
+    assert "forward" in captured.err  # what the model prints is no part of the answer
+    found = json.loads(captured.out)
+    assert found["outputs_equal"] is True
+    assert found["gradients_equal"] is (True if train else None)  # inference has none that could be equal
+    assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
+    assert found["predicted_step_s"] > 0
+    assert found["op_times"] == "cost model"
+    assert (found["steps"], found["dropped"], found["single_steps"], found["single_dropped"]) == (4, 2, 4, 2)
+    # Each process has its own parameters and no others.
+    all_bytes = sum(parameter.nbytes for parameter in towers[0].parameters())
+    kept = [device["kept_bytes"] for device in found["devices"]]
+    assert len(kept) == 2
+    assert max(kept) < all_bytes
+    assert sum(kept) == all_bytes
+    assert all(device["busy_s"] >= 0 for device in found["devices"])
+    trace = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    check_trace(trace, found, Result.load(tmp_path / "p.json"), train)
+
+
+def check_trace(trace: dict[str, Any], found: dict[str, Any], result: Result, train: bool) -> None:
+    """Both timelines, and in the measured one every op of each device once, within the step."""
+    assert {key: trace["otherData"][key] for key in ("predicted_step_s", "measured_step_s")} == {
+        key: found[key] for key in ("predicted_step_s", "measured_step_s")
+    }
+    processes = {e["args"]["name"]: e["pid"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert set(processes) == {"measured devices", "predicted devices", "predicted links"}
+    measured = [e for e in trace["traceEvents"] if e["pid"] == processes["measured devices"]]
+    predicted = [e for e in trace["traceEvents"] if e["pid"] == processes["predicted devices"] and e["ph"] == "X"]
+    assert sorted(e["name"] for e in predicted) == sorted(result.graph.op_names)
+    tracks = {e["args"]["name"]: e["tid"] for e in measured if e["name"] == "thread_name"}
+    assert list(tracks) == ["cpu0", "cpu1"]
+    updates = {
+        name for name, phase in zip(result.graph.op_names, result.graph.phase, strict=True) if phase == Phase.UPDATE
+    }
+    assert bool(updates) == train
+    transfers: Counter[tuple[str, str]] = Counter()
+    for device, tid in tracks.items():
+        step, *slices = [e for e in measured if e["ph"] == "X" and e["tid"] == tid]
+        assert step["name"] == "step"
+        assert all(step["ts"] <= e["ts"] and e["dur"] >= 0 for e in slices)
+        assert all(e["ts"] + e["dur"] <= step["ts"] + step["dur"] + 1e-3 for e in slices)
+        own = {op for op, where in (result.placement or {}).items() if where == device}
+        assert Counter(e["name"] for e in slices if "kind" in e.get("args", {})) == Counter(own - updates)
+        assert [e["name"] for e in slices if e["cat"] == "update"] == ["optimizer"] * train
+        transfers.update((e["cat"], device) for e in slices if e["cat"] in ("send", "receive"))
+        assert {e["args"]["peer"] for e in slices if e["cat"] == "send"} <= set(tracks) - {device}
+    assert transfers["send", "cpu0"] == transfers["receive", "cpu1"]
+    assert transfers["send", "cpu1"] == transfers["receive", "cpu0"]
+    assert transfers.total() > 0
+
+
+def test_the_command_repeats_the_doubts_of_a_placement(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = placed(*towers, train=False)
+    doubtful = dataclasses.replace(result.cluster, source="measured; doubtful: it was busy.")
+    dataclasses.replace(result, cluster=doubtful).save(tmp_path / "p.json")
+    (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("placement.measuring.trial.try_out", refused)
+    with pytest.warns(UserWarning, match=r"are doubtful: it was busy\."):
+        assert run(["apply", "model.py:make", "p.json"]) == 2
+
+
+def refused(*_args: object, **_options: object) -> None:
+    raise MismatchError("not run in this test.")
+
+
+def test_an_op_of_several_calls_is_one_span_and_one_without_code_has_no_length() -> None:
+    calls = [
+        Stretch("receive", 7, 1.0, 2.0),
+        Stretch("op", 4, 2.0, 3.0),
+        Stretch("send", 8, 3.0, 3.5),
+        Stretch("op", 4, 3.5, 4.0),
+    ]
+    assert whole([*calls, Stretch("op", 5, 4.0, 6.0)], [3, 4, 9, 5]) == [
+        Stretch("receive", 7, 1.0, 2.0),
+        Stretch("op", 3, 1.0, 1.0),
+        Stretch("op", 4, 2.0, 4.0),
+        Stretch("send", 8, 3.0, 3.5),
+        Stretch("op", 9, 4.0, 4.0),
+        Stretch("op", 5, 4.0, 6.0),
+    ]
+
+
+def test_outputs_do_not_take_the_place_of_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("model.py", TOWERS), ("p.json", "{}"), ("two.toml", two().to_toml())):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    for name in ("model.py", "p.json", "two.toml"):
+        assert run(["apply", "model.py:make", "p.json", "--cluster", "two.toml", "--trace", name]) == 2
+        assert f"{name} is also what the command reads" in capsys.readouterr().err
+    assert run(["apply", "model.py:make", "--trace", "t.json", "-o", "t.json"]) == 2
+    assert "given for two outputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_command_runs_the_plain_model_once_where_one_device_is_best(
+    towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
+    train: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
+    (tmp_path / "other.py").write_text(OTHER, encoding="utf-8")
+    graph = placement.capture(*towers, train=train)
+    placement.optimize(graph, two(), "single_device").save("p.json")
+    words = [*(["--train"] if train else []), "--steps", "2"]
+    capfd.readouterr()
+    assert run(["apply", "model.py:make", "p.json", *words, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [device["name"] for device in found["devices"]] == ["cpu0"]
+    assert found["speedup"] is found["outputs_equal"] is found["gradients_equal"] is None
+    assert found["measured_step_s"] == found["measured_single_step_s"] > 0
+    assert found["spread"] == found["single_spread"] >= 0
+    assert run(["apply", "model.py:make", "p.json", *words]) == 0
+    out = capfd.readouterr().out
+    assert "one device is best: the model runs as it is; " in out
+    assert ", median of 1 steps, spread 0.0%" in out
+    assert "op times are the cost model's" in out
+    assert not re.search("speed-up|equal", out)
+    # What ran is the plain model, of which the placement is: another one is refused.
+    assert run(["apply", "other.py:make", "p.json", *words]) == 2
+    assert "this model gives another one" in capfd.readouterr().err
+
+
+OTHER = "import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2), (torch.rand(1, 2),)\n"
+
+
+# -- what cannot be traced ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gate.py").write_text(GATE, encoding="utf-8")
+    (tmp_path / "two.toml").write_text(two().to_toml(), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_command_places_by_module_what_cannot_be_traced(gate: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["apply", "gate.py:make", "--cluster", "two.toml", "--method", "round_robin", "--train", "--steps", "4"]
+    with pytest.warns(UserWarning, match=r"^tracing failed in module Gate at .*; so it is placed by leaf module, with"):
+        assert run([*words, "--json", "--trace", "t.json", "-o", "p.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["by_module"] is found["outputs_equal"] is found["gradients_equal"] is True
+    assert found["speedup"] == pytest.approx(found["measured_single_step_s"] / found["measured_step_s"])
+    assert [device["name"] for device in found["devices"]] == ["cpu0", "cpu1"]
+    assert [device["busy_s"] for device in found["devices"]] == [None, None]
+    kept = [device["kept_bytes"] for device in found["devices"]]
+    assert min(kept) > 0
+    assert sum(kept) == 3 * (6 * 6 + 6) * 4
+    events = json.loads((gate / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["name"] for e in events if e["pid"] == 3 and e["ph"] == "X"] == ["step"]
+    with pytest.raises(MismatchError, match="for a training step and asked for is inference; add --train"):
+        try_out("gate.py:make", Result.load(gate / "p.json"), train=False)
+
+
+def test_a_model_that_does_not_run_is_not_placed_by_module(gate: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["apply", "gate.py:misfit", "--cluster", "two.toml"]) == 2
+    assert "check that the model runs on these inputs" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""What-if: one graph on several clusters, and on more and more devices of one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import baselines
+from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
+from env.problem import Problem
+from graphs import generators
+from graphs.errors import ClusterError, InfeasibleError
+from graphs.opgraph import Op, OpGraph, Tensor
+from placement.verification import verify
+from placement.what_if import computing, first_devices, parse_sweep, what_if
+
+
+def cluster(n_gpus: int, memory_bytes: int = 2**30, bytes_per_s: float = 1e12) -> Cluster:
+    devices = [Device(f"gpu{i}", "gpu", memory_bytes, {"float32": 1e12}, 1e12) for i in range(n_gpus)]
+    devices.append(Device("cpu0", "cpu", memory_bytes, {"float32": 1e9}, 1e10))
+    links = [link for d in devices for link in both_ways(d.name, "switch", bytes_per_s, 0.0)]
+    return Cluster("box", tuple(devices), tuple(links))
+
+
+def branches(count: int, kept_bytes: int = 0) -> OpGraph:
+    """As many independent ops of one second on any GPU, pinned away from the host."""
+    ops = [Op(f"op{i}", kept_bytes=kept_bytes, time_s={"*": 1.0}, pins=("gpu",)) for i in range(count)]
+    return OpGraph.build(ops, [Tensor(op.name, 1) for op in ops], "branches")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "devices",
+        "devices=",
+        "devices=3..2",
+        "devices=0..2",
+        "gpus=1..2",
+        "devices=1..2.5",
+        "devices=1,",
+        "devices=2..8..0",
+        "devices=1..99999",
+        "devices=٣",
+    ],
+)
+def test_a_sweep_names_what_it_sweeps(text: str) -> None:
+    with pytest.raises(ValueError, match=r"devices=FIRST\.\.LAST"):
+        parse_sweep(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("devices=2..4", [2, 3, 4]),
+        ("devices=5", [5]),
+        (" devices = 4, 1,2,2 ", [1, 2, 4]),
+        ("devices=1,2..8..3", [1, 2, 5, 8]),
+    ],
+)
+def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int]) -> None:
+    assert list(parse_sweep(text)) == counts
+
+
+def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
+    smaller = first_devices(cluster(3), 2)
+    assert [d.name for d in smaller.devices] == ["gpu0", "gpu1", "cpu0"]
+    assert {end for link in smaller.links for end in (link.src, link.dst)} == {"gpu0", "gpu1", "cpu0", "switch"}
+    assert computing(smaller) == ["gpu0", "gpu1"]
+    with pytest.raises(ClusterError, match="has 3 devices to sweep over, got 4"):
+        first_devices(cluster(3), 4)
+
+
+def test_the_curve_says_where_devices_stop_helping() -> None:
+    """Three equal branches: the third device is the last that helps."""
+    found = what_if(branches(3), [first_devices(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
+    assert [case.speedup for case in found.cases] == pytest.approx([1, 1.5, 3, 3, 3])
+    assert found.verdict() == "Adding devices stops helping at 3: no larger number is 1% faster."
+    document = json.loads(found.to_json())
+    assert [case["devices"] for case in document["cases"]] == [1, 2, 3, 4, 5]
+    assert document["verdict"] == found.verdict()
+    assert document["cases"][1]["comparison"]["results"][0]["method"] == "heft"
+
+
+def test_the_last_device_may_still_help() -> None:
+    found = what_if(branches(4), [first_devices(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    assert found.verdict() == "The last device, number 2, still helps."
+
+
+def test_clusters_that_are_too_small_are_rows_with_a_reason() -> None:
+    graph = branches(2, kept_bytes=100)
+    found = what_if(graph, [cluster(1, memory_bytes=150), cluster(2, memory_bytes=150)], ["heft"])
+    assert found.cases[0].objective_s is None
+    assert "keep 200 bytes for the whole step, where 150 bytes are free" in (found.cases[0].reason or "")
+    assert found.cases[1].objective_s == pytest.approx(1.0)
+    assert found.cases[1].speedup is None  # one device of it is not enough
+    assert found.verdict() == "Fastest: box."
+    nowhere = what_if(graph, [cluster(1, memory_bytes=150)], ["heft"])
+    assert nowhere.verdict() == "branches fits on none of these."
+
+
+def test_throughput_too() -> None:
+    found = what_if(branches(4), [cluster(4, bytes_per_s=math.inf)], ["dp_linear"], objective="throughput")
+    assert found.cases[0].objective_s == pytest.approx(1.0)
+
+
+def _worse_with_more(problem: Problem, seed: int) -> Plan:
+    """A method that uses two devices well and every further one badly."""
+    n = len(computing(problem.cluster))
+    return Plan(np.arange(problem.graph.n_ops) % n if n <= 2 else np.zeros(problem.graph.n_ops, dtype=np.int64))
+
+
+def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": _worse_with_more})
+    clusters = [first_devices(cluster(4), n) for n in range(1, 5)]
+    found = what_if(branches(4), clusters, ["expert", "round_robin"], is_sweep=True)
+    expert = [
+        next(r for r in case.comparison.results if r.method == "expert") for case in found.cases if case.comparison
+    ]
+    assert [r.objective_s for r in expert] == pytest.approx([4.0, 2.0, 2.0, 2.0])
+    assert expert[3].cluster == clusters[3]
+    assert expert[3].note == "Found on 'box with 2'; here expert itself found 4 s."
+    alone = what_if(branches(4), clusters, ["expert"], is_sweep=True)
+    assert [case.found_on for case in alone.cases][2:] == ["box with 2", "box with 2"]
+    assert alone.verdict() == "Adding devices stops helping at 2: no larger number is 1% faster."
+    apart = what_if(branches(4), clusters, ["expert"])  # not a sweep: each cluster for itself
+    assert [case.objective_s for case in apart.cases][2:] == pytest.approx([4.0, 4.0])
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@given(seed=st.integers(0, 1000), ccr=st.sampled_from([0.1, 1.0, 10.0]))
+@settings(max_examples=10)
+def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) -> None:
+    graph = generators.layered(12, seed=seed, ccr=ccr)
+    clusters = [first_devices(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
+    found = what_if(graph, clusters, ["random", "m_topo"], seed=seed, objective=objective, is_sweep=True)
+    times = [math.inf if case.objective_s is None else case.objective_s for case in found.cases]
+    assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(times))
+    for case in found.cases:
+        for result in case.comparison.results if case.comparison is not None else ():
+            assert not result.feasible or verify(result).holds
+
+
+def test_how_many_devices_are_needed_is_said() -> None:
+    graph, box = branches(6, kept_bytes=100), cluster(4, memory_bytes=250)
+    found = what_if(graph, [first_devices(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
+    assert [case.proven_infeasible for case in found.cases] == [True, True, False, False]
+    assert (
+        found.verdict()
+        == "At least 3 devices are needed. Adding devices stops helping at 3: no larger number is 1% faster."
+    )
+    found = what_if(graph, [first_devices(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
+    assert found.verdict() == "At least 3 devices are needed."
+    found = what_if(graph, [first_devices(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
+    assert found.verdict() == "At least 2 devices are needed. It fits on 4, the largest number tried."
+
+
+def test_what_was_only_not_found_is_not_called_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(problem: Problem, seed: int) -> Plan:
+        if len(computing(problem.cluster)) < 3:
+            raise InfeasibleError("no idea")
+        return baselines.METHODS["round_robin"](problem, seed)
+
+    monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": gives_up})
+    found = what_if(branches(3), [first_devices(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
+    assert [case.reason for case in found.cases] == ["no idea", "no idea", None]
+    assert not any(case.proven_infeasible for case in found.cases)
+    assert found.verdict() == "With 2 no placement that fits was found. It fits on 3, the largest number tried."
+
+
+def test_a_step_of_several_devices_is_told_as_one() -> None:
+    found = what_if(branches(4), [first_devices(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
+    assert found.verdict() == "Going from 2 to 4 devices still helps."
