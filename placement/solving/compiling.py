@@ -101,7 +101,7 @@ def _helper(parts: Sequence[str], objective: str) -> Iterator[Callable[[], None]
         from env.jit import SHARED_CACHE
 
         if what and parts and not started and SHARED_CACHE and (os.cpu_count() or 1) > 1:
-            command = [sys.executable, "-c", _PROGRAM, objective, *parts]
+            command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), objective, *parts]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             with suppress(OSError):
                 quiet = subprocess.DEVNULL
@@ -124,8 +124,10 @@ def _helper(parts: Sequence[str], objective: str) -> Iterator[Callable[[], None]
 
 _PROGRAM = """
 import sys
+from placement.processes.processes import begin_worker
+begin_worker(int(sys.argv[1]))
 from placement.solving.compiling import compile_parts
-compile_parts(sys.argv[2:], sys.argv[1])
+compile_parts(sys.argv[3:], sys.argv[2])
 """
 
 

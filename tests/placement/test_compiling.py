@@ -19,7 +19,7 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs import generators
 from placement.cli import output
-from placement.solving.compiling import _helper, _parts
+from placement.solving.compiling import _PROGRAM, _helper, _parts
 
 
 def _signatures() -> set[tuple[str, str, str]]:
@@ -104,3 +104,11 @@ def test_a_person_who_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         compiling.report("")
     assert "compiling, once: baselines.list_schedulers.list_kernel.insert" in shown.getvalue()
     assert "placing with heft" in shown.getvalue().rpartition("compiling")[2]
+
+
+def test_the_other_process_ends_with_the_one_that_started_it() -> None:
+    def code(parent: int) -> int:
+        return subprocess.run([sys.executable, "-c", _PROGRAM, str(parent), "latency"], check=False).returncode
+
+    assert code(os.getpid()) == 0
+    assert code(os.getppid()) == 1
