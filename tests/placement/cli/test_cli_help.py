@@ -27,7 +27,7 @@ from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.zoo import MODELS
 from placement.cli import app, run, tables
-from placement.cli.commands import EXAMPLES
+from placement.cli.registry import EXAMPLES
 from placement.exporters.exporting import TARGETS
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
 from placement.learning.learners.registry import TRAINABLE
@@ -117,7 +117,7 @@ def test_completion_loads_nothing_heavy() -> None:
     heavy = ["torch", "numba", "networkx", "numpy", "scipy", "onnx"]
     code = f"""
 import sys
-from placement.cli.commands import app
+from placement.cli.registry import app
 import typer
 for command in typer.main.get_command(app).commands.values():
     with command.context_class(command) as context:
