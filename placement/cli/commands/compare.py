@@ -103,7 +103,8 @@ def _names(option: str, text: str) -> list[str]:
     return [name for name in names if name]
 
 
-def _command(given: CompareOptions) -> str:
+def command_of(given: CompareOptions) -> str:
+    """The command line that gives the same answer."""
     return again("compare", [given.graph], given, ("cluster", "clusters", "sweep", "methods", *ANSWER_FIELDS))
 
 
@@ -125,7 +126,7 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
             progress=lambda name, done, _: report(f"placing with {name}", done),
             **search,
         )
-    found = dataclasses.replace(found, command=_command(given))
+    found = dataclasses.replace(found, command=command_of(given))
     with progress("writing"):
         written = list(_write(found, given))
     if given.as_json:
@@ -181,7 +182,7 @@ def _what_if(given: CompareOptions, source: Source, methods: list[str] | None, s
     is_sweep = given.sweep is not None
     with progress("comparing", len(targets)) as report:
         found = what_if(source.graph, targets, methods or [AUTO], is_sweep=is_sweep, progress=report, **search)
-    found = dataclasses.replace(found, command=_command(given))
+    found = dataclasses.replace(found, command=command_of(given))
     written = list(_write_what_if(found, given))
     if given.as_json:
         emit(found.to_json())

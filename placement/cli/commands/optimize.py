@@ -66,8 +66,7 @@ def optimize(given: OptimizeOptions) -> None:
     graph, cluster, running = _problem(given)
     with reason_as_json(given.as_json), running as scorer, progress(f"placing with {given.method}"):
         result = optimization.optimize(graph, cluster, given.method, scorer=scorer, **search)
-    command = again("optimize", [given.graph], given, ("cluster", "method", "scorer", *ANSWER_FIELDS))
-    result = dataclasses.replace(result, command=command)
+    result = dataclasses.replace(result, command=command_of(given))
     written = list(_write(result, given)) if result.feasible else []
     if given.as_json:
         emit_json(result.to_dict())
@@ -78,6 +77,11 @@ def optimize(given: OptimizeOptions) -> None:
         emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
         _refuse(given.method, result)
+
+
+def command_of(given: OptimizeOptions) -> str:
+    """The command line that gives the same answer."""
+    return again("optimize", [given.graph], given, ("cluster", "method", "scorer", *ANSWER_FIELDS))
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from placement.cli.executing import Running
     from placement.learning.training import Training
 
-# What the trained policy depends on beside the graphs, as its command line names it.
-_POLICY_FIELDS = (
-    *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_", "train"),
-    *("granularity", "output", "log_dir", "dim"),
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(HowToScore):
@@ -150,7 +144,7 @@ def train(given: TrainOptions) -> None:
             log_dir=given.log_dir,
             checkpoint_every_s=given.checkpoint_every_s,
             restart=given.restart,
-            command=again("train", given.graphs, given, _POLICY_FIELDS),
+            command=command_of(given),
             begin=begin,
             progress=show,
         )
@@ -159,6 +153,15 @@ def train(given: TrainOptions) -> None:
     else:
         emit("\n".join(_summary(found)))
     _refuse_empty(found)
+
+
+def command_of(given: TrainOptions) -> str:
+    """The command line that trains the same policy, into the same file."""
+    fields = (
+        *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
+        *("train", "granularity", "output", "log_dir", "dim"),
+    )
+    return again("train", given.graphs, given, fields)
 
 
 def _check(given: TrainOptions, clusters: list[str]) -> None:
