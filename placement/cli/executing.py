@@ -1,4 +1,4 @@
-"""What ``--scorer execute`` means for a command: a model to run, and the processes that run it."""
+"""Running placements for ``--scorer execute``: the model, and the processes that run it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated
 
 
 def as_command(run: Callable[[Any], None]) -> Callable[..., None]:
-    """What typer reads and calls, for a function that takes one options record.
+    """The function that typer reads and calls, for one that takes an options record.
 
     Its parameters are the fields of the record, in their order and with their defaults; it makes the record of what
     was given and runs the function with it. Name and help are the function's own.

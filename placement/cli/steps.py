@@ -1,4 +1,4 @@
-"""How far the steps of a measurement are."""
+"""Progress of a measurement, step by step."""
 
 from __future__ import annotations
 

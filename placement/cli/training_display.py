@@ -1,4 +1,4 @@
-"""A training run as it goes, for who is watching."""
+"""Live table of a training run, on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], None] | None]]:
-    """What to call at the beginning and after every update: a table on stderr that follows, where a person watches."""
+    """Functions to call at the beginning and after every update: where a person watches, a table on stderr follows."""
     sessions: list[Session] = []
 
     def begin(session: Session) -> None:

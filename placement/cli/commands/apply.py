@@ -27,7 +27,7 @@ _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions:
-    """What ``placement apply`` takes."""
+    """Options of ``placement apply``."""
 
     model: options.ModelToRun
     placement: Annotated[
@@ -179,7 +179,7 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
 
 
 def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
-    """What came out of really running the placement."""
+    """The placement run for real, beside the plain model."""
     from graphs.formatting import format_seconds
 
     predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)

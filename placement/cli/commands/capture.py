@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions(HowToRead):
-    """What ``placement capture`` takes."""
+    """Options of ``placement capture``."""
 
     graph: options.Graph
     output: options.Output = None

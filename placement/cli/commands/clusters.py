@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClustersOptions:
-    """What ``placement clusters`` takes."""
+    """Options of ``placement clusters``."""
 
     name: Annotated[
         str | None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(HowToSearch, HowToRead):
-    """What ``placement compare`` takes."""
+    """Options of ``placement compare``."""
 
     graph: options.Graph
     cluster: options.ClusterOption = None

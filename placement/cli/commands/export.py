@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What ``placement export`` takes."""
+    """Options of ``placement export``."""
 
     file: Annotated[
         Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")

@@ -1,4 +1,4 @@
-"""``placement models``: what there is to place, and how much placement can gain."""
+"""``placement models``: the built-in models, and how much placement can gain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """What ``placement models`` takes."""
+    """Options of ``placement models``."""
 
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeOptions(HowToSearch, HowToScore):
-    """What ``placement optimize`` takes."""
+    """Options of ``placement optimize``."""
 
     graph: options.Graph
     cluster: options.ClusterOption = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What ``placement profile`` takes."""
+    """Options of ``placement profile``."""
 
     model: options.ModelToRun
     cluster: Annotated[

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(HowToScore):
-    """What ``placement train`` takes."""
+    """Options of ``placement train``."""
 
     graphs: Annotated[
         list[str],

@@ -1,4 +1,4 @@
-"""``placement verify``: whether a saved placement is what it says."""
+"""``placement verify``: a saved placement, scored again by code that no method shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placement.cli.records import is_default
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(HowToRead):
-    """What ``placement verify`` takes."""
+    """Options of ``placement verify``."""
 
     file: Annotated[
         Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
