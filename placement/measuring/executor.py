@@ -114,8 +114,8 @@ class Executor:
 
         Args:
             device: int [n], number of the device of each op.
-            order: float [n], lower first, as for `env.simulation.simulator.Simulator.schedule`; by default the longest
-                remaining path of the graph as captured comes first.
+            order: float [n], lower first, as in `env.plan.Plan`; by default the longest remaining path of the graph as
+                captured comes first.
 
         Raises:
             MismatchError: no placement of this graph on this cluster, or ops apart that stay together.
