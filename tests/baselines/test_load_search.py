@@ -86,7 +86,7 @@ def check_state(problem: Problem, state: LoadState) -> None:
     np.testing.assert_allclose(state.load_s[n_devices:], expected.link_s[links], **close)
     assert expected.link_s.sum() == pytest.approx(expected.link_s[links].sum())
     workspace_bytes = instance.workspace_bytes[state.device["largest"]]
-    np.testing.assert_array_equal(state.device["bytes"] + workspace_bytes, charged_bytes(problem, expected.device))
+    np.testing.assert_array_equal(state.device["bytes"] + workspace_bytes, charged_bytes(problem, expected.plan.device))
     for d in range(n_devices):
         here = state.member[d, : state.device["units"][d]]
         assert sorted(here.tolist()) == np.flatnonzero(state.unit["device"] == d).tolist()
