@@ -23,7 +23,7 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.show import show, show_line
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 
-SCHEMA = "placement.solving.result"
+SCHEMA = "placement.result"
 VERSION = 2
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 BOUND_TOLERANCE = 1e-6  # relative: by so much rounding may lift a lower bound above a value that was reached
