@@ -100,7 +100,13 @@ def apply(
         from placement.measuring.trial import try_out
 
         report = tell_steps(bar, model, sizes)
-        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace, report=report)
+        trial = try_out(
+            model, result, train=train, dims=sizes, steps=steps, seed=seed, record=trace is not None, report=report
+        )
+    if trace is not None:
+        from placement.report import write_trace
+
+        write_trace(result, trace, trial.timeline)
     if as_json:
         emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
     else:

@@ -177,10 +177,10 @@ def _notes(
             f"the placement is no pipeline: the longest of its {len(stages)} stages takes {format_seconds(longest)} of "
             f"{format_seconds(sum(seconds))} in all, and the others wait for it{advice}."
         )
-    if result.objective == THROUGHPUT and result.objective_s is not None and load_s > _SLOWER * result.objective_s:
+    if result.objective == THROUGHPUT and load_s > _SLOWER * (predicted_s := result.answered().objective_s):
         yield (
             f"the stages are another plan than the placement: its predicted largest load is "
-            f"{format_seconds(result.objective_s)}, theirs is {format_seconds(load_s)}, so that its gap does not hold "
+            f"{format_seconds(predicted_s)}, theirs is {format_seconds(load_s)}, so that its gap does not hold "
             f"for them{advice}."
         )
     if model is not None and getattr(getattr(model, "config", None), "use_cache", False):

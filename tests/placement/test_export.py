@@ -30,7 +30,8 @@ from placement.exporters import stretches
 from placement.exporters.exporting import TARGETS
 from placement.exporters.pipeline import _starts
 from placement.exporters.stretches import Needs
-from placement.solving.result import Result, order_by_device
+from placement.solving.answer import order_by_device
+from placement.solving.result import Result
 
 
 def cluster_of(*kinds: str) -> Cluster:
@@ -50,11 +51,13 @@ def placed(graph: OpGraph, devices: Sequence[int], cluster: Cluster = GPUS) -> R
         members = np.flatnonzero(graph.colocation == group)
         numbers[members] = numbers[members[0]]
     names = [cluster.devices[d].name for d in numbers]
-    return dataclasses.replace(
-        placement.optimize(graph, cluster, "single_device", seed=0),
+    alone = placement.optimize(graph, cluster, "single_device", seed=0)
+    answer = dataclasses.replace(
+        alone.answered(),
         placement=dict(zip(graph.op_names, names, strict=True)),
         order=order_by_device(graph, cluster, numbers, graph.topological_order.tolist()),
     )
+    return dataclasses.replace(alone, answer=answer)
 
 
 def placed_model(
@@ -747,8 +750,7 @@ def test_what_cannot_be_exported() -> None:
     good = line(("a", 1, 0), ("b", 1, 1))
     with pytest.raises(UnknownNameError, match="unknown target 'device-map', did you mean 'device_map'"):
         placement.export(good, "device-map")
-    figures = ("placement", "order", "objective_s", "step_time_s", "peak_bytes", "bytes_moved", "gap")
-    none = dataclasses.replace(good, feasible=False, reason="it is too large.", **dict.fromkeys(figures))
+    none = dataclasses.replace(good, answer=None, reason="it is too large.")
     for target in TARGETS:
         with pytest.raises(InfeasibleError, match="so there is none to export: it is too large"):
             placement.export(none, target)
