@@ -199,6 +199,7 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     """Placements to run, each by its method's name."""
     import baselines
     from env.plan import Plan
+    from placement.optimization import solved
     from placement.solving.solver import Solver
 
     for name in HEURISTICS:
@@ -208,7 +209,7 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     yield DEVICE_MAP, _device_map(problem)
     solver = Solver(problem.graph, problem.cluster, seed, "latency", "longest_path")
     for name in SEARCHES:
-        found = solver.solve(name, budget_s)
+        found = solved(solver, name, budget_s)
         yield name, Plan(found.device_numbers(), found.order_numbers(), found.transfer_numbers())
     for number, share in enumerate(MOVED_SHARES):
         yield f"{name}, {share:.0%} moved", _moved(problem, found.device_numbers(), share, seed + number)

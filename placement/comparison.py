@@ -129,8 +129,7 @@ def compare(
         methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once; every heuristic that serves the
             objective, and ``"auto"``, when None. Those that do not serve it are left out and named in
             `Comparison.unsupported`.
-        seed, objective, priority: as in `placement.optimize`.
-        budget_s, evaluations: as in `placement.optimize`, for each method that searches.
+        seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
         known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
@@ -148,17 +147,16 @@ def compare(
     # Policies first: a file that cannot be used is told before the work, not after it.
     places = {name: learned(solver.problem, name) for name in names}
     results: dict[str, Result] = {}
+    tell = progress or (lambda *_: None)
     for done, name in enumerate(names):
-        if progress is not None:
-            progress(name, done, len(names))
+        tell(name, done, len(names))
         results[name] = solver.solve(name, budget_s, evaluations, places[name])
         if name in known:
             results[name] = _better(results[name], known[name], solver)
         if results[name].interrupted:  # the table of what is done is what the user wants now
             break
     single = results.get(SINGLE) or solver.solve(SINGLE)
-    if progress is not None:
-        progress("", len(names), len(names))
+    tell("", len(names), len(names))
     prover = max(results, key=lambda name: results[name].lower_bound_s)
     bound_s = results[prover].lower_bound_s
     return Comparison(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -135,7 +135,6 @@ class Trial:
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
         by_module: whether it was placed by module, and so ran module by module in one process.
         devices: of those that the placement uses.
-        timeline: what each process did in a step; None where that was not recorded.
     """
 
     predicted_step_s: float
@@ -154,7 +153,6 @@ class Trial:
     kept_memory: KeptMemory | None
     by_module: bool
     devices: tuple[DeviceTrial, ...]
-    timeline: Timeline | None = None
 
     @property
     def differs(self) -> bool:
@@ -167,8 +165,8 @@ class Trial:
         return len(self.devices) == 1 and not self.by_module
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields, without the timeline."""
-        return {name: value for name, value in asdict(self).items() if name != "timeline"}
+        """JSON-ready fields."""
+        return asdict(self)
 
 
 def try_out(
@@ -178,9 +176,8 @@ def try_out(
     train: bool,
     dims: Mapping[str, int] | None = None,
     steps: int | None = None,
-    dropped: int | None = None,
     seed: int = 0,
-    record: bool = False,
+    recorded: Callable[[Timeline], None] | None = None,
     report: Callable[[str, Underway], None] = lambda what, underway: None,
 ) -> Trial:
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
@@ -193,8 +190,8 @@ def try_out(
         train: training steps with Adam, else inference.
         dims: ``"batch"``, the samples of a built-in model.
         steps: how many to run, by default as many as their median needs (`placement.processes.repeats.Repeats`);
-            ``dropped`` of them, half by default, warm up.
-        record: run further steps for a timeline, too.
+            half of them warm up.
+        recorded: called with the timeline of a further step; without it none is recorded.
         report: told what is being run, and how far that is.
 
     Raises:
@@ -210,7 +207,7 @@ def try_out(
         _check_training(result, train)
     else:
         _check_places(list(places.values()))
-    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2 if dropped is None else dropped)
+    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
     with orderly_end(), temporary_folder() as folder:
         path = folder / "placement.json"
         result.save(path)
@@ -221,7 +218,7 @@ def try_out(
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": _RECORDED if record else 0,
+            "recorded": 0 if recorded is None else _RECORDED,
             "placement": str(path),
             "reference": str(folder / "reference.safetensors"),
             "devices": places,
@@ -246,7 +243,9 @@ def try_out(
         else:
             ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
-    return replace(trial, timeline=_timeline(trial, ranks)) if record else trial
+    if recorded is not None:
+        recorded(_timeline(trial, ranks))
+    return trial
 
 
 def _trial(
