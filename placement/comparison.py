@@ -16,7 +16,7 @@ from env.problem import LATENCY
 from env.simulation.simulator import Priority
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
-from placement.optimization import learned
+from placement.learning.by_name import learned
 from placement.solving.answer import Answer, agreed_bound_s, relative_gap
 from placement.solving.methods import SINGLE, check_options, check_problem, default_methods, supports
 from placement.solving.result import OWN_ORDER, Result, versions

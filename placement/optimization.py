@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
-from env.problem import LATENCY, Problem
+from env.problem import LATENCY
 from env.simulation.simulator import Priority
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
-from placement.solving.methods import AUTO, METHODS, Place, check_options, check_problem, is_learned
+from placement.learning.by_name import learned
+from placement.solving.methods import AUTO, METHODS, check_options, check_problem
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
 
-__all__ = ["METHODS", "learned", "optimize", "solved"]
+__all__ = ["METHODS", "optimize", "solved"]
 
 
 def optimize(
@@ -80,20 +81,6 @@ def solved(solver: Solver, method: str, budget_s: float | None = None, evaluatio
     """The result of any method by its name; policies are loaded before their time begins to count.
 
     Raises:
-        PolicyFileError, MismatchError: as `learned`.
+        PolicyFileError, MismatchError: as `placement.learning.by_name.learned`.
     """
     return solver.solve(method, budget_s, evaluations, learned(solver.problem, method))
-
-
-def learned(problem: Problem, method: str) -> Place | None:
-    """How a learned method places a problem; None for every other method.
-
-    Raises:
-        PolicyFileError: a policy file that cannot be read.
-        MismatchError: a policy that cannot place this problem.
-    """
-    if not is_learned(method):
-        return None
-    from placement.learning.placing import prepared  # loads torch
-
-    return prepared(problem, method)

@@ -17,11 +17,12 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from placement.exporters.module_tree import compressed, prefixes, runs_modules
 from placement.exporters.stretches import chain, nearest, needs, no_stretches
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.pipelining import SplitPoint
+
+    from placement.solving.result import Result
 
 _UNEVEN = 1.5  # a longest stage of so many mean ones is worth a word
 _SLOWER = 1.02  # and so is a largest load of so many predicted ones

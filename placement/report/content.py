@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from env.cluster import UNLIMITED_BYTES
-from env.problem import Problem
-from env.simulation.simulator import Schedule, Score
 from env.simulation.timeline import memory_steps
 from graphs.opgraph import IntArray, OpGraph, Phase
 from placement.report.layout import layered_layout
 from placement.solving.methods import SINGLE
-from placement.solving.result import Result, schedule_of
+from placement.solving.result import schedule_of
 
 if TYPE_CHECKING:
+    from env.problem import Problem
+    from env.simulation.simulator import Schedule, Score
     from placement.comparison import Comparison
+    from placement.solving.result import Result
 
 MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each

@@ -11,13 +11,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from env.problem import Problem
-from env.simulation.simulator import Schedule
 from env.simulation.timeline import memory_steps
 from graphs.disk import write_atomically
 from graphs.opgraph import Phase
 from placement.solving.result import schedule_of
 
 if TYPE_CHECKING:
+    from env.simulation.simulator import Schedule
     from placement.measuring.trial import Span, Timeline, Track
     from placement.solving.result import Result
 

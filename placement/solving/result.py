@@ -30,7 +30,7 @@ NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was place
 
 @dataclass(frozen=True)
 class Result:
-    """What a method found, and everything needed to replay it.
+    """The outcome of one method on one problem, with everything needed to replay it.
 
     The fields of its `Answer` are attributes here too, `Result.step_time_s` for one; all are None without an answer.
 

@@ -31,7 +31,7 @@ from placement.solving.result import OWN_ORDER, Result, versions
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What a method came back with.
+    """A method's plan, or why it has none, and what was proved on the way.
 
     Attributes:
         plan: or, where there is none, the sentence that says why.
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a method was asked for and what it spent; fields as in `Result`.
+    """A method's limits, and what it spent; fields as in `Result`.
 
     Attributes:
         began_s: when it began, by ``time.perf_counter``.
@@ -136,7 +136,7 @@ class Solver:
         return self.result(found, Attempt(method, began_s, seconds, budget.spent, budget.interrupted))
 
     def result(self, found: Finding, attempt: Attempt, as_given: bool = False) -> Result:
-        """What a method came back with, as a result.
+        """The result of a finding.
 
         Args:
             as_given: keep to the plan's own order, if it has one, even where the priority is faster.
