@@ -6,21 +6,23 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from env.problem import Problem
-from env.simulation.simulator import Score
+from env.simulation.simulator import Score, Simulator
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread
+from placement.report.trace import Measured, Span, Track, write_trace
 from placement.runtime.application import is_by_module, is_training, places_of
 from placement.runtime.ranks.launch import launch
-from placement.solving.result import Result, schedule_of
+from placement.solving.result import Result
 
 _STDERR = 2  # where what a model prints goes
-_RECORDED = 3  # steps of which a timeline shows the median one
+_RECORDED = 3  # steps of which a trace shows the median one
 _WORK = "placement.measuring.trial_work:"
 GRADIENT = "gradient/"  # what the names of gradients begin with; those of outputs, or the loss, do not
 
@@ -64,54 +66,6 @@ class KeptMemory:
     system_s: float
     given_back_faults: float
     given_back_system_s: float
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a measured step.
-
-    Attributes:
-        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
-            optimizer.
-        op: its number; of a transfer that of the op which made the tensor; -1 for none.
-        start_s, end_s: since the first process began the step.
-        peer: device at the other end of a transfer.
-    """
-
-    what: str
-    op: int
-    start_s: float
-    end_s: float
-    peer: str = ""
-
-
-@dataclass(frozen=True)
-class Track:
-    """What one process did in a step.
-
-    Attributes:
-        name: of its device.
-        start_s, end_s: when it began, and when it was done.
-        spans: in the order that they began; what an op sends in its midst lies within the op.
-    """
-
-    name: str
-    start_s: float
-    end_s: float
-    spans: tuple[Span, ...] = ()
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """A measured step, to be drawn beside the predicted one.
-
-    Attributes:
-        step_s: median over the steps that were timed.
-        tracks: of one more step, which looking at the clock after every op makes a little longer.
-    """
-
-    step_s: float
-    tracks: tuple[Track, ...]
 
 
 @dataclass(frozen=True)
@@ -176,8 +130,9 @@ def try_out(
     train: bool,
     dims: Mapping[str, int] | None = None,
     steps: int | None = None,
+    dropped: int | None = None,
     seed: int = 0,
-    recorded: Callable[[Timeline], None] | None = None,
+    trace: Path | None = None,
     report: Callable[[str, Underway], None] = lambda what, underway: None,
 ) -> Trial:
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
@@ -190,8 +145,8 @@ def try_out(
         train: training steps with Adam, else inference.
         dims: ``"batch"``, the samples of a built-in model.
         steps: how many to run, by default as many as their median needs (`placement.processes.repeats.Repeats`);
-            half of them warm up.
-        recorded: called with the timeline of a further step; without it none is recorded.
+            ``dropped`` of them, half by default, warm up.
+        trace: file for the predicted and a measured timeline; the measured one is of further steps.
         report: told what is being run, and how far that is.
 
     Raises:
@@ -207,7 +162,7 @@ def try_out(
         _check_training(result, train)
     else:
         _check_places(list(places.values()))
-    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
+    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2 if dropped is None else dropped)
     with orderly_end(), temporary_folder() as folder:
         path = folder / "placement.json"
         result.save(path)
@@ -218,7 +173,7 @@ def try_out(
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": 0 if recorded is None else _RECORDED,
+            "recorded": _RECORDED if trace is not None else 0,
             "placement": str(path),
             "reference": str(folder / "reference.safetensors"),
             "devices": places,
@@ -234,7 +189,9 @@ def try_out(
 
         problem = Problem(result.graph, result.cluster)
         single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
-        score, _ = schedule_of(problem, result)
+        score = Simulator(problem).score(
+            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
+        )
         (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
         if by_module:  # one process drives all devices
             ranks = run("by_module", "the placement", [places[names[0]]], single_s)
@@ -243,8 +200,8 @@ def try_out(
         else:
             ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
-    if recorded is not None:
-        recorded(_timeline(trial, ranks))
+    if trace is not None:
+        write_trace(result, trace, _measured(trial, ranks))
     return trial
 
 
@@ -334,11 +291,11 @@ def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any
     return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
 
 
-def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
+def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
     """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
     names = [device.name for device in trial.devices]
     if "recorded" not in ranks[0]:
-        return Timeline(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+        return Measured(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
     steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
     lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
     chosen = steps[lengths.index(statistics.median_low(lengths))]
@@ -350,7 +307,7 @@ def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
             for what, op, start_s, end_s, peer in own["rows"]
         )
         tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
-    return Timeline(trial.measured_step_s, tuple(tracks))
+    return Measured(trial.measured_step_s, tuple(tracks))
 
 
 def _check_training(result: Result, train: bool) -> None:
