@@ -653,12 +653,15 @@ def test_stages_do_not_begin_with_constants_or_lists(small_llama: Any, module: s
 @pytest.mark.filterwarnings("ignore:the placement is no pipeline")
 def test_a_pipeline_that_is_slower_than_predicted_says_so() -> None:
     alternating = line(*((f"m{i}", 1, i % 2) for i in range(6)), ("m6", 4, 0))
-    predicted = dataclasses.replace(alternating, objective="throughput")
-    with pytest.warns(UserWarning, match="largest load is 5 s, theirs is 10 s.*--method dp_contiguous"):
-        placement.export(predicted, "pipeline")
-    for objective_s in (10.0, 9.9):
+
+    def predicted(objective_s: float) -> Result:
         answer = dataclasses.replace(alternating.answered(), objective_s=objective_s)
-        notes = placement.export(dataclasses.replace(predicted, answer=answer), "pipeline").notes
+        return dataclasses.replace(alternating, objective="throughput", answer=answer)
+
+    with pytest.warns(UserWarning, match="largest load is 5 s, theirs is 10 s.*--method dp_contiguous"):
+        placement.export(predicted(5.0), "pipeline")
+    for objective_s in (10.0, 9.9):
+        notes = placement.export(predicted(objective_s), "pipeline").notes
         assert not any("largest load" in note for note in notes)
 
 
