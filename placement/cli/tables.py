@@ -17,7 +17,6 @@ from env.presets import PRESETS
 from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept
-from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
 from placement.report.words import format_percent
 from placement.solving.methods import measure
