@@ -56,7 +56,8 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     below: list[RenderableType] = []
     for number, result in enumerate(comparison.results):
         if result.answer is not None:
-            table.add_row(*_comparison_row(comparison, result, result.answer), style="bold green" if number == 0 else "")
+            style = "bold green" if number == 0 else ""
+            table.add_row(*_comparison_row(comparison, result, result.answer), style=style)
         else:
             below.append(
                 Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
