@@ -147,7 +147,7 @@ class _Search:
         """int64 [k, D]: bytes beyond each device's memory; remembers the best."""
         device = placed[:, self.problem.group_of]
         if self.problem.objective == THROUGHPUT:
-            held = np.stack([loads(self.problem, row).held_bytes for row in device])
+            held = np.stack([loads(self.problem, Plan(row)).held_bytes for row in device])
         else:
             held = self._simulator.batch(device).peak_bytes
         excess: IntArray = np.maximum(held - self.problem.capacity_bytes, 0)

@@ -146,9 +146,7 @@ def _run(
 def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options: argparse.Namespace) -> Row:
     schedule, problem = trial.schedule, simulator.problem
     # The sequence that was run, whatever the op times it was planned with.
-    score, _ = simulator.schedule(
-        schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
-    )
+    score, _ = simulator.schedule(Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order))
     return {
         "model": name,
         "train": options.train,
@@ -175,7 +173,7 @@ def _trials(problem: Problem, options: argparse.Namespace) -> list[_Trial]:
 
     trials: list[_Trial] = []
     for method, plan in _plans(problem, options.seed, options.budget_s):
-        _, schedule = Simulator(problem).schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
+        _, schedule = Simulator(problem).schedule(plan)
         known = next((trial for trial in trials if _is_same(schedule, trial.schedule)), None)
         if known is not None:
             known.methods.append(method)
@@ -198,7 +196,6 @@ def _is_same(one: Schedule, other: Schedule) -> bool:
 def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, Plan]]:
     """Placements to run, each by its method's name."""
     import baselines
-    from env.plan import Plan
     from placement.solving.solver import Solver
 
     for name in HEURISTICS:
@@ -209,7 +206,7 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     solver = Solver(problem.graph, problem.cluster, seed, "latency", "longest_path")
     for name in SEARCHES:
         found = solver.solve(name, budget_s)
-        yield name, Plan(found.device_numbers(), found.order_numbers(), found.transfer_numbers())
+        yield name, found.plan()
     for number, share in enumerate(MOVED_SHARES):
         yield f"{name}, {share:.0%} moved", _moved(problem, found.device_numbers(), share, seed + number)
 

@@ -151,7 +151,7 @@ def _heft_s(problem: Any) -> float:
     from env.simulation.scoring import Scorer
 
     plan = baselines.METHODS["heft"](problem, 0)
-    return Scorer(problem).value(plan.device, plan.order)
+    return Scorer(problem).value(plan)
 
 
 def _task_row(case: Case, problem: Any) -> Row:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from env.cluster import Cluster
-from env.plan import Plan
 from env.problem import LATENCY
 from env.simulation.simulator import Priority
 from graphs.formatting import format_seconds
@@ -196,7 +195,7 @@ def _better(found: Result, known: Result, solver: Solver) -> Result:
     """What a method found on this cluster, or what it found on another, scored on this one."""
     there = dataclasses.replace(known, cluster=found.cluster)
     again = solver.result(
-        Plan(there.device_numbers(), there.order_numbers(), there.transfer_numbers()),
+        there.plan(),
         found.method,
         chosen=known.chosen,
         began_s=0.0,

@@ -184,10 +184,10 @@ class _Search:
 
     def _schedule(self, best: Plan | None) -> Schedule:
         plan = Plan(self._hint) if best is None else best
-        return self._scorer.simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)[1]
+        return self._scorer.simulator.schedule(plan)[1]
 
     def _value_s(self, plan: Plan) -> float:
-        return self._scorer.value(plan.device, plan.order, plan.transfer_order)
+        return self._scorer.value(plan)
 
 
 def tractable(problem: Problem) -> bool:
@@ -249,7 +249,7 @@ def _cheapest(scorer: Scorer, plans: list[Plan]) -> Plan:
     """The best plan by its true times; an earlier one where it is as good."""
     best, best_s = plans[0], math.inf
     for plan in plans:
-        value_s = scorer.value(plan.device, plan.order, plan.transfer_order)
+        value_s = scorer.value(plan)
         if value_s < best_s * (1 - _SAME) or best_s == math.inf > value_s:
             best, best_s = plan, value_s
     return best

@@ -141,7 +141,7 @@ def _solve(
     Raises:
         InfeasibleError: the model of all placements has no solution.
     """
-    limit_s = np.inf if begin is None else loads(problem, begin.device).value_s
+    limit_s = np.inf if begin is None else loads(problem, begin).value_s
     import highspy
 
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
@@ -245,5 +245,5 @@ def _is_allowed(problem: Problem, device: IntArray) -> bool:
 
 def _value_s(problem: Problem, device: IntArray) -> float:
     """The largest load, infinite where memory does not suffice."""
-    found = loads(problem, device)
+    found = loads(problem, Plan(device))
     return found.value_s if found.feasible else np.inf

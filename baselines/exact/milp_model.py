@@ -9,6 +9,7 @@ import numpy as np
 from baselines.exact.milp_rows import Rows, Terms
 from baselines.exact.milp_transfers import DEVICE, Transfers, nets_of
 from baselines.exact.symmetry import canonical, interchangeable, unit_sequence
+from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.simulation.loads import loads
 from env.units import Units
@@ -91,7 +92,7 @@ class _Builder:
         self._problem, self._units, self._rows = problem, Units(problem), Rows()
         self._alike = interchangeable(problem)
         self._start = canonical(self._units, start, self._alike)[self._units.first_op]
-        self._value_s = loads(problem, start).value_s
+        self._value_s = loads(problem, Plan(start)).value_s
         self._scale = _LOAD_SCALE / self._value_s if self._value_s > 0 else 1.0
         useful = self._units.allowed & (self._units.op_s <= limit_s * (1 + 1e-9))
         self._x = self._unit_columns(useful)

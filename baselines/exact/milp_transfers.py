@@ -10,7 +10,7 @@ import numpy as np
 
 from baselines.exact.milp_rows import Rows, Terms
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.opgraph import IntArray
 
 DEVICE, LINK = "device", "link"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from env.problem import THROUGHPUT, Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from env.units import Units
 from graphs.opgraph import IntArray
 

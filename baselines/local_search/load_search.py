@@ -48,7 +48,7 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science 220 (1983),
     doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.loads`.
     """
-    scored = [(loads(problem, plan.device), plan) for plan in starts]
+    scored = [(loads(problem, Plan(plan.device)), plan) for plan in starts]
     ranked = sorted(scored, key=lambda pair: (not pair[0].feasible, pair[0].value_s))
     best_loads, best = ranked[0]
     units, began = Units(problem), budget.spent
@@ -82,7 +82,7 @@ class Known:
             if _best_s(state) >= self.value_s:
                 continue
             device = state.unit["best"].copy()
-            found = loads(self.units.problem, device[self.units.problem.group_of])
+            found = loads(self.units.problem, Plan(device[self.units.problem.group_of]))
             if found.feasible:
                 self.unit_device, self.value_s = device, found.value_s
             else:
@@ -97,7 +97,7 @@ class Known:
 
 def _share(found: Loads) -> float:
     """The least share of all tensors' bytes that, beside kept bytes and workspace, covers what each device holds."""
-    problem, device = found.problem, found.device
+    problem, device = found.problem, found.plan.device
     graph, n_devices = problem.graph, problem.cluster.n_devices
     _, consumer, tensor = graph.edge_list
     at = np.unique(

@@ -93,14 +93,14 @@ def _scored(simulator: Simulator, plan: Plan) -> tuple[float, Plan]:
     """Step time in seconds (infinite where it does not fit) of a plan as it is or under the default priority."""
     runs = []
     for tried in (plan, Plan(plan.device, note=plan.note)):
-        score = simulator.score(tried.device, order=tried.order, transfer_order=tried.transfer_order)
+        score = simulator.score(tried)
         runs.append((score.step_time_s if score.feasible else math.inf, tried))
     return min(runs, key=lambda pair: pair[0])
 
 
 def _as_run(simulator: Simulator, plan: Plan) -> Plan:
     """The plan with the order in which its ops start, which repeats the step exactly."""
-    started = simulator.schedule(plan.device, order=plan.order)[1].order
+    started = simulator.schedule(Plan(plan.device, plan.order))[1].order
     order = np.empty(len(started))
     order[started] = np.arange(len(started))
     return Plan(plan.device, order)

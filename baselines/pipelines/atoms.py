@@ -13,7 +13,7 @@ import numpy as np
 from baselines.pipelines.contraction import Quotient, allowed_parts, rows
 from env.cluster import BLOCKING
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.opgraph import FloatArray, IntArray
 
 

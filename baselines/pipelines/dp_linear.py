@@ -158,7 +158,7 @@ def chain_plan(atoms: Atoms, chain: Chain, *more: str) -> Plan:
 
 def least_loaded(problem: Problem, plans: Sequence[Plan]) -> Plan:
     """The plan with the least largest load, the first of equals."""
-    return min(plans, key=lambda plan: loads(problem, plan.device).value_s)
+    return min(plans, key=lambda plan: loads(problem, plan).value_s)
 
 
 def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:

@@ -144,7 +144,7 @@ def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find
         return place_runs(units, allowance, order, wanted)
 
     plan = place_within_memory(units, build)
-    return replace(plan, note=_note(problem, loads(problem, plan.device).value_s, layers, memory_bytes, find))
+    return replace(plan, note=_note(problem, loads(problem, plan).value_s, layers, memory_bytes, find))
 
 
 def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: IntArray) -> IntArray:

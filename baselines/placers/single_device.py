@@ -25,7 +25,7 @@ def single_device(problem: Problem, seed: int) -> Plan:
         Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.group_of]) for d in range(problem.cluster.n_devices)
     ]
     scorer = Scorer(problem)
-    values = [scorer.value(plan.device) for plan in plans]  # a batch would compile a second loop for D placements
+    values = [scorer.value(plan) for plan in plans]  # a batch would compile a second loop for D placements
     if min(values) == np.inf:
         missing = [int(excess_bytes(problem, plan).max()) for plan in plans]
         raise overflow(problem, plans[int(np.argmin(missing))])

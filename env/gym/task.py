@@ -15,6 +15,7 @@ from env.bounds.memory import memory_reason
 from env.cluster import Cluster
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.task_kernel import longest_paths
+from env.plan import Plan
 from env.problem import Problem
 from env.unit_totals import UnitTotals
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
@@ -92,7 +93,7 @@ class Task(UnitTotals):
         elsewhere = np.where(self.allowed, self.op_s, np.inf).argmin(axis=1)
         plans = np.array([np.where(self.allowed[:, d], d, elsewhere) for d in range(self.n_devices)], dtype=np.int64)
         simulator = Simulator(self.problem)
-        scores = [simulator.score(plan[self.unit_of]) for plan in plans]  # a batch would compile a second loop
+        scores = [simulator.score(Plan(plan[self.unit_of])) for plan in plans]  # a batch would compile a second loop
         best = min(range(len(plans)), key=lambda d: (not scores[d].feasible, scores[d].step_time_s))
         return plans[best], scores[best].step_time_s, scores[best].feasible
 

@@ -13,6 +13,4 @@ def schedule_of(problem: Problem, result: Result) -> tuple[Score, Schedule]:
     Raises:
         MismatchError: the result is infeasible and so has no schedule, or it is for another graph.
     """
-    return Simulator(problem).schedule(
-        result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-    )
+    return Simulator(problem).schedule(result.plan())

@@ -91,12 +91,13 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     """
     _check_arguments(program, result.graph)
     check_same(program.graph, result.graph)
-    numbers, order = result.device_numbers(), result.order_numbers()
+    plan = result.plan()
+    numbers = plan.device
     used = sorted(set(numbers.tolist()))
     index = {device: i for i, device in enumerate(used)}
     places = places_of(result, devices)
     problem = Problem(result.graph, result.cluster, result.objective)
-    _, schedule = Simulator(problem).schedule(numbers, order=order, transfer_order=result.transfer_numbers())
+    _, schedule = Simulator(problem).schedule(plan)
     sequence = schedule.order.tolist()
     return Layout(
         functional(program),

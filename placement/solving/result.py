@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from env.cluster import Cluster
+from env.plan import Plan
 from env.problem import THROUGHPUT, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import BoundError, ClusterError, GraphError, MismatchError
@@ -147,6 +148,14 @@ class Result:
         op_index = {op: i for i, op in enumerate(self.graph.op_names)}
         rows = [(first[op_index[op]] + number, device_index[device]) for op, number, device in self.transfer_order]
         return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+    def plan(self) -> Plan:
+        """What the simulator takes: it repeats the step exactly.
+
+        Raises:
+            MismatchError: the result is infeasible and so has no placement.
+        """
+        return Plan(self.device_numbers(), self.order_numbers(), self.transfer_numbers())
 
     # -- for people ---------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import IntArray, OpGraph
 from placement.solving.compiling import compile_for
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, heuristics_for, is_learned
 from placement.solving.result import (
@@ -211,14 +211,14 @@ class Solver:
         """
         simulator = self._scorer.simulator
         if plan.transfer_order is not None:
-            runs = {OWN_ORDER: simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)}
+            runs = {OWN_ORDER: simulator.schedule(plan)}
         else:
-            orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
-            if not (as_given and orders):
-                orders[self._priority] = None
-            runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+            ways = {} if plan.order is None else {OWN_ORDER: plan}
+            if not (as_given and ways):
+                ways[self._priority] = Plan(plan.device)
+            runs = {name: simulator.schedule(way, self._priority) for name, way in ways.items()}
         if self.problem.objective == THROUGHPUT:
-            period_s = loads(self.problem, plan.device).value_s
+            period_s = loads(self.problem, plan).value_s
             held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
             best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
             return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)

@@ -9,6 +9,7 @@ import numpy as np
 
 from env.checking.reference import simulate_reference
 from env.cluster import UNLIMITED_BYTES, Cluster, Device
+from env.plan import Plan
 from env.presets import PRESETS
 from env.problem import Problem
 from graphs.opgraph import OpGraph
@@ -42,7 +43,8 @@ def reference_device() -> Device:
 def peak_bytes(graph: OpGraph, device: Device) -> int:
     """The largest memory of one step on one device like this one, whatever memory and pins are."""
     alone = Cluster(device.name, (dataclasses.replace(device, memory_bytes=UNLIMITED_BYTES),))
-    return simulate_reference(graph, alone, [0] * graph.n_ops).peak_bytes[0]  # in plain Python: nothing to compile
+    everything = Plan(np.zeros(graph.n_ops, np.int64))
+    return simulate_reference(graph, alone, everything).peak_bytes[0]  # in plain Python: nothing to compile
 
 
 def potential(graph: OpGraph, device: Device) -> Potential:

@@ -84,7 +84,7 @@ def check(problem: Problem, plan: Plan) -> None:
     assert problem.allowed[np.arange(n), plan.device].all()
     for members in problem.groups:
         assert len(set(plan.device[members].tolist())) == 1
-    assert Simulator(problem).score(plan.device, order=plan.order).feasible
+    assert Simulator(problem).score(plan).feasible
 
 
 def unlimited(problem: Problem) -> Problem:

@@ -38,7 +38,7 @@ def cluster(speeds: tuple[float, ...] = (1.0, 1.0), memory_bytes: int = 2**40, s
 
 
 def value_s(problem: Problem, plan: Plan) -> float:
-    return Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    return Scorer(problem).value(plan)
 
 
 def single(problem: Problem) -> Plan:
@@ -71,7 +71,7 @@ def brute_force_s(problem: Problem) -> float:
             for moves in itertools.permutations(needed):
                 transfers = np.array(moves, dtype=np.int64).reshape(-1, 2)
                 try:
-                    best = min(best, scorer.value(device, np.array(order, dtype=float), transfers))
+                    best = min(best, scorer.value(Plan(device, order, transfers)))
                 except MismatchError:  # sequences that wait for each other
                     continue
     return best

@@ -55,7 +55,7 @@ def search(problem: Problem, *starts: NDArray[np.int64], seed: int = 0, evaluati
 
 
 def value_s(problem: Problem, plan: Plan) -> float:
-    return loads(problem, plan.device).value_s
+    return loads(problem, plan).value_s
 
 
 def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
@@ -76,7 +76,7 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
 
 def check_state(problem: Problem, state: State) -> None:
     """The state says the same as `env.simulation.loads` of its placement."""
-    expected = loads(problem, state.unit["device"][problem.group_of])
+    expected = loads(problem, Plan(state.unit["device"][problem.group_of]))
     n_devices = problem.cluster.n_devices
     instance = instance_of(Units(problem))
     used = {int(k) for k in problem.route[1] if problem.cluster.links[k].exclusive}
@@ -113,7 +113,7 @@ def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str
     place(state, np.arange(300) % 5)
     anneal(instance, state, 20_000, 1.0, 1e-4)
     check_state(problem, state)
-    best = loads(problem, state.unit["best"])
+    best = loads(problem, Plan(state.unit["best"]))
     assert best.value_s == pytest.approx(state.search["best_s"][0])
 
 
@@ -121,14 +121,14 @@ def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str
 @given(throughput_problems(), st.data())
 def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: st.DataObject) -> None:
     starts = data.draw(st.lists(allowed_placements(problem), min_size=1, max_size=3))
-    starts = [start for start in starts if loads(problem, start).feasible]
+    starts = [start for start in starts if loads(problem, Plan(start)).feasible]
     assume(starts)
     plan = search(problem, *starts, evaluations=1000)
-    assert loads(problem, plan.device).feasible
+    assert loads(problem, plan).feasible
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
     for members in problem.groups:
         assert len(set(plan.device[members].tolist())) == 1
-    assert value_s(problem, plan) <= min(loads(problem, start).value_s for start in starts)
+    assert value_s(problem, plan) <= min(loads(problem, Plan(start)).value_s for start in starts)
 
 
 @settings(max_examples=80)
@@ -136,7 +136,7 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
 def test_it_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
     # What an op holds depends on whether it takes time; where that differs by device, no charge is right for both.
     assume(((problem.op_s > 0).all(axis=1) | (problem.op_s == 0).all(axis=1)).all())
-    scored = [(loads(problem, device), device) for device in every_placement(problem)]
+    scored = [(loads(problem, Plan(device)), device) for device in every_placement(problem)]
     feasible = [(one.value_s, device) for one, device in scored if one.feasible]
     assume(feasible)
     worst = max(feasible, key=lambda pair: pair[0])[1]
@@ -150,9 +150,9 @@ def test_it_finds_the_optimum_of_small_graphs(communication: str, seed: int) -> 
     cluster = star(3, communication=communication)
     for graph in (layered(8, seed, ccr=0.5), fork_join(8, seed, ccr=2.0)):
         problem = Problem(graph, cluster, THROUGHPUT)
-        best_s = min(loads(problem, device).value_s for device in every_placement(problem))
+        best_s = min(loads(problem, Plan(device)).value_s for device in every_placement(problem))
         together = np.zeros(8, int)
-        assert best_s < loads(problem, together).value_s
+        assert best_s < loads(problem, Plan(together)).value_s
         assert value_s(problem, search(problem, together, evaluations=20_000)) == pytest.approx(best_s)
 
 
@@ -179,16 +179,16 @@ def test_memory_that_is_nearly_full_is_respected() -> None:
     sizes = (6, 5, 4, 3, 3, 2, 1)
     ops = [Op(name=f"op{i}", kept_bytes=size, time_s={"*": float(7 - i)}) for i, size in enumerate(sizes)]
     problem = Problem(OpGraph.build(ops, [], "full"), star(2, memory_bytes=12), THROUGHPUT)
-    found = loads(problem, search(problem, np.array([0, 1, 1, 0, 0, 1, 1])).device)
+    found = loads(problem, search(problem, np.array([0, 1, 1, 0, 0, 1, 1])))
     assert found.held_bytes.tolist() == [12, 12]
-    feasible = [one for one in (loads(problem, d) for d in every_placement(problem)) if one.feasible]
+    feasible = [one for one in (loads(problem, Plan(d)) for d in every_placement(problem)) if one.feasible]
     assert found.value_s == min(one.value_s for one in feasible)
 
 
 def test_it_leaves_a_start_that_does_not_fit() -> None:
     ops = [Op(name=f"op{i}", kept_bytes=2, workspace_bytes=i, time_s={"*": 1.0}) for i in range(6)]
     problem = Problem(OpGraph.build(ops, [], "full"), star(3, memory_bytes=9), THROUGHPUT)
-    found = loads(problem, search(problem, np.zeros(6, int)).device)
+    found = loads(problem, search(problem, np.zeros(6, int)))
     assert found.feasible
     assert found.value_s == 2.0
 

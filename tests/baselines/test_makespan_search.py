@@ -37,7 +37,7 @@ def star(n: int, memory_bytes: int = 2**40, bytes_per_s: float = 1.0) -> Cluster
 
 
 def value(problem: Problem, plan: Plan) -> float:
-    return Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    return Scorer(problem).value(plan)
 
 
 def plan_of(device: list[int], order: list[int] | None = None, transfer_order: list[list[int]] | None = None) -> Plan:
@@ -81,17 +81,17 @@ def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) ->
     state.device[:], state.counts[BY_TAIL], state.values[BEST] = device, order is None, np.inf
     if order is not None:
         state.key[:] = -order
-    score = simulator.score(device, order=order)
+    score = simulator.score(Plan(device, order))
     assert anneal(instance_of(problem), state, 0, begin=True) == score.feasible
     if not score.feasible:
         return
     state.values[TEMPERATURE], state.values[DECAY] = 0.3 * score.step_time_s, 1.0
     for _ in range(20):
         assert anneal(instance_of(problem), state, 4)
-        score = simulator.score(state.device, order=None if state.counts[BY_TAIL] else -state.key)
+        score = simulator.score(Plan(state.device, None if state.counts[BY_TAIL] else -state.key))
         assert score.feasible
         assert score.step_time_s == state.values[NOW]
-        assert simulator.score(state.best_device, order=-state.best_key).step_time_s == state.values[BEST]
+        assert simulator.score(Plan(state.best_device, -state.best_key)).step_time_s == state.values[BEST]
         assert problem.allowed[np.arange(problem.graph.n_ops), state.device].all()
 
 
@@ -108,7 +108,7 @@ def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
     state.values[TEMPERATURE], state.values[DECAY] = 1e-3, 1.0
     for _ in range(60):
         anneal(instance, state, 20)
-        assert simulator.score(state.device, order=-state.key).step_time_s == state.values[NOW]
+        assert simulator.score(Plan(state.device, -state.key)).step_time_s == state.values[NOW]
 
 
 def test_the_cache_knows_every_file_the_loop_is_compiled_from() -> None:
@@ -221,7 +221,7 @@ def test_more_evaluations_are_never_worse() -> None:
 def test_the_order_of_the_plan_repeats_its_schedule() -> None:
     problem = Problem(layered(80, seed=4), star(4, bytes_per_s=12e9))
     plan = found_by(problem, [heft(problem, 0)])
-    _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
+    _, schedule = Simulator(problem).schedule(plan)
     assert plan.order is not None
     assert (np.argsort(plan.order) == schedule.order).all()
 

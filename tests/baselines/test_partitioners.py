@@ -85,9 +85,9 @@ def check(problem: Problem, plan: Plan) -> None:
     for members in problem.groups:
         assert len(set(plan.device[members].tolist())) == 1
     if problem.objective == THROUGHPUT:
-        assert loads(problem, plan.device).feasible
+        assert loads(problem, plan).feasible
     else:
-        assert Simulator(problem).score(plan.device).feasible
+        assert Simulator(problem).score(plan).feasible
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_one_op(name: str, objective: str) -> None:
 def test_fewer_ops_than_devices(name: str) -> None:
     problem = Problem(row([1.0, 1.0], size_bytes=0, kept_bytes=[1, 1]), gpus(5), THROUGHPUT)
     plan = METHODS[name](problem, 0)
-    assert loads(problem, plan.device).value_s == 1.0
+    assert loads(problem, plan).value_s == 1.0
 
 
 @ALL
@@ -472,7 +472,7 @@ def test_a_pipeline_of_pipelines_crosses_hosts_where_little_is_sent() -> None:
     host = plan.device % 2
     assert host.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     assert len(set(plan.device.tolist())) == 4
-    assert loads(problem, plan.device).value_s == 1.0
+    assert loads(problem, plan).value_s == 1.0
 
 
 # -- network levels ---------------------------------------------------------------------------------------------------

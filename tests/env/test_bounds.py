@@ -19,6 +19,7 @@ from env.bounds.area import Work
 from env.bounds.bounds import Bound, lower_bound
 from env.bounds.heads import Pairs
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError
@@ -81,7 +82,7 @@ def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
     problem = data.draw(problems())
     found = lower_bound(problem)
     for _ in range(3):
-        score = Simulator(problem).score(data.draw(allowed_placements(problem)))
+        score = Simulator(problem).score(Plan(data.draw(allowed_placements(problem))))
         assert found.value_s <= score.step_time_s or not score.feasible
         assert 0 <= found.gap(score.step_time_s) <= 1
         assert not (score.feasible and found.memory_reason)
@@ -100,7 +101,7 @@ def test_no_method_beats_the_bound_of_a_generated_graph(seed: int, ccr: float, s
             plan = method(problem, seed)
         except MismatchError:  # not for this objective
             continue
-        assert found.value_s <= simulator.score(plan.device, order=plan.order).step_time_s
+        assert found.value_s <= simulator.score(plan).step_time_s
     rng = np.random.default_rng(seed)
     times_s = simulator.batch(rng.integers(0, 3, (20, graph.n_ops))).step_time_s
     assert found.value_s <= times_s.min()
@@ -113,7 +114,7 @@ def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
     problem = with_room(data.draw(problems()))
     pairs = Pairs.of(problem)
     head_s, tail_s = pairs.heads(), pairs.tails()
-    score, schedule = Simulator(problem).schedule(data.draw(allowed_placements(problem)))
+    score, schedule = Simulator(problem).schedule(Plan(data.draw(allowed_placements(problem))))
     slack_s = 1e-9 * score.step_time_s
     assert (head_s <= schedule.op_start_s + slack_s).all()
     assert (tail_s <= score.step_time_s - schedule.op_end_s + slack_s).all()
@@ -453,7 +454,7 @@ def test_transfers_that_take_for_ever_are_refused_by_name() -> None:
 @pytest.mark.parametrize("seconds", [5e-324, 1e-310, 1e-300])
 def test_steps_shorter_than_any_clock_have_a_peak(seconds: float) -> None:
     graph = OpGraph.build([op(f"o{i}", seconds, workspace_bytes=7) for i in range(5)], [])
-    score = Simulator(Problem(graph, equal(2))).score([0, 1, 0, 1, 0])
+    score = Simulator(Problem(graph, equal(2))).score(Plan([0, 1, 0, 1, 0]))
     assert score.peak_bytes.tolist() == [7, 7]
 
 
@@ -464,5 +465,5 @@ def test_sums_of_bytes_beyond_the_digits_of_a_float_are_exact() -> None:
     room = sum(sizes) + 2 * (2**54 + 1)
     for short in (0, 1):
         problem = Problem(graph, cluster(device("d0", room - short)))
-        assert Simulator(problem).score([0, 0]).feasible == (short == 0)
+        assert Simulator(problem).score(Plan([0, 0])).feasible == (short == 0)
         assert (lower_bound(problem).memory_reason is None) == (short == 0)

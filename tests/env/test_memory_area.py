@@ -17,6 +17,7 @@ from env.bounds import memory_prices
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_prices import Programme
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Simulator
@@ -113,7 +114,7 @@ def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
 @given(st.data())
 def test_no_load_that_fits_is_smaller(data: st.DataObject) -> None:
     problem = data.draw(tight_problems(THROUGHPUT))
-    found = [loads(problem, placed) for placed in every_placement(problem)]
+    found = [loads(problem, Plan(placed)) for placed in every_placement(problem)]
     assert lower_bound(problem).value_s <= min((one.value_s for one in found if one.feasible), default=math.inf)
 
 

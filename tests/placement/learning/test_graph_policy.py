@@ -48,7 +48,7 @@ def _devices(count: int, rate: float = 12e9) -> Cluster:
 
 def _value(problem: Problem, plan: Plan) -> float:
     scorer = Scorer(problem)
-    return min(scorer.value(plan.device, plan.order), scorer.value(plan.device))
+    return min(scorer.value(plan), scorer.value(Plan(plan.device)))
 
 
 @SETTINGS
@@ -119,7 +119,7 @@ def test_untrained_is_earliest_finish() -> None:
     plan = GraphPolicy().propose(problem, 1, torch.Generator(), greedy=True).plan(0)
     heft = baselines.METHODS["heft"](problem, 0)
     assert plan.device.tolist() == heft.device.tolist()
-    assert Scorer(problem).value(plan.device, plan.order) == pytest.approx(80.0)
+    assert Scorer(problem).value(plan) == pytest.approx(80.0)
 
 
 def test_transfers_wait_for_each_other() -> None:

@@ -22,6 +22,7 @@ from torch import nn
 
 import placement
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownNameError
@@ -147,7 +148,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         simulator = Simulator(Problem(executor.graph, TWO))
         for order in (np.arange(executor.graph.n_ops), -np.arange(executor.graph.n_ops)):
             assert executor.run(device, order).reason is None
-            sequence = simulator.schedule(device, order=order)[1].order.tolist()
+            sequence = simulator.schedule(Plan(device, order))[1].order.tolist()
             notes = sorted(tmp_path.iterdir())
             for rank, ops in enumerate(json.loads(notes[-1].read_text())):
                 assert ops == [op for op in sequence if device[op] == rank and op in ops]
