@@ -103,7 +103,7 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     Raises:
         InfeasibleError: none of the attempts fits; names op, device, bytes needed and bytes free.
     """
-    held, share = np.zeros(units.count, dtype=np.int64), 1.0
+    held, share = np.zeros(units.n_units, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -142,11 +142,11 @@ def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntAr
 
     def build(allowance: Allowance) -> Plan:
         ledger = Ledger(units, allowance)
-        device = np.empty(units.count, dtype=np.int64)
+        device = np.empty(units.n_units, dtype=np.int64)
         for unit in order.tolist():
             device[unit] = choose(unit, ledger.feasible(unit), ledger)
             ledger.place(unit, int(device[unit]))
-        return Plan(device[units.problem.group_of])
+        return Plan(device[units.problem.unit_of])
 
     return place_within_memory(units, build)
 
@@ -175,7 +175,7 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
     from env.simulation.simulator import Simulator
 
     _, schedule = Simulator(problem).schedule(plan)
-    held = np.zeros(units.count, dtype=np.int64)
+    held = np.zeros(units.n_units, dtype=np.int64)
     for d in np.flatnonzero(full).tolist():
         held = np.maximum(held, _held_at_peak(units, schedule, d))
     return held

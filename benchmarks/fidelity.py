@@ -220,10 +220,10 @@ def _moved(problem: Problem, device: IntArray, share: float, seed: int) -> Plan:
     from env.plan import Plan
     from env.units import Units
 
-    units = Units(problem)
-    of_unit = np.zeros(units.count, dtype=np.int64)
-    of_unit[problem.group_of] = device
-    return Plan(_with_backward(problem, of_unit ^ (np.random.default_rng(seed).random(units.count) < share)))
+    units = Units.of(problem)
+    of_unit = np.zeros(units.n_units, dtype=np.int64)
+    of_unit[problem.unit_of] = device
+    return Plan(_with_backward(problem, of_unit ^ (np.random.default_rng(seed).random(units.n_units) < share)))
 
 
 def _device_map(problem: Problem) -> Plan:
@@ -231,17 +231,17 @@ def _device_map(problem: Problem) -> Plan:
     from env.plan import Plan
     from env.units import Units
 
-    units = Units(problem)
+    units = Units.of(problem)
     order = units.topological_order
     sizes = units.kept_bytes[order].cumsum()
-    of_unit = np.empty(units.count, dtype=np.int64)
+    of_unit = np.empty(units.n_units, dtype=np.int64)
     of_unit[order] = sizes > sizes[-1] / 2
     return Plan(_with_backward(problem, of_unit))
 
 
 def _with_backward(problem: Problem, of_unit: IntArray) -> IntArray:
     """The device of each op, given that of each unit: the backward pass of an op runs where the op does."""
-    graph, device = problem.graph, of_unit[problem.group_of].astype("int64")
+    graph, device = problem.graph, of_unit[problem.unit_of].astype("int64")
     mirrored = (graph.phase != Phase.FORWARD) & (graph.forward_of >= 0) & (graph.colocation < 0)
     device[mirrored] = device[graph.forward_of[mirrored]]
     return device

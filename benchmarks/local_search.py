@@ -107,7 +107,7 @@ def _random_annealing(problem: Problem, start: Plan, start_s: float, seed: int, 
     temperature_s = HOT * start_s
     for _ in range(evaluations):
         temperature_s *= COOLING ** (1 / evaluations)
-        members = problem.groups[rng.integers(len(problem.groups))]
+        members = problem.units[rng.integers(problem.n_units)]
         old = int(device[members[0]])
         device[members] = rng.choice(np.flatnonzero(problem.allowed[members[0]]))
         value_s = scorer.value(Plan(device))

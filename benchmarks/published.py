@@ -23,7 +23,6 @@ from table import Printer, parser
 import baselines
 from env.cluster import Cluster
 from env.plan import Plan
-from env.presets import PRESETS
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
@@ -142,7 +141,7 @@ def _latency(out: Printer, files: list[Path], seed: int, budget_s: float) -> Non
 
 def _profiles(out: Printer, files: list[Path], seed: int, budget_s: float) -> None:
     """PipeDream's own clusters had V100s; here four on PCIe."""
-    cluster = PRESETS["4xV100-pcie"]()
+    cluster = Cluster.preset("4xV100-pcie")
     rows = []
     for path in files:
         graph = read_pipedream(path, train=True)

@@ -226,7 +226,7 @@ def _plans(made: Model, solver: Any) -> list[Plan]:
     problem = made.scaled.problem
     device = np.array(
         [
-            next(d for d, literal in made.where[problem.group_of[i]].items() if solver.boolean_value(literal))
+            next(d for d, literal in made.where[problem.unit_of[i]].items() if solver.boolean_value(literal))
             for i in range(problem.graph.n_ops)
         ]
     )

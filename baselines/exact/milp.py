@@ -222,20 +222,20 @@ def _arrays(model: Model) -> HighsLp:
 
 def _terms(problem: Problem) -> int:
     """About how many coefficients the model has."""
-    n_devices, unit = problem.cluster.n_devices, problem.group_of
+    n_devices, unit = problem.cluster.n_devices, problem.unit_of
     producer, consumer, tensor = problem.graph.edge_list
     cut = unit[producer] != unit[consumer]
     alone = np.bincount(tensor[cut], minlength=problem.graph.n_tensors)[tensor] == 1
     # A tensor of one consumer has a column for what each device sends and receives, another one per pair of devices.
     of_pairs = 6 if problem.cluster.communication == BLOCKING else n_devices + 2
     rows = 10 * int((cut & alone).sum()) + of_pairs * int((cut & ~alone).sum())
-    return n_devices * (2 * len(problem.groups) + rows)
+    return n_devices * (2 * problem.n_units + rows)
 
 
 def _unit_pairs(problem: Problem, quotient: Quotient) -> IntArray:
     """int64 [2, p]: the quotient's edges between the units of a problem whose units are the parts."""
     unit = np.empty(quotient.count, dtype=np.int64)
-    unit[quotient.of_op] = problem.group_of
+    unit[quotient.of_op] = problem.unit_of
     return unit[quotient.edges]
 
 

@@ -53,11 +53,11 @@ class Model:
         """int64 [n]: the placement that a solution, float64 [c], stands for."""
         chosen = np.where(self.unit_column >= 0, solution[self.unit_column], -1.0)
         best: IntArray = chosen.argmax(axis=1)
-        return best[self.problem.group_of]
+        return best[self.problem.unit_of]
 
     def without(self, device: IntArray) -> Model:
         """The model but for one placement, int64 [n], which it does not know to be too large."""
-        column = self.unit_column[self.problem.group_of, device]
+        column = self.unit_column[self.problem.unit_of, device]
         column = np.unique(column[column >= 0])
         return replace(
             self,
@@ -89,7 +89,7 @@ class _Builder:
     """Writes a model; `build_model` says what its arguments are."""
 
     def __init__(self, problem: Problem, start: IntArray, limit_s: float) -> None:
-        self._problem, self._units, self._rows = problem, Units(problem), Rows()
+        self._problem, self._units, self._rows = problem, Units.of(problem), Rows()
         self._alike = interchangeable(problem)
         self._start = canonical(self._units, start, self._alike)[self._units.first_op]
         self._value_s = loads(problem, Plan(start)).value_s

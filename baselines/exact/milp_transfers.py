@@ -36,7 +36,7 @@ class Net:
 
 def nets_of(problem: Problem) -> list[Net]:
     """All tensors that a placement can make move."""
-    graph, unit = problem.graph, problem.group_of
+    graph, unit = problem.graph, problem.unit_of
     ptr, consumers = graph.consumer_ptr.tolist(), unit[graph.consumers].tolist()
     producer, measured = unit[graph.tensor_producer].tolist(), (~np.isnan(graph.tensor_transfer_s)).tolist()
     grouped: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}

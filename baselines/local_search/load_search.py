@@ -51,14 +51,14 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     scored = [(loads(problem, Plan(plan.device)), plan) for plan in starts]
     ranked = sorted(scored, key=lambda pair: (not pair[0].feasible, pair[0].value_s))
     best_loads, best = ranked[0]
-    units, began = Units(problem), budget.spent
+    units, began = Units.of(problem), budget.spent
     proven = best_loads.feasible and budget.reached(best_loads.value_s)
     if not (proven or budget.over()) and (units.allowed.sum(axis=1) > 1).any():
         placed = [plan.device[units.first_op] for _, plan in ranked]
         known = Known(units, placed[0], best_loads.value_s if best_loads.feasible else math.inf, _share(best_loads))
         found = _anneal(units, seed, placed, known, budget)
         if found.value_s < (best_loads.value_s if best_loads.feasible else math.inf):
-            best = Plan(found.unit_device[problem.group_of])
+            best = Plan(found.unit_device[problem.unit_of])
     return Found(best, evaluations=budget.spent - began)
 
 
@@ -82,7 +82,7 @@ class Known:
             if _best_s(state) >= self.value_s:
                 continue
             device = state.unit["best"].copy()
-            found = loads(self.units.problem, Plan(device[self.units.problem.group_of]))
+            found = loads(self.units.problem, Plan(device[self.units.problem.unit_of]))
             if found.feasible:
                 self.unit_device, self.value_s = device, found.value_s
             else:

@@ -182,14 +182,14 @@ def new_state(instance: Instance, n_links: int, seed: int) -> State:
 
 def instance_of(problem: Problem) -> Instance:
     """The problem as the kernel takes it."""
-    graph, units = problem.graph, Units(problem)
+    graph, units = problem.graph, Units.of(problem)
     producer, consumer, tensor = graph.edge_list
     measured_s = graph.tensor_transfer_s[tensor]
     modelled = np.isnan(measured_s)
     position = graph.topological_position
     route_ptr, route_link = problem.route
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)[route_link]
-    group_of, group_ptr, group_unit = _levels(groupings(units), units.count)
+    group_of, group_ptr, group_unit = _levels(groupings(units), units.n_units)
     return Instance(
         op_s=problem.op_s,
         edge_ptr=_index(graph.consumer_ptr[graph.output_ptr]),
@@ -214,7 +214,7 @@ def instance_of(problem: Problem) -> Instance:
         workspace_bytes=graph.workspace_bytes,
         output_bytes=graph.output_bytes,
         capacity_bytes=problem.capacity_bytes,
-        unit_of=_index(problem.group_of),
+        unit_of=_index(problem.unit_of),
         unit_ptr=_index(units.ptr),
         unit_op=_index(units.members),
         allowed=units.allowed.astype(np.uint8),

@@ -84,8 +84,8 @@ def _ranks(problem: Problem, part: IntArray) -> IntArray:
 
 def _with_mirrors(problem: Problem) -> IntArray:
     """int64 [n]: part of each op: units, joined with those they mirror wherever some device suits both."""
-    units, graph = Units(problem), problem.graph
-    parent = list(range(units.count))
+    units, graph = Units.of(problem), problem.graph
+    parent = list(range(units.n_units))
     allowed = units.allowed.copy()
 
     def root(unit: int) -> int:
@@ -94,14 +94,14 @@ def _with_mirrors(problem: Problem) -> IntArray:
         return unit
 
     mirrors = np.flatnonzero((graph.forward_of >= 0) & (graph.phase != Phase.FORWARD))
-    unit_of = problem.group_of
+    unit_of = problem.unit_of
     for op, mirrored in zip(unit_of[mirrors].tolist(), unit_of[graph.forward_of[mirrors]].tolist(), strict=True):
         a, b = root(op), root(mirrored)
         common = allowed[a] & allowed[b]
         if a != b and common.any():
             parent[max(a, b)] = min(a, b)
             allowed[min(a, b)] = common
-    roots = np.array([root(unit) for unit in range(units.count)], dtype=np.int64)
+    roots = np.array([root(unit) for unit in range(units.n_units)], dtype=np.int64)
     _, label = np.unique(roots, return_inverse=True)
     return label.reshape(-1).astype(np.int64)[unit_of]
 

@@ -167,5 +167,5 @@ def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:
     Raises:
         InfeasibleError: `build` does, or no attempt fits.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     return place_within_memory(units, lambda allowance: build(lambda atoms: charged(atoms, units, allowance)))

@@ -19,7 +19,6 @@ from baselines.pipelines.pipedream_partition import (
     partition,
     partition_hierarchical,
 )
-from baselines.placers.expert import main_devices
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.loads import loads
@@ -48,7 +47,7 @@ def pipedream(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    levels, devices = network_levels(problem, main_devices(problem))
+    levels, devices = network_levels(problem, problem.cluster.compute_devices)
     bandwidth_bytes_per_s = levels[-1].bandwidth_bytes_per_s
 
     def find(layers: Chain, memory_bytes: float, replicated: bool) -> Partition | None:
@@ -66,7 +65,7 @@ def pipedream_hierarchical(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    levels, devices = network_levels(problem, main_devices(problem))
+    levels, devices = network_levels(problem, problem.cluster.compute_devices)
 
     def find(layers: Chain, memory_bytes: float, replicated: bool) -> Partition | None:
         return partition_hierarchical(layers, levels, memory_bytes, replicated)
@@ -82,11 +81,11 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     the copies that the optimizer keeps (three where it is unknown), or none without a backward pass; activations that
     a backward op reads are stashed. O(n + e).
     """
-    units, graph, main = Units(problem), problem.graph, main_devices(problem)
-    at_unit = np.empty(units.count, dtype=np.int64)
+    units, graph, main = Units.of(problem), problem.graph, problem.cluster.compute_devices
+    at_unit = np.empty(units.n_units, dtype=np.int64)
     for k, link in enumerate(links):
         at_unit[list(link)] = k
-    at, n = at_unit[problem.group_of], len(links)
+    at, n = at_unit[problem.unit_of], len(links)
     here = units.allowed[:, main]
     time_s = np.where(here, units.op_s[:, main], 0.0).sum(axis=1) / np.maximum(here.sum(axis=1), 1)
     _, consumer, tensor = graph.edge_list
@@ -113,7 +112,7 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
 def _sizes(problem: Problem, main: IntArray, bandwidth_bytes_per_s: float) -> FloatArray:
     """float64 [m]: bytes of each tensor, or those that would take its measured time."""
     graph = problem.graph
-    hops = np.diff(problem.route[0]).reshape(problem.latency_s.shape)[np.ix_(main, main)]
+    hops = problem.hops[np.ix_(main, main)]
     measured_s = graph.tensor_transfer_s * hops.sum() / max(1, len(main) * (len(main) - 1))
     with np.errstate(invalid="ignore"):  # no time at infinite bandwidth
         as_bytes = np.nan_to_num(measured_s * bandwidth_bytes_per_s, nan=0.0, posinf=0.0)
@@ -122,7 +121,7 @@ def _sizes(problem: Problem, main: IntArray, bandwidth_bytes_per_s: float) -> Fl
 
 def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find: _Find, longest: int) -> Plan:
     """The straight pipeline that `find` gives, machine k being device k of ``devices``, int64 [K]."""
-    units = Units(problem)
+    units = Units.of(problem)
     links = chain(units)
     layers, last = coarse(profiled(problem, links, levels[-1].bandwidth_bytes_per_s), longest)
     order = np.array([unit for link in links for unit in link], dtype=np.int64)
@@ -138,7 +137,7 @@ def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find
         found = found or find(replace(plain, kept_bytes=nothing), math.inf, False)
         assert found is not None, "without a limit of memory there is always a pipeline"
         runs_on = _fastest_first(problem, layers, found, devices) if len(levels) == 1 else devices
-        wanted = np.empty(units.count, dtype=np.int64)
+        wanted = np.empty(units.n_units, dtype=np.int64)
         for stage in found.stages:
             wanted[starts[stage.first] : ends[stage.last]] = runs_on[stage.machine]
         return place_runs(units, allowance, order, wanted)

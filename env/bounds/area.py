@@ -25,14 +25,14 @@ class Work:
     Attributes:
         seconds: float64 [n, K], infinite where not allowed or too little memory.
         size: float64 [K], devices in each class.
-        group_of: int64 [n], the unit each op is placed with.
-        n_groups: number of units.
+        unit_of: int64 [n], the unit each op is placed with.
+        n_units: number of units.
     """
 
     seconds: FloatArray
     size: FloatArray
-    group_of: IntArray
-    n_groups: int
+    unit_of: IntArray
+    n_units: int
 
     @staticmethod
     def of(problem: Problem) -> Work:
@@ -49,7 +49,7 @@ class Work:
         first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
         columns = np.ascontiguousarray(seconds[:, first])
-        return Work(columns, size, problem.group_of, len(problem.groups)), first
+        return Work(columns, size, problem.unit_of, problem.n_units), first
 
     def cheapest_s(self, price: FloatArray) -> FloatArray:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""
@@ -68,7 +68,7 @@ class Work:
             start: float64 [K], prices to begin with, if there are good ones.
         """
         totals = np.column_stack(
-            [np.bincount(self.group_of[chosen], column[chosen], self.n_groups) for column in self.seconds.T]
+            [np.bincount(self.unit_of[chosen], column[chosen], self.n_units) for column in self.seconds.T]
         )
         totals = totals[totals.min(axis=1) > 0]
         return _dearest(totals, self.size, start)

@@ -136,7 +136,7 @@ def _one_device_groups(problem: Problem, work: Work, head_s: FloatArray, tail_s:
     """Largest single-device bound over colocation groups, and over the ops that only one device may run."""
     best = 0.0
     columns = range(work.seconds.shape[1])
-    for members in problem.groups:
+    for members in problem.units:
         if len(members) > 1:
             possible = [d for d in columns if np.isfinite(work.seconds[members[0], d])]
             best = max(

@@ -9,5 +9,5 @@ from env.bounds.area import Work
 
 def largest_unit_s(work: Work) -> float:
     """Seconds of the largest unit of placement on its fastest allowed device: one device must do it all. O(n K)."""
-    seconds = np.column_stack([np.bincount(work.group_of, column, work.n_groups) for column in work.seconds.T])
+    seconds = np.column_stack([np.bincount(work.unit_of, column, work.n_units) for column in work.seconds.T])
     return float(seconds.min(axis=1).max())

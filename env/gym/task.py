@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+import env.units
 from env.bounds.bounds import lower_bound
 from env.bounds.memory import memory_reason
 from env.cluster import Cluster
@@ -17,7 +18,6 @@ from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.task_kernel import longest_paths
 from env.plan import Plan
 from env.problem import Problem
-from env.unit_totals import UnitTotals
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.transforms.coarsen import to_size
@@ -50,7 +50,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(UnitTotals):
+class Task(env.units.Units):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -176,7 +176,7 @@ def make_tasks(
 
     Args:
         graph, cluster: one or several, each an object, a name or a file (`env.gym.named`).
-        units: None for colocation groups and free ops (`Problem.groups`); a number to coarsen into about that many
+        units: None for colocation groups and free ops (`Problem.units`); a number to coarsen into about that many
             units (`graphs.transforms.coarsen.to_size`); or int [n], the unit of each op of the only graph.
         order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
             task in the order in which they are placed.

@@ -61,6 +61,6 @@ class Charges:
 
     def transfer_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
         """float64 [x]: seconds each transfer occupies its route."""
-        hops = np.diff(self.problem.route[0]).reshape(self.problem.latency_s.shape)[source, target]
+        hops = self.problem.hops[source, target]
         measured = self.problem.graph.tensor_transfer_s[tensor]
         return np.where(np.isnan(measured), self.busy_s(tensor, source, target), measured * hops)

@@ -230,7 +230,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         output_bytes=graph.output_bytes,
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
-        hops=np.diff(route_ptr).astype(np.float64),
+        hops=problem.hops.reshape(-1).astype(np.float64),
         route=waited,
         route_held=held,
         route_ptr=route_ptr,

@@ -124,10 +124,10 @@ class Executor:
         problem = self._problem
         plan = Plan(np.asarray(device), None if order is None else np.asarray(order))
         _, schedule = Simulator(problem).schedule(plan)
-        first = np.array([members[0] for members in problem.groups])
-        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.group_of]])
+        first = np.array([members[0] for members in problem.units])
+        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.unit_of]])
         if len(apart):
-            one, other = self.graph.op_names[first[problem.group_of[apart[0]]]], self.graph.op_names[apart[0]]
+            one, other = self.graph.op_names[first[problem.unit_of[apart[0]]]], self.graph.op_names[apart[0]]
             raise MismatchError(f"ops {one!r} and {other!r} must stay together, and the placement has them apart.")
         return self.run_schedule(schedule)
 

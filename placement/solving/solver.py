@@ -12,7 +12,6 @@ import baselines
 from baselines.budget import Budget
 from baselines.portfolio import Candidate, Outcome, improve, stages, starts
 from env.bounds.bounds import lower_bound
-from env.bounds.memory import working_set_bytes
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
 from env.plan import Plan
@@ -131,7 +130,7 @@ class Solver:
         """Why a method found nothing, with advice where it is one that searches."""
         if method in HEURISTICS:
             return str(error)
-        return f"{error} {what_would_help(self.problem, working_set_bytes(self.problem))}"
+        return f"{error} {what_would_help(self.problem, self.problem.working_bytes)}"
 
     def result(
         self,

@@ -10,7 +10,6 @@ import numpy as np
 from env.checking.reference import simulate_reference
 from env.cluster import UNLIMITED_BYTES, Cluster, Device
 from env.plan import Plan
-from env.presets import PRESETS
 from env.problem import Problem
 from graphs.opgraph import OpGraph
 
@@ -37,7 +36,7 @@ class Potential:
 
 def reference_device() -> Device:
     """The GPU of `REFERENCE_CLUSTER`."""
-    return next(device for device in PRESETS[REFERENCE_CLUSTER]().devices if device.kind == "gpu")
+    return next(device for device in Cluster.preset(REFERENCE_CLUSTER).devices if device.kind == "gpu")
 
 
 def peak_bytes(graph: OpGraph, device: Device) -> int:

@@ -57,7 +57,7 @@ def brute_force_s(problem: Problem) -> float:
     for device in itertools.product(range(n_devices), repeat=graph.n_ops):
         if not all(problem.allowed[i, d] for i, d in enumerate(device)):
             continue
-        if any(len({device[i] for i in members}) > 1 for members in problem.groups):
+        if any(len({device[i] for i in members}) > 1 for members in problem.units):
             continue
         needed = sorted(
             {
@@ -179,7 +179,7 @@ def test_pins_colocation_and_memory_hold(problem: Problem) -> None:
     found, reached_s = solve(problem, 500, start)
     device = found.plan.device
     assert problem.allowed[np.arange(len(device)), device].all()
-    assert all(len(set(device[members].tolist())) == 1 for members in problem.groups)
+    assert all(len(set(device[members].tolist())) == 1 for members in problem.units)
     assert reached_s <= value_s(problem, start)
     assert found.lower_bound_s <= reached_s
 

@@ -58,9 +58,9 @@ def value(problem: Problem, device: IntArray) -> float:
 
 def placements(problem: Problem) -> Iterator[IntArray]:
     """Every placement that respects pins and groups."""
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     for devices in itertools.product(*choices):
-        yield np.array(devices)[problem.group_of]
+        yield np.array(devices)[problem.unit_of]
 
 
 def contiguous(problem: Problem, device: IntArray) -> bool:
@@ -123,7 +123,7 @@ def small_problems(draw: Any, communication: str, one_reader: bool = False, n_de
 def check_against_every_split(problem: Problem) -> None:
     """The ideals' split is the best contiguous one, the linear one no better, and both say when there is none."""
     producer, consumer, _ = problem.graph.edge_list
-    units = nx.DiGraph(problem.group_of[[producer, consumer]].T.tolist())
+    units = nx.DiGraph(problem.unit_of[[producer, consumer]].T.tolist())
     units.remove_edges_from(list(nx.selfloop_edges(units)))
     assume(nx.is_directed_acyclic_graph(units))  # else some group cannot be contiguous
     best = least_contiguous(problem)

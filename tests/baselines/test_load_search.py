@@ -46,8 +46,8 @@ def throughput_problems(draw: Any, max_ops: int = 9, max_devices: int = 5) -> Pr
 
 def every_placement(problem: Problem) -> list[NDArray[np.int64]]:
     """All placements that respect pins and groups."""
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return [np.array(chosen)[problem.group_of] for chosen in itertools.product(*choices)]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return [np.array(chosen)[problem.unit_of] for chosen in itertools.product(*choices)]
 
 
 def search(problem: Problem, *starts: NDArray[np.int64], seed: int = 0, evaluations: float = 4000) -> Plan:
@@ -76,9 +76,9 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
 
 def check_state(problem: Problem, state: State) -> None:
     """The state says the same as `env.simulation.loads` of its placement."""
-    expected = loads(problem, Plan(state.unit["device"][problem.group_of]))
+    expected = loads(problem, Plan(state.unit["device"][problem.unit_of]))
     n_devices = problem.cluster.n_devices
-    instance = instance_of(Units(problem))
+    instance = instance_of(Units.of(problem))
     used = {int(k) for k in problem.route[1] if problem.cluster.links[k].exclusive}
     links = [] if instance.blocking else sorted(used)
     close = {"rtol": 1e-9, "atol": 1e-9 * max(1.0, expected.value_s)}
@@ -95,20 +95,20 @@ def check_state(problem: Problem, state: State) -> None:
 @settings(max_examples=150)
 @given(throughput_problems(), st.data())
 def test_loads_and_memory_are_right_after_every_move(problem: Problem, data: st.DataObject) -> None:
-    units = Units(problem)
+    units = Units.of(problem)
     assume(problem.cluster.n_devices > 1)
     state = new_state(instance_of(units), data.draw(st.integers(0, 2**32)))
     place(state, data.draw(allowed_placements(problem))[units.first_op])
     for temperature in (1e6, 1e-6):  # nearly every change is kept, then nearly every one taken back
         anneal(instance_of(units), state, data.draw(st.integers(1, 60)), temperature, temperature)
         check_state(problem, state)
-        assert units.allowed[np.arange(units.count), state.unit["device"]].all()
+        assert units.allowed[np.arange(units.n_units), state.unit["device"]].all()
 
 
 @pytest.mark.parametrize("communication", COMMUNICATIONS)
 def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str) -> None:
     problem = Problem(layered(300, 1), star(5, communication=communication), THROUGHPUT)
-    instance = instance_of(Units(problem))
+    instance = instance_of(Units.of(problem))
     state = new_state(instance, 7)
     place(state, np.arange(300) % 5)
     anneal(instance, state, 20_000, 1.0, 1e-4)
@@ -126,7 +126,7 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
     plan = search(problem, *starts, evaluations=1000)
     assert loads(problem, plan).feasible
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(plan.device[members].tolist())) == 1
     assert value_s(problem, plan) <= min(loads(problem, Plan(start)).value_s for start in starts)
 

@@ -58,9 +58,9 @@ def optimum(problem: Problem) -> float:
     n, simulator = problem.graph.n_ops, Simulator(problem)
     every_order = np.array(list(itertools.permutations(range(n))), dtype=np.float64)
     best = math.inf
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     for chosen in itertools.product(*choices):
-        device = np.array(chosen)[problem.group_of]
+        device = np.array(chosen)[problem.unit_of]
         scores = simulator.batch(np.tile(device, (len(every_order), 1)), orders=every_order)
         best = min(best, float(np.where(scores.feasible, scores.step_time_s, np.inf).min()))
     return best
@@ -137,7 +137,7 @@ def test_never_worse_than_a_start_and_always_allowed(data: st.DataObject) -> Non
     assert value(problem, found.plan) <= min(value(problem, plan) for plan in starts)
     assert found.evaluations == budget.spent <= 150
     assert problem.allowed[np.arange(problem.graph.n_ops), found.plan.device].all()
-    assert all(len(set(found.plan.device[members].tolist())) == 1 for members in problem.groups)
+    assert all(len(set(found.plan.device[members].tolist())) == 1 for members in problem.units)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -288,11 +288,11 @@ def test_a_better_order_of_transfers_is_kept(branches: Problem) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12))
 def test_groupings_are_partitions_and_no_two_alike(problem: Problem) -> None:
-    units = Units(problem)
+    units = Units.of(problem)
     levels = groupings(units)
     for labels in levels:
-        assert labels.shape == (units.count,)
-        assert 1 < labels.max() + 1 < units.count
+        assert labels.shape == (units.n_units,)
+        assert 1 < labels.max() + 1 < units.n_units
         assert set(labels.tolist()) == set(range(int(labels.max()) + 1))
     assert len({labels.tobytes() for labels in levels}) == len(levels)
 
@@ -301,5 +301,5 @@ def test_groupings_follow_modules_chains_and_traffic() -> None:
     """Two branches of two ops each, far heavier inside than between: every rule finds them."""
     ops = [Op(f"{b}{k}", time_s={"*": 1.0}, module=f"net.{b}") for b in "ab" for k in range(2)]
     tensors = [Tensor("a0", 100, ("a1",)), Tensor("b0", 100, ("b1",))]
-    levels = groupings(Units(Problem(OpGraph.build(ops, tensors), star(2))))
+    levels = groupings(Units.of(Problem(OpGraph.build(ops, tensors), star(2))))
     assert [0, 0, 1, 1] in [labels.tolist() for labels in levels]

@@ -63,8 +63,8 @@ def together(problem: Problem) -> list[Plan]:
 
 
 def all_placements(problem: Problem) -> IntArray:
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
 
 
 def returns_to_a_device(quotient: Quotient, placed: IntArray) -> bool:
@@ -243,7 +243,7 @@ def test_devices_around_a_switch_can_change_names_and_those_of_a_row_cannot() ->
 def test_renaming_equal_devices_changes_no_load(data: st.DataObject) -> None:
     problem = data.draw(small_problems())
     placed = np.array(data.draw(st.sampled_from([tuple(p) for p in all_placements(problem).tolist()])))
-    renamed = canonical(Units(problem), placed, interchangeable(problem))
+    renamed = canonical(Units.of(problem), placed, interchangeable(problem))
     before, after = loads(problem, Plan(placed)), loads(problem, Plan(renamed))
     assert after.value_s == pytest.approx(before.value_s)
     assert after.feasible == before.feasible

@@ -82,7 +82,7 @@ def check(problem: Problem, plan: Plan) -> None:
     """Complete, allowed, groups together, and within memory under the objective."""
     assert plan.device.shape == (problem.graph.n_ops,)
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(plan.device[members].tolist())) == 1
     if problem.objective == THROUGHPUT:
         assert loads(problem, plan).feasible
@@ -194,7 +194,7 @@ def test_chain_bytes_makes_the_largest_run_as_small_as_possible(kept: list[int],
 def test_the_chain_keeps_backward_and_update_ops_with_their_forward_op() -> None:
     problem = Problem(training([1.0, 3.0, 2.0], [10] * 3, [12] * 3), gpus(2), THROUGHPUT)
     links = [
-        sorted(problem.graph.op_names[i] for u in link for i in problem.groups[u]) for link in chain(Units(problem))
+        sorted(problem.graph.op_names[i] for u in link for i in problem.units[u]) for link in chain(Units.of(problem))
     ]
     assert links == [["b0", "f0", "u0"], ["b1", "f1", "u1"], ["b2", "f2", "u2"]]
     placed = dict(zip(problem.graph.op_names, chain_time(problem, 0).device.tolist(), strict=True))
@@ -206,7 +206,7 @@ def test_what_takes_no_time_stands_with_its_neighbour_in_the_chain() -> None:
     ops = [Op("late", time_s={"*": 1.0}), Op("first", time_s={"*": 1.0}), Op("input"), Op("free", time_s={"*": 0.0})]
     tensors = [Tensor("first", 1, ("free",)), Tensor("free", 1, ("late",)), Tensor("input", 1, ("first",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2))
-    names = [{problem.graph.op_names[u] for u in link} for link in chain(Units(problem))]
+    names = [{problem.graph.op_names[u] for u in link} for link in chain(Units.of(problem))]
     assert names == [{"input", "first", "free"}, {"late"}]
 
 
@@ -377,7 +377,7 @@ def test_a_shortened_chain_adds_up(layers: Chain, most: int) -> None:
 
 def test_a_graph_is_profiled_as_the_paper_does() -> None:
     problem = Problem(training([1.0, 3.0, 2.0], [10] * 3, [12] * 3), gpus(2))
-    layers = profiled(problem, chain(Units(problem)), 1.0)
+    layers = profiled(problem, chain(Units.of(problem)), 1.0)
     np.testing.assert_allclose(layers.time_s, [3.0, 9.0, 6.0])
     np.testing.assert_allclose(layers.sent_bytes, [20.0, 20.0, 0.0])  # an activation, and a gradient back
     np.testing.assert_allclose(layers.kept_bytes, [12.0] * 3)
@@ -387,7 +387,7 @@ def test_a_graph_is_profiled_as_the_paper_does() -> None:
 
 def test_an_inference_graph_synchronises_and_stashes_nothing() -> None:
     problem = Problem(row([1.0, 1.0], 4, [6, 6]), gpus(2))
-    layers = profiled(problem, chain(Units(problem)), 1.0)
+    layers = profiled(problem, chain(Units.of(problem)), 1.0)
     assert not layers.weight_bytes.any()
     assert not layers.stashed_bytes.any()
     np.testing.assert_allclose(layers.sent_bytes, [4.0, 0.0])
@@ -397,13 +397,13 @@ def test_a_tensor_that_skips_layers_crosses_every_cut_between_once() -> None:
     ops = [Op(f"op{i}", time_s={"*": 1.0}) for i in range(4)]
     tensors = [Tensor("op0", 5, ("op2", "op3")), Tensor("op1", 7, ("op2",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2))
-    np.testing.assert_allclose(profiled(problem, chain(Units(problem)), 1.0).sent_bytes, [5.0, 12.0, 5.0, 0.0])
+    np.testing.assert_allclose(profiled(problem, chain(Units.of(problem)), 1.0).sent_bytes, [5.0, 12.0, 5.0, 0.0])
 
 
 def test_a_measured_transfer_counts_as_the_bytes_that_take_its_time() -> None:
     ops = [Op(f"op{i}", time_s={"*": 1.0}) for i in range(2)]
     problem = Problem(OpGraph.build(ops, [Tensor("op0", 0, ("op1",), transfer_s=3.0)]), gpus(2, bandwidth=4.0))
-    assert profiled(problem, chain(Units(problem)), 4.0).sent_bytes[0] == 12.0
+    assert profiled(problem, chain(Units.of(problem)), 4.0).sent_bytes[0] == 12.0
     assert "measured transfer times" in pipedream(problem, 0).note
 
 
@@ -529,8 +529,8 @@ def test_levels_of_parts_of_a_cluster() -> None:
 
 
 def cut_s(problem: Problem, device: IntArray) -> float:
-    edges = UnitGraph.of(Units(problem))
-    first = np.array([members[0] for members in problem.groups])
+    edges = UnitGraph.of(Units.of(problem))
+    first = np.array([members[0] for members in problem.units])
     ends = device[first[edges.ends]]
     return float(edges.seconds[ends[:, 0] != ends[:, 1]].sum())
 
@@ -578,8 +578,8 @@ def test_a_tensor_counts_once_for_each_unit_that_reads_it() -> None:
     ops = [Op("a", colocation="x"), Op("b", colocation="x"), Op("c"), Op("d", colocation="y"), Op("e", colocation="y")]
     tensors = [Tensor("a", 6, ("b", "c", "d", "e")), Tensor("c", 2, ("d",)), Tensor("a", 1, ("c",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2, bandwidth=2.0))
-    edges = UnitGraph.of(Units(problem))
-    unit = {problem.graph.op_names[members[0]]: u for u, members in enumerate(problem.groups)}
+    edges = UnitGraph.of(Units.of(problem))
+    unit = {problem.graph.op_names[members[0]]: u for u, members in enumerate(problem.units)}
     expected = {("a", "c"): 3.5, ("a", "d"): 3.0, ("c", "d"): 1.0}
     found = {tuple(pair): s for pair, s in zip(edges.ends.tolist(), edges.seconds.tolist(), strict=True)}
     assert found == {tuple(sorted((unit[a], unit[b]))): s for (a, b), s in expected.items()}

@@ -62,8 +62,8 @@ def with_room(problem: Problem) -> Problem:
 def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> None:
     problem = data.draw(problems(max_ops=4, max_devices=3, edges=5))
     n = problem.graph.n_ops
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    placements = np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
     orders = np.array(list(itertools.permutations(range(n))), dtype=np.float64)
     simulator = Simulator(problem)
     everything, rank = np.repeat(placements, len(orders), axis=0), np.tile(orders, (len(placements), 1))
@@ -134,9 +134,9 @@ def test_area_is_the_linear_program(data: st.DataObject) -> None:
 
 def fractional_area_s(problem: Problem) -> float:
     """min T: each unit spread over its devices, no device busy for longer than T."""
-    n_groups, n_devices = len(problem.groups), problem.cluster.n_devices
-    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
-    allowed = np.array([problem.allowed[members[0]] for members in problem.groups])
+    n_groups, n_devices = problem.n_units, problem.cluster.n_devices
+    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.units])
+    allowed = np.array([problem.allowed[members[0]] for members in problem.units])
     load = np.zeros((n_devices, n_groups * n_devices + 1))
     whole = np.zeros((n_groups, n_groups * n_devices + 1))
     for g in range(n_groups):
@@ -368,8 +368,8 @@ def test_no_bound_exceeds_the_best_step_that_fits_into_little_memory(data: st.Da
     memory = int(share * (graph.kept_bytes.sum() + graph.tensor_bytes.sum()))
     devices = tuple(replace(d, memory_bytes=memory * data.draw(st.integers(1, 2))) for d in drawn.cluster.devices)
     problem = Problem(graph, replace(drawn.cluster, devices=devices))
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    placements = np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
     orders = np.array(list(itertools.permutations(range(graph.n_ops))), dtype=np.float64)
     scores = Simulator(problem).batch(
         np.repeat(placements, len(orders), axis=0), orders=np.tile(orders, (len(placements), 1))
@@ -416,7 +416,7 @@ def test_the_least_transfer_is_that_over_some_pair_of_devices_where_both_ends_ma
         ]
         tensors = [t for t in range(graph.n_tensors) if graph.tensor_producer[t] == source]
         tensors = [t for t in tensors if target in graph.consumers_of(t)]
-        apart = problem.group_of[source] != problem.group_of[target]
+        apart = problem.unit_of[source] != problem.unit_of[target]
         least = [min((problem.transfer_s(t, *end) for end in ends), default=math.inf) for t in tensors]
         assert remote_s == (max(least) if apart else math.inf)
 

@@ -172,7 +172,7 @@ def test_coarse_units_divide_no_group_and_mix_no_pins(problem: Problem, units: i
     (found,) = make_tasks(problem.graph, problem.cluster, units)
     if not isinstance(found, Task):
         return
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(found.unit_of[members].tolist())) == 1
     for op in range(problem.graph.n_ops):
         assert np.array_equal(found.allowed[found.unit_of[op]], problem.allowed[op])

@@ -93,8 +93,8 @@ def tight_problems(draw: st.DrawFn, objective: str) -> Problem:
 
 
 def every_placement(problem: Problem) -> list[list[int]]:
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return [[row[g] for g in problem.group_of] for row in itertools.product(*choices)]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return [[row[g] for g in problem.unit_of] for row in itertools.product(*choices)]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -182,10 +182,10 @@ def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: s
         sum(t.bytes for t in tensors if name == t.producer or name in t.consumers) for name in graph.op_names
     ]
     takes = np.where(np.where(problem.allowed, problem.op_s, math.inf).min(axis=1) > 0, takes, 0)
-    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
-    kept = np.array([graph.kept_bytes[members].sum() for members in problem.groups])
-    needed = kept + [takes[members].max() for members in problem.groups]
-    allowed = np.array([problem.allowed[members[0]] for members in problem.groups])
+    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.units])
+    kept = np.array([graph.kept_bytes[members].sum() for members in problem.units])
+    needed = kept + [takes[members].max() for members in problem.units]
+    allowed = np.array([problem.allowed[members[0]] for members in problem.units])
     fits = allowed & (needed[:, None] <= problem.capacity_bytes)
     assume(fits.any(axis=1).all())
     own = np.ones(problem.cluster.n_devices)

@@ -44,8 +44,8 @@ def cpus(n: int) -> Cluster:
 def random_layout(program: Program, n_devices: int, seed: int) -> Layout:
     """Every colocation group on a device of its own choice."""
     problem = Problem(program.graph, cpus(n_devices))
-    chosen = np.random.default_rng(seed).integers(n_devices, size=len(problem.groups))
-    device = chosen[problem.group_of]
+    chosen = np.random.default_rng(seed).integers(n_devices, size=problem.n_units)
+    device = chosen[problem.unit_of]
     _, schedule = Simulator(problem).schedule(Plan(device))
     order = [[int(op) for op in schedule.order if device[op] == d] for d in range(n_devices)]
     places = [torch.device("cpu")] * n_devices

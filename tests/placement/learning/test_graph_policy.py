@@ -59,7 +59,7 @@ def test_proposals_respect_pins_groups_and_orders(policy: GraphPolicy, data: st.
     n = problem.graph.n_ops
     assert found.device.shape == (3, n)
     assert problem.allowed[np.arange(n), found.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert (found.device[:, members] == found.device[:, members[:1]]).all()
     assert found.order is not None
     assert (np.sort(found.order, axis=1) == np.arange(n)).all()
@@ -142,7 +142,7 @@ def test_any_plan_can_be_replayed(policy: GraphPolicy, data: st.DataObject) -> N
     actions = policy.actions_for(problem, [plan, plan])
     log_probability, _ = policy.evaluate(problem, actions)
     assert torch.isfinite(log_probability).all()
-    replayed = actions["choice"].numpy()[:, problem.group_of]
+    replayed = actions["choice"].numpy()[:, problem.unit_of]
     assert (replayed == plan.device).all()
 
 
