@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from env.cluster import ROUTE_BYTES, Cluster
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
-from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph, sums
 
 BoolArray = NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -190,6 +190,18 @@ class Problem:
         np.add.at(size, graph.tensor_producer, graph.tensor_bytes)
         np.add.at(size, consumer, graph.tensor_bytes[tensor])
         return _frozen(np.where(self.fastest_s > 0, size, 0))
+
+    @cached_property
+    def suits(self) -> BoolArray:
+        """bool [n, D]: `allowed`, less the devices too small for an op and what its unit keeps.
+
+        A unit too large for every device stays where it is allowed: `env.bounds.memory.memory_reason` speaks of it.
+        """
+        needed = np.zeros(self.n_units, dtype=np.int64)
+        np.maximum.at(needed, self.unit_of, self.working_bytes)
+        needed += sums(self.unit_of, self.graph.kept_bytes, self.n_units)
+        fits: BoolArray = self.allowed & (needed[self.unit_of][:, None] <= self.capacity_bytes)
+        return _frozen(np.where(fits.any(axis=1, keepdims=True), fits, self.allowed))
 
     @cached_property
     def capacity_bytes(self) -> IntArray:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from env.bounds.memory import fitting
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -42,7 +41,7 @@ class Work:
     @staticmethod
     def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
         """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
-        seconds = np.where(fitting(problem), problem.op_s, np.inf)
+        seconds = np.where(problem.suits, problem.op_s, np.inf)
         classes: dict[tuple[bytes, int], list[int]] = {}
         for d in range(problem.cluster.n_devices):
             classes.setdefault((seconds[:, d].tobytes(), int(kind[d])), []).append(d)
@@ -55,6 +54,11 @@ class Work:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""
         result: FloatArray = np.where(np.isfinite(self.seconds), self.seconds * price, np.inf).min(axis=1)
         return result
+
+    def largest_unit_s(self) -> float:
+        """Seconds of the largest unit on its fastest allowed device: one device must do it all. O(n K)."""
+        seconds = np.column_stack([np.bincount(self.unit_of, column, self.n_units) for column in self.seconds.T])
+        return float(seconds.min(axis=1).max())
 
     def area(self, chosen: BoolArray, start: FloatArray | None = None) -> tuple[float, FloatArray]:
         """Least time to run the chosen ops, units whole but spread fractionally, and the prices that prove it.

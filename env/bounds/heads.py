@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from env.bounds.memory import fitting
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -44,7 +43,7 @@ class Pairs:
         pair, which = np.unique(producer * n + consumer, return_inverse=True)
         remote_s = np.zeros(len(pair))
         np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor))
-        fits = fitting(problem)
+        fits = problem.suits
         fastest_s = np.where(fits, problem.op_s, np.inf).min(axis=1)
         source, target = pair // n, pair % n
         apart = ~(fits[source] & fits[target]).any(axis=1)

@@ -22,18 +22,6 @@ def memory_reason(problem: Problem) -> str | None:
     return _group_too_large(problem, working) or _kinds_too_small(problem) or _cluster_too_small(problem, working)
 
 
-def fitting(problem: Problem) -> BoolArray:
-    """bool [n, D]: `Problem.allowed`, less the devices too small for an op and what its group keeps.
-
-    A group too large for every device stays where it is allowed: `memory_reason` speaks of it.
-    """
-    needed = np.zeros(problem.n_units, dtype=np.int64)
-    np.maximum.at(needed, problem.unit_of, problem.working_bytes)
-    needed += sums(problem.unit_of, problem.graph.kept_bytes, problem.n_units)
-    fits: BoolArray = problem.allowed & (needed[problem.unit_of][:, None] <= problem.capacity_bytes)
-    return np.where(fits.any(axis=1, keepdims=True), fits, problem.allowed)
-
-
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
     by_group = sums(problem.unit_of, graph.kept_bytes, problem.n_units)
