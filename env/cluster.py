@@ -18,7 +18,17 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from env.device import Device, Link, both_ways, check_fraction, check_string, refusal
+from env.device import (
+    BLOCKING,
+    COMMUNICATIONS,
+    OVERLAPPED,
+    Device,
+    Link,
+    both_ways,
+    check_fraction,
+    check_string,
+    refusal,
+)
 from env.local import measurer
 from env.presets import PRESETS
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
@@ -41,8 +51,6 @@ __all__ = [
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-OVERLAPPED, BLOCKING = "overlapped", "blocking"
-COMMUNICATIONS = (OVERLAPPED, BLOCKING)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
 from graphs.show import is_text
 
+# How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
+OVERLAPPED, BLOCKING = "overlapped", "blocking"
+COMMUNICATIONS = (OVERLAPPED, BLOCKING)
+
 
 @dataclass(frozen=True)
 class Device:

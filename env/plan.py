@@ -1,7 +1,8 @@
-"""`Plan`: what a method decides, and what simulator, scorer and checker take."""
+"""`Plan`: what a method decides and the score is of. `Priority`: what decides where a plan leaves it open."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graphs.errors import MismatchError
+from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -63,6 +64,26 @@ class Plan:
 
 
 Method = Callable[["Problem", int], Plan]
+
+
+class Priority(enum.Enum):
+    """How a device chooses among its ready ops (docs/score.md, "Priorities")."""
+
+    LONGEST_PATH = "longest_path"
+    FIFO = "fifo"
+    MSR = "msr"
+
+    @staticmethod
+    def of(name: str | Priority) -> Priority:
+        """The priority of that name.
+
+        Raises:
+            UnknownNameError: lists the valid names.
+        """
+        try:
+            return Priority(name)
+        except ValueError:
+            raise UnknownNameError("priority", str(name), [p.value for p in Priority]) from None
 
 
 def _transfers(given: ArrayLike) -> IntArray:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.cluster import ROUTE_BYTES, Cluster
+from env.routes import ROUTE_BYTES
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph, sums
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
 
 BoolArray = NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from env.checking.checker import audit
 from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph

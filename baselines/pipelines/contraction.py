@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
 from networkx.utils import UnionFind
 
-from env.problem import BoolArray, Problem
 from env.units import Units
 from graphs.opgraph import IntArray, Phase
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
 
 
 @dataclass(frozen=True, eq=False)

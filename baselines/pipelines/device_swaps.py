@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from env.cluster import BLOCKING
+from env.device import BLOCKING
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 _FEW = 10  # classes of which prices are found exactly
 _WORK, _FEWEST_ROWS = 12_000_000, 300  # rows times classes times steps, a tenth of a second

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 _STEPS = 4e8  # insertions into sorted lists, about a second
 _FEWEST, _MOST = 16, 1024

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from env.bounds.memory_advice import devices_needed, smaller_op
-from env.problem import BoolArray, Problem
 from graphs.formatting import exact_bytes, format_bytes
 from graphs.kept import kept
 from graphs.opgraph import IntArray, sums
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
 
 
 def memory_reason(problem: Problem) -> str | None:

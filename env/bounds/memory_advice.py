@@ -7,13 +7,16 @@ devices than said cannot do; that so many do is for a search to find.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import Problem
 from graphs.formatting import format_bytes
 from graphs.kept import kept, trained_bytes
 from graphs.opgraph import IntArray, sums
+
+if TYPE_CHECKING:
+    from env.problem import Problem
 
 _HALVED = ("float32", "float64")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.cluster import BLOCKING
-from env.problem import Problem
-from graphs.opgraph import FloatArray, IntArray
+from env.device import BLOCKING
+
+if TYPE_CHECKING:
+    from env.problem import Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.plan import Plan
-from env.problem import Problem
 from env.simulation.charges import Charges
-from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from env.plan import Plan
+    from env.problem import Problem
     from env.simulation.steady_memory import Steady
+    from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,39 +5,17 @@ The meaning of every number is docs/score.md; the compiled loop is `env.simulati
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from env.plan import Plan
+from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation import kernel, sequence_kernel
-from graphs.errors import MismatchError, UnknownNameError
+from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
-
-
-class Priority(enum.Enum):
-    """How a device chooses among its ready ops (docs/score.md, "Priorities")."""
-
-    LONGEST_PATH = "longest_path"
-    FIFO = "fifo"
-    MSR = "msr"
-
-    @staticmethod
-    def of(name: str | Priority) -> Priority:
-        """The priority of that name.
-
-        Raises:
-            UnknownNameError: lists the valid names.
-        """
-        try:
-            return Priority(name)
-        except ValueError:
-            raise UnknownNameError("priority", str(name), [p.value for p in Priority]) from None
-
 
 _MODE = {Priority.LONGEST_PATH: kernel.LONGEST_PATH, Priority.FIFO: kernel.FIFO, Priority.MSR: kernel.MSR}
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.problem import BoolArray, Problem
 from graphs.formatting import exact_bytes
-from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
     from env.simulation.simulator import Schedule
+    from graphs.opgraph import FloatArray, IntArray
 
 _OP, _TRANSFER = 0, 1
 

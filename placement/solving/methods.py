@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable
 
 import baselines
-from env.plan import Method
+from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 
 AUTO = "auto"

@@ -10,6 +10,7 @@ from tight_problems import best_of_all_s, planted, tight_graph
 from baselines.budget import Budget
 from baselines.exact.exact import exact
 from baselines.fitting import fitting, nearest_to_fitting
+from env.plan import Plan
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
 from env.simulation.scoring import Scorer
 from graphs.errors import NotFoundError
@@ -52,7 +53,7 @@ def test_a_placement_that_fits_to_the_byte_is_found(n_ops: int, n_devices: int) 
     for seed in range(8):
         problem = planted(seed, n_ops, n_devices)
         nearest = nearest_to_fitting(problem, seed, Budget(evaluations=5000))
-        fits = Scorer(problem).value(nearest) < math.inf
+        fits = Scorer(problem).value(Plan(nearest.device)) < math.inf
         assert fits == (nearest.excess_bytes == 0)
         found += fits
     assert found == 8

@@ -23,10 +23,10 @@ from env.checking.naming import plan_of
 from env.checking.reference import simulate_reference
 from env.checking.reference_loads import reference_loads
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
-from env.plan import Plan
+from env.plan import Plan, Priority
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
-from env.simulation.simulator import Priority, Schedule, Simulator
+from env.simulation.simulator import Schedule, Simulator
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
 

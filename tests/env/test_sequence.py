@@ -17,9 +17,9 @@ from env.checking.checker import audit, check_schedule
 from env.checking.naming import plan_of
 from env.checking.reference import ReferenceResult, simulate_reference
 from env.cluster import Cluster, Device, Link, both_ways
-from env.plan import Plan
+from env.plan import Plan, Priority
 from env.problem import Problem
-from env.simulation.simulator import Priority, Schedule, Simulator
+from env.simulation.simulator import Schedule, Simulator
 from env.simulation.timeline import memory_steps
 from graphs.errors import MismatchError
 from graphs.opgraph import Op, OpGraph, Tensor

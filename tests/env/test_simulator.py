@@ -13,9 +13,9 @@ from strategies import clusters, graphs, orders, placements, problems
 from env.checking.checker import check_schedule
 from env.checking.reference import ReferenceResult, simulate_reference
 from env.cluster import Cluster, Device, Link, both_ways
-from env.plan import Plan
+from env.plan import Plan, Priority
 from env.problem import Problem
-from env.simulation.simulator import Priority, Schedule, Score, Simulator
+from env.simulation.simulator import Schedule, Score, Simulator
 from env.simulation.timeline import memory_steps
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
