@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PortfolioOutcome:
     """What a portfolio found.
 
     Attributes:
@@ -158,7 +158,7 @@ def _ranked(found: Sequence[Candidate], methods: Iterable[str]) -> list[Candidat
 
 def improve(
     problem: Problem, seed: int, found: Sequence[Candidate], stages: Sequence[tuple[str, Search, float]], budget: Budget
-) -> Outcome:
+) -> PortfolioOutcome:
     """Let searches improve on candidates (best first, possibly none), until the budget is over or a proof is found.
 
     Args:
@@ -188,7 +188,7 @@ def improve(
             ranked.insert(0, Candidate(name, answer.plan, value_s))
     if not ranked:
         raise not_found(problem)
-    return Outcome(ranked[0], bound_s, prover)
+    return PortfolioOutcome(ranked[0], bound_s, prover)
 
 
 def stages(

@@ -18,7 +18,7 @@ from env.problem import Problem
 from env.simulation.scoring import Scorer
 
 if TYPE_CHECKING:
-    from baselines.exact.cp_sat_model import Model
+    from baselines.exact.cp_sat_model import CpSatModel
     from env.simulation.simulator import Schedule
 
 MOST_INTERVALS = 30_000  # op and transfer intervals of a model worth building: some 10 s and 1 GB before any search
@@ -155,7 +155,7 @@ class _Search:
         self._spent += spent
         return status
 
-    def _learn(self, made: Model, solver: Any, bits: int, optimal: bool) -> None:
+    def _learn(self, made: CpSatModel, solver: Any, bits: int, optimal: bool) -> None:
         bound_s = max(0.0, solver.best_objective_bound) / made.scaled.per_second
         sequences = _plans(made, solver)
         tried = [*sequences, Plan(sequences[0].device)]
@@ -221,7 +221,7 @@ def _solver(cp_model: Any, seed: int, budget: Budget) -> Any:
     return solver
 
 
-def _plans(made: Model, solver: Any) -> list[Plan]:
+def _plans(made: CpSatModel, solver: Any) -> list[Plan]:
     """The solution as a fixed sequence, and as an ordinary explicit order."""
     problem = made.scaled.problem
     device = np.array(

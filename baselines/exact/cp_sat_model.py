@@ -82,7 +82,7 @@ class Scaled:
 
 
 @dataclass
-class Model:
+class CpSatModel:
     """The programme and its variables.
 
     Attributes:
@@ -110,7 +110,7 @@ class Model:
         return self.where[self.scaled.problem.unit_of[op]].get(device)
 
 
-def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s: float, bits: int = BITS) -> Model:
+def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s: float, bits: int = BITS) -> CpSatModel:
     """The programme of a problem, hinted with a schedule.
 
     Args:
@@ -126,7 +126,7 @@ def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s:
     makespan = model.new_int_var(least, scaled.horizon, "makespan")
     model.add_hint(makespan, min(scaled.horizon, int(scaled.floor(schedule.step_time_s))))
     where, device = _places(model, problem, schedule, horizon_s)
-    made = Model(scaled, model, makespan, where, device)
+    made = CpSatModel(scaled, model, makespan, where, device)
     _ops(made, schedule)
     _transfers(made, schedule)
     _redundant(made)
@@ -166,7 +166,7 @@ def _places(
     return where, renamed[schedule.device]
 
 
-def _ops(made: Model, schedule: Schedule) -> None:
+def _ops(made: CpSatModel, schedule: Schedule) -> None:
     """Every op once, on its unit's device; a device runs one at a time."""
     model, scaled = made.model, made.scaled
     started = scaled.floor(schedule.op_start_s).tolist()
@@ -192,7 +192,7 @@ def _ops(made: Model, schedule: Schedule) -> None:
         model.add_no_overlap([interval for (_, there), interval in made.on_device.items() if there == d])
 
 
-def _transfers(made: Model, schedule: Schedule) -> None:
+def _transfers(made: CpSatModel, schedule: Schedule) -> None:
     """A tensor goes once to each other device with a consumer; a link carries one at a time."""
     model, problem = made.model, made.scaled.problem
     graph, unit_of = problem.graph, problem.unit_of
@@ -220,7 +220,7 @@ def _transfers(made: Model, schedule: Schedule) -> None:
         model.add_no_overlap([interval for _, _, interval in rows])
 
 
-def _apart(made: Model, t: int, i: int, readers: list[int]) -> None:
+def _apart(made: CpSatModel, t: int, i: int, readers: list[int]) -> None:
     """A reader that is not with the producer waits for the quickest transfer at least, wherever the two are."""
     model, problem = made.model, made.scaled.problem
     for c in readers:
@@ -236,7 +236,7 @@ def _apart(made: Model, t: int, i: int, readers: list[int]) -> None:
         model.add(made.start[c] >= made.end[i] + int(made.scaled.floor(quickest))).only_enforce_if(same.negated())
 
 
-def _transfer(made: Model, t: int, b: int, i: int, readers: list[int], hint: int | None) -> tuple[Any, Any, Any]:
+def _transfer(made: CpSatModel, t: int, b: int, i: int, readers: list[int], hint: int | None) -> tuple[Any, Any, Any]:
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     sources = {a: literal for a, literal in made.where[problem.unit_of[i]].items() if a != b}
     at_home = made.literal(i, b)
@@ -270,7 +270,7 @@ def _transfer(made: Model, t: int, b: int, i: int, readers: list[int], hint: int
 
 
 def _occupy(
-    made: Model, t: int, b: int, start: Any, sent: Any, sources: dict[int, Any], seconds: dict[int, int]
+    made: CpSatModel, t: int, b: int, start: Any, sent: Any, sources: dict[int, Any], seconds: dict[int, int]
 ) -> None:
     """The transfer's time on the exclusive links of its route, one interval for each link and length."""
     model, cluster = made.model, made.scaled.problem.cluster
@@ -291,7 +291,7 @@ def _occupy(
         made.on_link[link].append((used, length, interval))
 
 
-def _redundant(made: Model) -> None:
+def _redundant(made: CpSatModel) -> None:
     """What follows anyway, but not quickly: loads of devices and links, in all and between ops."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     n, devices = problem.graph.n_ops, range(problem.cluster.n_devices)
@@ -369,7 +369,7 @@ def memory_may_bind(problem: Problem) -> bool:
     return bool(everything > problem.capacity_bytes.min())
 
 
-def _memory(made: Model) -> None:
+def _memory(made: CpSatModel) -> None:
     """docs/score.md, "Memory": kept bytes, workspace while an op runs, tensors where they are until their last use."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     graph = problem.graph
@@ -399,7 +399,7 @@ def _memory(made: Model) -> None:
         model.add_cumulative(intervals, sizes, capacity)
 
 
-def _stay(made: Model, t: int, d: int, present: Any, start: Any, end: Any) -> Any:
+def _stay(made: CpSatModel, t: int, d: int, present: Any, start: Any, end: Any) -> Any:
     """The time a tensor is on a device: until its last reader there ends, and its last transfer from there."""
     model, horizon = made.model, made.scaled.horizon
     last = model.new_int_var(0, horizon, f"tensor {t} leaves {d}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.budget import Budget, Found, run_interruptible
-from baselines.exact.milp_model import Model, build_model
+from baselines.exact.milp_model import MilpModel, build_model
 from baselines.exact.symmetry import interchangeable
 from baselines.fitting import nearest_to_fitting
 from baselines.no_fit import none_fits, not_found
@@ -175,7 +175,7 @@ def _solve(
     return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
 
 
-def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
+def _solver(model: MilpModel, seed: int, budget: Budget, warm: bool) -> Highs:
     """HiGHS with the model, its options and the start."""
     import highspy
 
@@ -204,7 +204,7 @@ def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
     return solver
 
 
-def _arrays(model: Model) -> HighsLp:
+def _arrays(model: MilpModel) -> HighsLp:
     import highspy
 
     lp = highspy.HighsLp()

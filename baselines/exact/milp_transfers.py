@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from baselines.exact.milp_rows import Rows, Terms
+from baselines.exact.milp_rows import MilpRows, Terms
 from env.problem import Problem
 from env.simulation.charges import Charges
 from graphs.opgraph import IntArray
@@ -69,7 +69,7 @@ class Transfers:
     """
 
     problem: Problem
-    rows: Rows
+    rows: MilpRows
     unit_column: IntArray
     start: IntArray
     load: dict[Resource, Terms] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.budget import Budget, Found
-from baselines.local_search.load_state import Instance, State, charge, instance_of, new_state
+from baselines.local_search.load_state import LoadInstance, LoadState, charge, instance_of, new_state
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.loads import Loads, loads
@@ -76,7 +76,7 @@ class Known:
     value_s: float
     share: float
 
-    def look_at(self, instance: Instance, states: Sequence[State]) -> None:
+    def look_at(self, instance: LoadInstance, states: Sequence[LoadState]) -> None:
         """Note the best placements of the chains; what does not fit is forgotten, and the share raised for it."""
         for state in states:
             if _best_s(state) >= self.value_s:
@@ -138,8 +138,8 @@ def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budge
 
 def _cycle(
     pool: ThreadPoolExecutor,
-    instance: Instance,
-    chains: list[State],
+    instance: LoadInstance,
+    chains: list[LoadState],
     length: int,
     temperature: tuple[float, float],
     known: Known,
@@ -161,21 +161,21 @@ def _cycle(
         done += tried
 
 
-def _done(chains: list[State], budget: Budget) -> bool:
+def _done(chains: list[LoadState], budget: Budget) -> bool:
     return budget.over() or any(budget.reached(_best_s(state)) for state in chains)
 
 
-def _best_s(state: State) -> float:
+def _best_s(state: LoadState) -> float:
     return float(state.search["best_s"][0])
 
 
-def place(state: State, device: IntArray) -> None:
+def place(state: LoadState, device: IntArray) -> None:
     """Go on from another placement, int64 [U]."""
     state.unit["device"] = device
     _start_anew(state)
 
 
-def _start_anew(state: State) -> None:
+def _start_anew(state: LoadState) -> None:
     """Any unit may not be where it was in the best placement."""
     state.unit["is_changed"] = 1
     state.changed[:] = np.arange(len(state.unit))

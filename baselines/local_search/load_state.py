@@ -47,7 +47,7 @@ SEARCH = np.dtype(
 )
 
 
-class Instance(NamedTuple):
+class LoadInstance(NamedTuple):
     """A `Problem`: U units, T tensors, D devices, R resources, W sizes of workspace."""
 
     unit: Records  # UNIT [U + 1]: bytes charged, index of the largest workspace, first input, first output
@@ -66,7 +66,7 @@ class Instance(NamedTuple):
     blocking: bool
 
 
-class State(NamedTuple):
+class LoadState(NamedTuple):
     """A placement and everything that follows from it, and the best one found so far."""
 
     unit: Records  # PLACED [U]: device, slot in `member`, device in the best placement, last cluster it was in
@@ -81,13 +81,13 @@ class State(NamedTuple):
     search: Records  # SEARCH [1]
 
 
-def new_state(instance: Instance, seed: int) -> State:
+def new_state(instance: LoadInstance, seed: int) -> LoadState:
     """A state without a placement."""
     (n_units, n_devices), n_tensors = instance.unit_s.shape, len(instance.tensor) - 1
     n_resources = n_devices + len(instance.link_ptr) - 1
     search = np.zeros(1, dtype=SEARCH)
     search["random"], search["best_s"] = seed | 1, np.inf
-    return State(
+    return LoadState(
         unit=np.zeros(n_units, dtype=PLACED),
         device=np.zeros(n_devices, dtype=HOLDS),
         readers=np.zeros((n_tensors, n_devices + 1), dtype=np.int32),
@@ -101,7 +101,7 @@ def new_state(instance: Instance, seed: int) -> State:
     )
 
 
-def instance_of(units: Units) -> Instance:
+def instance_of(units: Units) -> LoadInstance:
     """The problem as the kernel takes it."""
     problem, graph = units.problem, units.problem.graph
     charges = Charges(problem)
@@ -128,7 +128,7 @@ def instance_of(units: Units) -> Instance:
     pair["hops"][:-1] = 1.0 if charges.blocking else problem.hops.reshape(-1)
     pair["sends"][:-1], pair["receives"][:-1] = charges.sender_pays.ravel(), charges.receiver_pays.ravel()
     pair["route"] = route_ptr
-    instance = Instance(
+    instance = LoadInstance(
         unit=unit,
         unit_s=units.op_s,
         allowed=units.allowed,
@@ -147,7 +147,7 @@ def instance_of(units: Units) -> Instance:
     return instance
 
 
-def charge(instance: Instance, units: Units, share: float) -> None:
+def charge(instance: LoadInstance, units: Units, share: float) -> None:
     """Set what tensors are charged with in an instance: this share of their bytes, wherever they are."""
     graph = units.problem.graph
     made = np.bincount(units.problem.unit_of[graph.tensor_producer], graph.tensor_bytes, units.n_units)

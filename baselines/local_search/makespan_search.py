@@ -18,8 +18,8 @@ from baselines.local_search.makespan_state import (
     DECAY,
     NOW,
     TEMPERATURE,
-    Instance,
-    State,
+    MakespanInstance,
+    MakespanState,
     instance_of,
     new_state,
 )
@@ -109,7 +109,7 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
 class _Chain:
     """One annealing chain, and the best it knows: a placement, keys (None: the longest paths) and the step time."""
 
-    def __init__(self, instance: Instance, state: State, start: Plan) -> None:
+    def __init__(self, instance: MakespanInstance, state: MakespanState, start: Plan) -> None:
         self.instance, self._state = instance, state
         self.device: IntArray = start.device
         self.key: FloatArray | None = None if start.order is None else -start.order

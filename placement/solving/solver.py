@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, Outcome, improve, stages, starts
+from baselines.portfolio import Candidate, PortfolioOutcome, improve, stages, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
@@ -185,7 +185,7 @@ class Solver:
         outcome = self._search(method, budget)
         return outcome.best.method, outcome.best.plan, outcome.lower_bound_s, outcome.prover
 
-    def _search(self, method: str, budget: Budget) -> Outcome:
+    def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
         if method == AUTO:
             searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))

@@ -17,7 +17,7 @@ import baselines.local_search.load_search as search_module
 from baselines.budget import Budget
 from baselines.local_search.load_kernel import anneal
 from baselines.local_search.load_search import load_search, place
-from baselines.local_search.load_state import State, instance_of, new_state
+from baselines.local_search.load_state import LoadState, instance_of, new_state
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
@@ -74,7 +74,7 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
     return [sum(both) for both in zip(charged, workspace, strict=True)]
 
 
-def check_state(problem: Problem, state: State) -> None:
+def check_state(problem: Problem, state: LoadState) -> None:
     """The state says the same as `env.simulation.loads` of its placement."""
     expected = loads(problem, Plan(state.unit["device"][problem.unit_of]))
     n_devices = problem.cluster.n_devices
