@@ -406,5 +406,5 @@ def test_m_topo_stays_in_its_turn_after_a_pinned_op() -> None:
 def test_m_topo_counts_a_group_as_one() -> None:
     ops = [Op(f"op{i}", kept_bytes=10, colocation="tied" if i in (0, 3) else None) for i in range(4)]
     problem = Problem(OpGraph.build(ops, []), gpus(2))
-    assert Units.of(problem).count == 3
+    assert Units.of(problem).n_units == 3
     assert m_topo(problem, 0).device.tolist() == [0, 0, 0, 0]  # a share is 40 / 2 bytes and the 20 of the group
