@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned

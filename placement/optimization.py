@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned

@@ -11,10 +11,11 @@ from typing import Any
 
 from env.bounds.bounds import lower_bound
 from env.checking.checker import audit
+from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
@@ -110,10 +111,11 @@ def verify(
         )
     # Devices only compare their own ops, so any interleaving of the devices' orders is the same order.
     order = [op for ops in answer.order.values() for op in ops]
-    found = audit(result.graph, result.cluster, answer.placement, order=order, transfer_order=answer.transfer_order)
+    plan = plan_of(result.graph, result.cluster, answer.placement, order, answer.transfer_order)
+    found = audit(result.graph, result.cluster, plan)
     objective_s, peaks = found.step_time_s, dict(found.peak_bytes)
     if result.objective == THROUGHPUT:
-        loads = reference_loads(result.graph, result.cluster, answer.placement, found.step)
+        loads = reference_loads(result.graph, result.cluster, plan, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s

@@ -212,7 +212,7 @@ def _is_again(result: Result, before: Result) -> bool:
 
 def computing(cluster: Cluster) -> list[str]:
     """Names of the devices that are no CPUs, or of all where there are only CPUs."""
-    return [d.name for d in cluster.devices if d.kind != "cpu"] or [d.name for d in cluster.devices]
+    return [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:

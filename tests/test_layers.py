@@ -26,10 +26,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local",
-        "jit cluster presets routes",
+        "compiling local device",
+        "jit presets",
+        "cluster routes",
         "published problem",
-        "plan units unit_totals",
+        "plan units",
         "simulation checking",
         "bounds",
         "gym",
@@ -42,6 +43,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
+        "registry",
         "__init__",
     ),
     "placement": (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from env.plan import Plan
 from env.problem import THROUGHPUT, BoolArray, Problem
 from env.simulation.loads import loads
 from graphs.errors import InfeasibleError, MismatchError
@@ -134,7 +135,8 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
     for k, (_, begin, end) in enumerate(stages):
         stage_of[ops[begin:end]] = k
     modules = _modules(graph, ops, stage_of, len(stages))
-    load_s = loads(problem, np.where(part < 0, result.device_numbers(), found.device_of_part()[part])).value_s
+    staged = Plan(np.where(part < 0, result.device_numbers(), found.device_of_part()[part]))
+    load_s = loads(problem, staged).value_s
     split = PipelineSplit(
         tuple(
             Stage(

@@ -76,7 +76,7 @@ def _pretrained(problem: Problem, seed: int, budget: Budget) -> Candidate:
 
     with single_threaded():  # it minds Ctrl-C itself
         plan = propose_pretrained(problem, within_63_bits(seed), budget)
-    return Candidate(PRETRAINED, plan, Scorer(problem).value(plan.device, plan.order, plan.transfer_order))
+    return Candidate(PRETRAINED, plan, Scorer(problem).value(plan))
 
 
 def _sampled(problem: Problem, policy: PlacementPolicy, method: str, seed: int, budget: Budget) -> Candidate:
@@ -118,7 +118,7 @@ def _refined(problem: Problem, place: Place, seed: int, budget: Budget) -> Candi
     rest = budget.part(1.0)
     plan = baselines.SEARCHES[_LOCAL](problem, seed, [learned.plan], rest).plan
     budget.absorb(rest)
-    value_s = Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    value_s = Scorer(problem).value(plan)
     return Candidate(_LOCAL, plan, value_s) if value_s < learned.value_s else learned
 
 

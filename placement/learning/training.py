@@ -13,8 +13,8 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.gym.batch import ScorerFactory
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph

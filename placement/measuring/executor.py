@@ -15,6 +15,7 @@ from torch import nn
 
 from env.cluster import Cluster
 from env.gym.batch import BatchScorer
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import BatchScores, Schedule, Simulator
 from graphs.capture import capture_program, example_inputs
@@ -121,11 +122,12 @@ class Executor:
             RankError: the processes cannot be started.
         """
         problem = self._problem
-        _, schedule = Simulator(problem).schedule(device, order=order)
-        first = np.array([members[0] for members in problem.groups])
-        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.group_of]])
+        plan = Plan(np.asarray(device), None if order is None else np.asarray(order))
+        _, schedule = Simulator(problem).schedule(plan)
+        first = np.array([members[0] for members in problem.units])
+        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.unit_of]])
         if len(apart):
-            one, other = self.graph.op_names[first[problem.group_of[apart[0]]]], self.graph.op_names[apart[0]]
+            one, other = self.graph.op_names[first[problem.unit_of[apart[0]]]], self.graph.op_names[apart[0]]
             raise MismatchError(f"ops {one!r} and {other!r} must stay together, and the placement has them apart.")
         return self.run_schedule(schedule)
 
@@ -191,7 +193,7 @@ class Executed:
         wanted = [None] * len(placed) if orders is None else list(np.asarray(orders))
         rows = []
         for device, order in zip(placed, wanted, strict=True):
-            score, schedule = self._simulator.schedule(device, order=order)
+            score, schedule = self._simulator.schedule(Plan(device, order))
             if score.feasible:
                 found = self._executor.run_schedule(schedule)
                 is_run = found.reason is None

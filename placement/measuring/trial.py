@@ -189,9 +189,7 @@ def try_out(
 
         problem = Problem(result.graph, result.cluster)
         single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
-        score = Simulator(problem).score(
-            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-        )
+        score = Simulator(problem).score(result.plan())
         (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
         if by_module:  # one process drives all devices
             ranks = run("by_module", "the placement", [places[names[0]]], single_s)

@@ -9,9 +9,8 @@ import baselines
 from baselines.budget import Budget
 from baselines.portfolio import Candidate
 from env.cluster import Cluster
-from env.plan import Method
+from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 

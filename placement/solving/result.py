@@ -282,8 +282,7 @@ def schedule_of(problem: Problem, result: Result) -> tuple[Score, Schedule]:
     """
     from env.simulation.simulator import Simulator  # loads the compiler
 
-    plan = result.plan()
-    return Simulator(problem).schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
+    return Simulator(problem).schedule(result.plan())
 
 
 def measured_note(measured_s: float, result: Result) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, Outcome, improve, stages, starts
+from baselines.portfolio import Candidate, PortfolioOutcome, improve, stages, starts
 from env.bounds.bounds import lower_bound
-from env.bounds.memory import working_set_bytes
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
 from env.plan import Plan
@@ -22,7 +21,7 @@ from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import IntArray, OpGraph
 from placement.solving.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
 from placement.solving.compiling import compile_for
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, Place, heuristics_for
@@ -177,7 +176,7 @@ class Solver:
         """Why a method found nothing, with advice where it is one that searches."""
         if method in HEURISTICS:
             return str(error)
-        return f"{error} {what_would_help(self.problem, working_set_bytes(self.problem))}"
+        return f"{error} {what_would_help(self.problem, self.problem.working_bytes)}"
 
     def _found(self, method: str, budget: Budget, place: Place | None) -> Finding:
         if place is not None:
@@ -188,7 +187,7 @@ class Solver:
         outcome = self._search(method, budget)
         return Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
 
-    def _search(self, method: str, budget: Budget) -> Outcome:
+    def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
         if method == AUTO:
             searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
@@ -213,14 +212,14 @@ class Solver:
         """
         simulator = self._scorer.simulator
         if plan.transfer_order is not None:
-            runs = {OWN_ORDER: simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)}
+            runs = {OWN_ORDER: simulator.schedule(plan)}
         else:
-            orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
-            if not (as_given and orders):
-                orders[self._priority] = None
-            runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+            ways = {} if plan.order is None else {OWN_ORDER: plan}
+            if not (as_given and ways):
+                ways[self._priority] = Plan(plan.device)
+            runs = {name: simulator.schedule(way, self._priority) for name, way in ways.items()}
         if self.problem.objective == THROUGHPUT:
-            period_s = loads(self.problem, plan.device).value_s
+            period_s = loads(self.problem, plan).value_s
             held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
             best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
             return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)

@@ -20,6 +20,7 @@ from strategies import problems
 
 from baselines.portfolio import STARTS
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
@@ -93,9 +94,7 @@ def test_laws(problem: Problem, method: str, priority: str, objective: str) -> N
         return
     checked = verify(result)
     assert checked.problems == ()
-    score = Simulator(problem).score(
-        result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-    )
+    score = Simulator(problem).score(result.plan())
     assert score.step_time_s == result.step_time_s
     assert result.objective_s >= result.lower_bound_s * (1 - 1e-9)
     single = optimize(problem.graph, problem.cluster, "single_device", **asked)
@@ -109,7 +108,7 @@ def test_the_recorded_order_can_be_run_as_it_stands(problem: Problem, data: st.D
     """Strictly in order, on every device, no op waits for one that comes later: nothing can deadlock."""
     graph, n_devices = problem.graph, problem.cluster.n_devices
     where = data.draw(st.lists(st.integers(0, n_devices - 1), min_size=graph.n_ops, max_size=graph.n_ops))
-    _, schedule = Simulator(problem).schedule(where)
+    _, schedule = Simulator(problem).schedule(Plan(where))
     position = np.argsort(schedule.order)
     producer, consumer, _ = graph.edge_list
     assert (position[producer] < position[consumer]).all()

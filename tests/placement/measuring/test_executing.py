@@ -22,6 +22,7 @@ from torch import nn
 
 import placement
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownNameError
@@ -83,9 +84,9 @@ def executor() -> Iterator[Executor]:
 def spread_out(executor: Executor, seed: int = 0) -> np.ndarray:
     """int64 [n]: units on both devices at random."""
     problem = Problem(executor.graph, executor.cluster)
-    of_group = np.random.default_rng(seed).integers(0, 2, len(problem.groups))
+    of_group = np.random.default_rng(seed).integers(0, 2, problem.n_units)
     of_group[:2] = 0, 1
-    found: np.ndarray = of_group[problem.group_of]
+    found: np.ndarray = of_group[problem.unit_of]
     return found
 
 
@@ -147,7 +148,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         simulator = Simulator(Problem(executor.graph, TWO))
         for order in (np.arange(executor.graph.n_ops), -np.arange(executor.graph.n_ops)):
             assert executor.run(device, order).reason is None
-            sequence = simulator.schedule(device, order=order)[1].order.tolist()
+            sequence = simulator.schedule(Plan(device, order))[1].order.tolist()
             notes = sorted(tmp_path.iterdir())
             for rank, ops in enumerate(json.loads(notes[-1].read_text())):
                 assert ops == [op for op in sequence if device[op] == rank and op in ops]
@@ -157,7 +158,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_ops_that_stay_together_are_not_divided(executor: Executor) -> None:
     problem = Problem(executor.graph, TWO)
-    group = next(members for members in problem.groups if len(members) > 1)
+    group = next(members for members in problem.units if len(members) > 1)
     device = np.zeros(executor.graph.n_ops, dtype=np.int64)
     device[group[-1]] = 1
     with pytest.raises(MismatchError, match=r"ops '.*' and '.*' must stay together"):
@@ -292,7 +293,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_an_episode_is_scored_by_running(executor: Executor) -> None:
     env = gymnasium.make("placement/Group-v0", graph=executor.graph, cluster=TWO, scorer=executor.scorer)
     env.reset(seed=0)
-    units = Problem(executor.graph, TWO).groups
+    units = Problem(executor.graph, TWO).units
     device = spread_out(executor, 3)
     before = executor.n_runs
     _, reward, terminated, _, info = env.step([int(device[members[0]]) for members in units])
