@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import baselines
-from baselines.budget import Budget
-from baselines.portfolio import Candidate
 from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 
-# A learned method, ready for one problem: from a seed and a budget, which it spends, to the best it found.
-Place = Callable[[int, Budget], Candidate]
+if TYPE_CHECKING:
+    from baselines.budget import Budget
+    from baselines.portfolio import Candidate
 
 AUTO = "auto"
 SINGLE = "single_device"  # the method whose name says best what a placement on one device is
@@ -28,6 +28,13 @@ LEARNED = tuple(f"{name}{end}" for name in (*POLICY_NAMES, PRETRAINED) for end i
 POLICY_FILE = "policy:"  # and the name of a file that `placement train` wrote
 METHODS = (*HEURISTICS, *SEARCHES, *LEARNED, AUTO)  # every value of `method`, but for ``policy:FILE``
 DEFAULT_BUDGET_S = 10.0
+
+
+class Place(Protocol):
+    """A learned method, ready for one problem."""
+
+    def __call__(self, seed: int, budget: Budget, /) -> Candidate:
+        """The best that it found; it spends the budget."""
 
 
 def is_learned(method: str) -> bool:
