@@ -32,7 +32,7 @@ from env.device import (
 from env.local import measurer
 from env.presets import PRESETS
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
-from graphs.disk import stem
+from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
 
 __all__ = [
@@ -124,7 +124,7 @@ class Cluster:
         except RecursionError:
             raise ClusterError(f"{path} is not a TOML cluster file: it nests too deeply.") from None
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-            raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
+            raise ClusterError(f"{path} is not a TOML cluster file: {plain_reason(error)}.") from None
         try:
             return _from_dict(data, default_name=stem(path))
         except ClusterError as error:

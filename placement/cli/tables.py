@@ -108,7 +108,7 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
             outcome = "does not fit" if case.proven_infeasible else "none found"
             name = show(case.cluster.name)
             table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
-            reasons.append(Text(f" {name}  infeasible: {show_line(case.reason or '')}", style="red"))
+            reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
             continue
         by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
         single_s, speedup = case.comparison.single_device_s, case.speedup

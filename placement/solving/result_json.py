@@ -12,6 +12,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from graphs.disk import plain_reason
 from graphs.errors import ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
@@ -118,7 +119,7 @@ def _parsed(text: str, where: str) -> Any:
     except MismatchError:
         raise
     except ValueError as error:  # a number of thousands of digits
-        raise MismatchError(f"{where} holds a number that cannot be read: {error}.") from None
+        raise MismatchError(f"{where} holds a number that cannot be read: {plain_reason(error)}.") from None
 
 
 def _completed(document: Any, where: str) -> dict[str, Any]:

@@ -191,7 +191,19 @@ def _what_if(given: CompareOptions, source: Source, methods: list[str] | None, s
 
         emit_rich(*what_if_table(found), found.verdict(), *written, f"again: {found.command}")
     if all(case.objective_s is None for case in found.cases):
-        raise InfeasibleError(f"{source.graph.name} fits on none of these clusters: {found.cases[0].reason}")
+        raise InfeasibleError(_nowhere(found))
+
+
+def _nowhere(found: WhatIf) -> str:
+    """Why there is no answer: a proof for every cluster, or a search that found nothing on one of them."""
+    open_cases = [case for case in found.cases if not case.proven_infeasible]
+    if not open_cases:
+        return f"{found.graph.name} fits on none of these clusters: {found.cases[-1].reason}"
+    case = open_cases[-1]
+    return (
+        f"no placement of {found.graph.name} that fits was found on any of these clusters; on {case.cluster.name} "
+        f"({case.devices} devices): {case.reason}"
+    )
 
 
 def _several(given: CompareOptions, source: Source) -> list[Cluster]:

@@ -231,6 +231,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 def _summary(found: Training) -> Iterator[str]:
     from env.problem import LATENCY, scope
     from graphs.formatting import format_seconds
+    from graphs.show import show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
@@ -239,7 +240,7 @@ def _summary(found: Training) -> Iterator[str]:
             if measured_s is not None:
                 predicted = format_seconds(answer.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
-            yield f"{label}: {figures}: {path}"
+            yield f"{show(label)}: {figures}: {path}"
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
@@ -251,9 +252,11 @@ def _summary(found: Training) -> Iterator[str]:
 def _refuse_empty(found: Training) -> None:
     """Raises: InfeasibleError: no placement of one of the problems fits."""
     from graphs.errors import InfeasibleError
+    from graphs.show import show
 
     for label, result in zip(found.labels, found.results, strict=True):
         if result is None:
             raise InfeasibleError(
-                f"none of {found.samples:,} placements of {label} fits; train longer, or see `placement optimize`."
+                f"none of {found.samples:,} placements of {show(label)} fits; train longer, or see "
+                "`placement optimize`."
             )
