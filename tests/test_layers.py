@@ -47,12 +47,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "placement": (
-        "processes inputs",
+        "processes inputs namesakes",
         "solving",
         "learning runtime exporters",
         "verification measured_best",
         "optimization",
-        "ranking comparison",
+        "comparison",
         "what_if measuring",
         "report",
         "cli",
@@ -62,7 +62,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement.learning": (
         "networks",
         "learners",
-        "archive event_log checkpoint policy_file placing session training",
+        "archive event_log checkpoint policy_file placing by_name session training",
         "__init__",
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,10 +23,9 @@ from placement.learning.learners.threads import single_threaded
 from placement.learning.networks.policy import PlacementPolicy
 from placement.learning.policy_file import load_policy
 from placement.solving.interruption import on_interrupt
-from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, is_method
+from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, Place, is_method
 from placement.solving.warmup import two_ops
 
-Place = Callable[[int, Budget], Candidate]  # from a seed and a budget; spends the budget
 _BATCH = 32  # placements a saved policy draws at once
 _LOCAL = "local_search"
 _LEARNING = 1 / 3  # of the budget, where local search has the rest

@@ -23,8 +23,7 @@ from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learne
 from placement.learning.learners.threads import single_threaded
 from placement.learning.policy_file import Origin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
-from placement.optimization import check_problem
-from placement.solving.methods import check_count, check_seconds
+from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
 

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from env.problem import Problem
-from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
@@ -91,13 +89,11 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     """
     _check_arguments(program, result.graph)
     check_same(program.graph, result.graph)
-    plan = result.plan()
-    numbers = plan.device
+    numbers = result.device_numbers()
     used = sorted(set(numbers.tolist()))
     index = {device: i for i, device in enumerate(used)}
     places = places_of(result, devices)
-    problem = Problem(result.graph, result.cluster, result.objective)
-    _, schedule = Simulator(problem).schedule(plan)
+    _, schedule = result.schedule()
     sequence = schedule.order.tolist()
     return Layout(
         functional(program),
@@ -121,7 +117,7 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     for name in devices or {}:
         if name not in result.cluster.device_index:
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
-    used = set((result.placement or {}).values())
+    used = result.answered().used
     here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
     gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}

@@ -70,12 +70,8 @@ def _branches(n_branches: int = 6, length: int = 20, name: str = "net<br>") -> O
 
 
 def _with_infeasible(comparison: Comparison) -> Comparison:
-    nothing = dict.fromkeys(
-        ("placement", "order", "objective_s", "step_time_s", "throughput", "peak_bytes", "bytes_moved", "gap")
-    )
-    failed = dataclasses.replace(
-        comparison.results[0], method="mite", chosen="mite", feasible=False, reason=f"no room for {EVIL}", **nothing
-    )
+    best = comparison.results[0]
+    failed = dataclasses.replace(best, method="mite", chosen="mite", answer=None, reason=f"no room for {EVIL}")
     return dataclasses.replace(comparison, results=(*comparison.results, failed))
 
 
