@@ -97,7 +97,7 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     from placement.inputs.examples import read_example
     from placement.measuring.machine import local_cluster
     from placement.measuring.profiling import measured_profile
-    from placement.processes.repeats import Repeats
+    from placement.measuring.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)

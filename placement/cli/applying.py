@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.inputs.examples import Example
     from placement.measuring.trial import Trial
-    from placement.processes.repeats import Report
+    from placement.processes.progress import Report
     from placement.solving.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
@@ -100,7 +100,14 @@ def apply(
         from placement.measuring.trial import try_out
 
         report = tell_steps(bar, model, sizes)
-        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace, report=report)
+        recorded = trace is not None
+        trial = try_out(
+            model, result, train=train, dims=sizes, steps=steps, seed=seed, recorded=recorded, report=report
+        )
+    if trace is not None:
+        from placement.report import write_trace
+
+        write_trace(result, trace, trial.timeline)
     if as_json:
         emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
     else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from placement.measuring.doubts import MeasuredMachine
-    from placement.processes.repeats import Underway
+    from placement.processes.progress import StepProgress
 
 _LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 
@@ -50,7 +50,7 @@ def show_measured(found: MeasuredMachine, devices: int | None, output: Path | No
             ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),
         ):
             spreads.add_row(name, what, value, f"{figure.spread:.1%}", f"{figure.share:.0%}")
-    for (source, target), way in found.ways.items():
+    for (source, target), way in found.links.items():
         value = f"{format_bytes(way.bandwidth_bytes_per_s)}/s"
         spreads.add_row(f"{source} to {target}", "transfers", value, f"{way.spread:.1%}", "")
     emit_rich(*cluster_details(found.cluster), spreads)
@@ -67,11 +67,13 @@ def show_measured(found: MeasuredMachine, devices: int | None, output: Path | No
         emit(f"not kept as {name}: the earlier figures in {found.file} are not doubtful, and stay")
 
 
-def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, Underway], None]:
+def tell_steps(
+    bar: Callable[[str, int], None], model: str, dims: dict[str, int]
+) -> Callable[[str, StepProgress], None]:
     """A function that shows how far the steps of something are, and says beforehand where they take long."""
     announced: set[tuple[str, bool]] = set()
 
-    def tell(what: str, now: Underway) -> None:
+    def tell(what: str, now: StepProgress) -> None:
         from graphs.formatting import format_seconds
 
         is_first = now.done == 0

@@ -22,7 +22,7 @@ from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError, RankError
 from graphs.opgraph import OpGraph
 from placement.inputs.arguments import bound, check_states
-from placement.measuring.bench import Arrangement, Bench, Subject
+from placement.measuring.pool import Arrangement, TimedModel, WorkerPool
 from placement.measuring.workers import cores_for
 from placement.processes.processes import usable_cores
 from placement.runtime.application import check_same
@@ -103,8 +103,8 @@ class Executor:
         self.n_runs = 0
         self._problem = Problem(self.graph, cluster)
         self._limit_s = float(limit_s)
-        self._bench = Bench(
-            Subject(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
+        self._pool = WorkerPool(
+            TimedModel(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
         )
         self._known: dict[tuple[bytes, ...], Execution] = {}
 
@@ -134,10 +134,10 @@ class Executor:
         arrangement = _arrangement(schedule)
         key = _key(arrangement)
         if key not in self._known:
-            self._bench.start()
+            self._pool.start()
             self.n_runs += 1
             try:
-                samples_s = tuple(self._bench.run(arrangement, self._limit_s))
+                samples_s = tuple(self._pool.run(arrangement, self._limit_s))
                 self._known[key] = Execution(statistics.median(samples_s), samples_s)
             except RankError as error:
                 self._known[key] = Execution(np.inf, (), str(error))
@@ -159,7 +159,7 @@ class Executor:
 
     def close(self) -> None:
         """End the processes; a later `run` starts new ones."""
-        self._bench.close()
+        self._pool.close()
 
     def __enter__(self) -> Executor:
         return self
@@ -170,7 +170,7 @@ class Executor:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_bench"):
+        if hasattr(self, "_pool"):
             self.close()
 
 

@@ -20,10 +20,11 @@ from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
 from placement.inputs.arguments import bound, check_states
-from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, op_times
-from placement.measuring.updates import Times
+from placement.measuring.figures import spread
+from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
+from placement.measuring.repeats import Repeats, beforehand
 from placement.measuring.workers import Worker, cores_for, run_workers
-from placement.processes.repeats import Repeats, Report, beforehand, spread
+from placement.processes.progress import Report, tell_nobody
 
 _CPU = torch.device("cpu")
 
@@ -91,7 +92,7 @@ def measured_profile(
     optimizer: str = "adam",
     name: str | None = None,
     repeats: Repeats = REPEATS,
-    report: Report = lambda underway: None,
+    report: Report = tell_nobody,
 ) -> Profile:
     """As `profile`, with the spread of the times; ``repeats``: how often the step is run; ``report`` is told."""
     positional, keywords = example_inputs(args, kwargs)
@@ -120,8 +121,8 @@ def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredS
 def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Profile:
     """The graph with the medians over all steps of all devices of a key.
 
-    Stamps disturb a little, and medians of skewed times add up to less than the median of their sum: so the times are
-    scaled by one factor, such that they add up to the step as it is without stamps.
+    Clock readings disturb a little, and medians of skewed times add up to less than the median of their sum: so the
+    times are scaled by one factor, such that they add up to the step as it is without readings.
     """
     keys = tuple(sorted(measured))
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))

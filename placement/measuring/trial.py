@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from env.problem import Problem
@@ -14,9 +13,11 @@ from env.simulation.simulator import Score, Simulator
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
+from placement.measuring.figures import relative_spread
+from placement.measuring.recording import MeasuredTimeline, Span, Track
+from placement.measuring.repeats import Repeats, beforehand
 from placement.processes.processes import orderly_end, usable_cores
-from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread
-from placement.report.trace import Measured, Span, Track, write_trace
+from placement.processes.progress import StepProgress
 from placement.runtime.application import is_by_module, is_training, places_of
 from placement.runtime.ranks.launch import launch
 from placement.solving.result import Result
@@ -89,6 +90,7 @@ class Trial:
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
         by_module: whether it was placed by module, and so ran module by module in one process.
         devices: of those that the placement uses.
+        timeline: what each process did when in a step, if that was recorded.
     """
 
     predicted_step_s: float
@@ -107,6 +109,7 @@ class Trial:
     kept_memory: KeptMemory | None
     by_module: bool
     devices: tuple[DeviceTrial, ...]
+    timeline: MeasuredTimeline | None = None
 
     @property
     def differs(self) -> bool:
@@ -119,8 +122,10 @@ class Trial:
         return len(self.devices) == 1 and not self.by_module
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return asdict(self)
+        """JSON-ready fields, all but the timeline."""
+        found = asdict(replace(self, timeline=None))
+        del found["timeline"]
+        return found
 
 
 def try_out(
@@ -130,10 +135,9 @@ def try_out(
     train: bool,
     dims: Mapping[str, int] | None = None,
     steps: int | None = None,
-    dropped: int | None = None,
     seed: int = 0,
-    trace: Path | None = None,
-    report: Callable[[str, Underway], None] = lambda what, underway: None,
+    recorded: bool = False,
+    report: Callable[[str, StepProgress], None] = lambda what, progress: None,
 ) -> Trial:
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
 
@@ -144,9 +148,9 @@ def try_out(
         result: a placement of it.
         train: training steps with Adam, else inference.
         dims: ``"batch"``, the samples of a built-in model.
-        steps: how many to run, by default as many as their median needs (`placement.processes.repeats.Repeats`);
-            ``dropped`` of them, half by default, warm up.
-        trace: file for the predicted and a measured timeline; the measured one is of further steps.
+        steps: how many to run, half of which warm up; by default as many as their median needs
+            (`placement.measuring.repeats.Repeats`).
+        recorded: whether to run further steps for a timeline.
         report: told what is being run, and how far that is.
 
     Raises:
@@ -157,52 +161,59 @@ def try_out(
     names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
     places = {name: str(place) for name, place in places_of(result).items()}
     by_module = is_by_module(result.graph)
-    is_plain = len(names) == 1 and not by_module
     if by_module:
         _check_training(result, train)
     else:
         _check_places(list(places.values()))
-    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2 if dropped is None else dropped)
+    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
+    problem = Problem(result.graph, result.cluster)
+    single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
+    score = Simulator(problem).score(
+        result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
+    )
     with orderly_end(), temporary_folder() as folder:
         path = folder / "placement.json"
         result.save(path)
         description = {
             "model": model,
             "train": train,
-            "is_plain": is_plain,
+            "is_plain": len(names) == 1 and not by_module,
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": _RECORDED if trace is not None else 0,
+            "recorded": _RECORDED if recorded else 0,
             "placement": str(path),
             "reference": str(folder / "reference.safetensors"),
             "devices": places,
             "place": places[names[0]],
         }
-        # The host's CPU beside GPUs is one device: it was measured with all its cores.
-        pinned = all(place == "cpu" for place in places.values())
-
-        def run(kind: str, what: str, ran_on: list[str], predicted_s: float) -> list[dict[str, Any]]:
-            told = partial(report, what)
-            told(beforehand(repeats, predicted_s))
-            return launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR, report=told)
-
-        problem = Problem(result.graph, result.cluster)
-        single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
-        score = Simulator(problem).score(
-            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-        )
+        run = partial(_run, description, repeats, report)
         (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
         if by_module:  # one process drives all devices
             ranks = run("by_module", "the placement", [places[names[0]]], single_s)
-        elif is_plain:
+        elif description["is_plain"]:
             ranks = [single]
         else:
             ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
-    if trace is not None:
-        write_trace(result, trace, _measured(trial, ranks))
-    return trial
+    return replace(trial, timeline=_timeline(trial, ranks)) if recorded else trial
+
+
+def _run(
+    description: Mapping[str, Any],
+    repeats: Repeats,
+    report: Callable[[str, StepProgress], None],
+    kind: str,
+    what: str,
+    places: Sequence[str],
+    predicted_s: float,
+) -> list[dict[str, Any]]:
+    """What each process has measured that does ``kind`` of `trial_work`; ``report`` is told of it as ``what``."""
+    told = partial(report, what)
+    told(beforehand(repeats, predicted_s))
+    # The host's CPU beside GPUs is one device: it was measured with all its cores.
+    pinned = all(place == "cpu" for place in description["devices"].values())
+    return launch(_WORK + kind, description, places, pinned=pinned, stdout=_STDERR, report=told)
 
 
 def _trial(
@@ -291,11 +302,11 @@ def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any
     return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
 
 
-def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
+def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> MeasuredTimeline:
     """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
     names = [device.name for device in trial.devices]
     if "recorded" not in ranks[0]:
-        return Measured(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+        return MeasuredTimeline(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
     steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
     lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
     chosen = steps[lengths.index(statistics.median_low(lengths))]
@@ -307,7 +318,7 @@ def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
             for what, op, start_s, end_s, peer in own["rows"]
         )
         tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
-    return Measured(trial.measured_step_s, tuple(tracks))
+    return MeasuredTimeline(trial.measured_step_s, tuple(tracks))
 
 
 def _check_training(result: Result, train: bool) -> None:

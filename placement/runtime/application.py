@@ -20,7 +20,7 @@ from graphs.opgraph import OpGraph, Phase
 from placement.inputs.arguments import check_call, check_states
 from placement.runtime.in_process.module import PlacedModule
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import Result
 
 Devices = Mapping[str, str | torch.device]
@@ -83,7 +83,7 @@ def apply(
     return PlacedModule(model, layout, loss)
 
 
-def layout_of(program: Program, result: Result, devices: Devices | None = None) -> Layout:
+def layout_of(program: Program, result: Result, devices: Devices | None = None) -> DeviceLayout:
     """Where and in which order the ops of a program run, on the devices that the result uses.
 
     Raises:
@@ -98,7 +98,7 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     problem = Problem(result.graph, result.cluster, result.objective)
     _, schedule = Simulator(problem).schedule(numbers, order=order, transfer_order=result.transfer_numbers())
     sequence = schedule.order.tolist()
-    return Layout(
+    return DeviceLayout(
         functional(program),
         [index[device] for device in numbers.tolist()],
         [[op for op in sequence if numbers[op] == device] for device in used],

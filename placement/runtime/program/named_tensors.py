@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 
 
-class States:
+class NamedTensors:
     """The parameters and buffers of a model by name, each path walked once; always the tensor that is there now."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,7 +46,7 @@ class States:
         yield from self._model.buffers()
 
 
-def move_states(layout: Layout, states: States) -> None:
+def move_tensors(layout: DeviceLayout, states: NamedTensors) -> None:
     """Every parameter and buffer to its device, staying the object it is; what shares memory goes on sharing it.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 
 
 class Unfilled(NamedTuple):
@@ -22,7 +22,7 @@ class Unfilled(NamedTuple):
     version: int
 
 
-def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
+def keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
     """The ranks that keep each parameter and buffer, by dotted name, the one it is at home on first.
 
     What is learned or written is on one rank only, a read-only buffer on every rank that reads it. Names that share
