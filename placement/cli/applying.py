@@ -98,16 +98,13 @@ def apply(
         result.save(output)
     with progress(f"running {model}, predicted {_predicted(result)} a step") as bar:
         from placement.measuring.trial import try_out
+        from placement.report import write_trace
 
         report = tell_steps(bar, model, sizes)
-        recorded = trace is not None
+        recorded = None if trace is None else partial(write_trace, result, trace)
         trial = try_out(
             model, result, train=train, dims=sizes, steps=steps, seed=seed, recorded=recorded, report=report
         )
-    if trace is not None:
-        from placement.report import write_trace
-
-        write_trace(result, trace, trial.timeline)
     if as_json:
         emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
     else:

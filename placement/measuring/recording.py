@@ -1,11 +1,10 @@
-"""What each rank did when, for a trace: `RecordingModule` writes it down, `MeasuredTimeline` is what comes of it."""
+"""`RecordingModule`: a rank's share of a model that can say what it did when, for a trace."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -20,54 +19,6 @@ from placement.runtime.ranks.ranks import RankModule
 
 # What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a measured step.
-
-    Attributes:
-        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
-            optimizer.
-        op: its number; of a transfer that of the op which made the tensor; -1 for none.
-        start_s, end_s: since the first process began the step.
-        peer: device at the other end of a transfer.
-    """
-
-    what: str
-    op: int
-    start_s: float
-    end_s: float
-    peer: str = ""
-
-
-@dataclass(frozen=True)
-class Track:
-    """What one process did in a step.
-
-    Attributes:
-        name: of its device.
-        start_s, end_s: when it began, and when it was done.
-        spans: in the order that they began; what an op sends in its midst lies within the op.
-    """
-
-    name: str
-    start_s: float
-    end_s: float
-    spans: tuple[Span, ...] = ()
-
-
-@dataclass(frozen=True)
-class MeasuredTimeline:
-    """The steps of a placement as they were measured.
-
-    Attributes:
-        step_s: median over the steps that were timed.
-        tracks: of one more step, which looking at the clock after every op makes a little longer.
-    """
-
-    step_s: float
-    tracks: tuple[Track, ...]
 
 
 class RecordingModule(RankModule):

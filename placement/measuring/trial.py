@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
 from placement.measuring.figures import relative_spread
-from placement.measuring.recording import MeasuredTimeline, Span, Track
 from placement.measuring.repeats import Repeats, beforehand
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import StepProgress
@@ -70,6 +69,54 @@ class KeptMemory:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A stretch of a measured step.
+
+    Attributes:
+        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
+            optimizer.
+        op: its number; of a transfer that of the op which made the tensor; -1 for none.
+        start_s, end_s: since the first process began the step.
+        peer: device at the other end of a transfer.
+    """
+
+    what: str
+    op: int
+    start_s: float
+    end_s: float
+    peer: str = ""
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one process did in a step.
+
+    Attributes:
+        name: of its device.
+        start_s, end_s: when it began, and when it was done.
+        spans: in the order that they began; what an op sends in its midst lies within the op.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A measured step, to be drawn beside the predicted one.
+
+    Attributes:
+        step_s: median over the steps that were timed.
+        tracks: of one more step, which looking at the clock after every op makes a little longer.
+    """
+
+    step_s: float
+    tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True)
 class Trial:
     """Predicted and measured.
 
@@ -90,7 +137,6 @@ class Trial:
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
         by_module: whether it was placed by module, and so ran module by module in one process.
         devices: of those that the placement uses.
-        timeline: what each process did when in a step, if that was recorded.
     """
 
     predicted_step_s: float
@@ -109,7 +155,6 @@ class Trial:
     kept_memory: KeptMemory | None
     by_module: bool
     devices: tuple[DeviceTrial, ...]
-    timeline: MeasuredTimeline | None = None
 
     @property
     def differs(self) -> bool:
@@ -122,10 +167,8 @@ class Trial:
         return len(self.devices) == 1 and not self.by_module
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields, all but the timeline."""
-        found = asdict(replace(self, timeline=None))
-        del found["timeline"]
-        return found
+        """JSON-ready fields."""
+        return asdict(self)
 
 
 def try_out(
@@ -136,7 +179,7 @@ def try_out(
     dims: Mapping[str, int] | None = None,
     steps: int | None = None,
     seed: int = 0,
-    recorded: bool = False,
+    recorded: Callable[[Timeline], None] | None = None,
     report: Callable[[str, StepProgress], None] = lambda what, progress: None,
 ) -> Trial:
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
@@ -150,7 +193,7 @@ def try_out(
         dims: ``"batch"``, the samples of a built-in model.
         steps: how many to run, half of which warm up; by default as many as their median needs
             (`placement.measuring.repeats.Repeats`).
-        recorded: whether to run further steps for a timeline.
+        recorded: called with the timeline of a further step; without it none is recorded.
         report: told what is being run, and how far that is.
 
     Raises:
@@ -181,7 +224,7 @@ def try_out(
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": _RECORDED if recorded else 0,
+            "recorded": 0 if recorded is None else _RECORDED,
             "placement": str(path),
             "reference": str(folder / "reference.safetensors"),
             "devices": places,
@@ -196,7 +239,9 @@ def try_out(
         else:
             ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
-    return replace(trial, timeline=_timeline(trial, ranks)) if recorded else trial
+    if recorded is not None:
+        recorded(_timeline(trial, ranks))
+    return trial
 
 
 def _run(
@@ -302,11 +347,11 @@ def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any
     return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
 
 
-def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> MeasuredTimeline:
+def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
     """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
     names = [device.name for device in trial.devices]
     if "recorded" not in ranks[0]:
-        return MeasuredTimeline(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+        return Timeline(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
     steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
     lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
     chosen = steps[lengths.index(statistics.median_low(lengths))]
@@ -318,7 +363,7 @@ def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> MeasuredTimeline:
             for what, op, start_s, end_s, peer in own["rows"]
         )
         tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
-    return MeasuredTimeline(trial.measured_step_s, tuple(tracks))
+    return Timeline(trial.measured_step_s, tuple(tracks))
 
 
 def _check_training(result: Result, train: bool) -> None:

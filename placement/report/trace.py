@@ -19,13 +19,13 @@ from placement.report.schedules import schedule_of
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
-    from placement.measuring.recording import MeasuredTimeline, Span, Track
+    from placement.measuring.trial import Span, Timeline, Track
 
 DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]
 
 
-def write_trace(result: Result, path: str | PathLike[str], measured: MeasuredTimeline | None = None) -> None:
+def write_trace(result: Result, path: str | PathLike[str], measured: Timeline | None = None) -> None:
     """Write the schedule of a feasible result, and what was measured of it.
 
     Raises:
