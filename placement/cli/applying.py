@@ -164,11 +164,12 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
-    from placement.measuring.profiling import measured_profile
+    from placement.measuring.profiling import measured_profile, step_to_measure
 
     own = (example.model, example.args, example.kwargs)
     try:
-        return measured_profile(*own, machine, train, name=example.name, report=report).graph
+        step = step_to_measure(*own, train, name=example.name)
+        return measured_profile(step, machine, report=report).graph
     except CaptureError as error:
         if error.way_out != TO_MODULES:
             raise

@@ -121,14 +121,14 @@ def profile(
         from graphs.errors import CaptureError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import read_cluster
-        from placement.measuring.profiling import measured_profile
+        from placement.measuring.profiling import measured_profile, step_to_measure
 
         machine = read_cluster(cluster)
         example = read_example(model, train=train, dims=sizes)
         try:
             report = partial(tell_steps(bar, model, sizes), f"{model} op by op")
-            step = (example.model, example.args, example.kwargs)
-            found = measured_profile(*step, machine, train, name=example.name, report=report)
+            step = step_to_measure(example.model, example.args, example.kwargs, train, name=example.name)
+            found = measured_profile(step, machine, report=report)
         except CaptureError as error:
             if error.way_out != TO_MODULES:
                 raise

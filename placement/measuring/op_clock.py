@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from placement.runtime.program.fast_calls import with_fast_calls
-from placement.runtime.program.routines import Routine
 from placement.runtime.program.transfers import expect, receive, send
+
+if TYPE_CHECKING:
+    from placement.runtime.program.routines import Routine
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from placement.runtime.program.functional import Functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.ranks.launch import met_store, new_store, reason_of
+from placement.runtime.ranks.local_tensors import keepers
 from placement.runtime.ranks.passes import CompiledPass, Pass
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import add_gradients
-from placement.runtime.ranks.shares import keepers
 
 _START_S = 120.0  # until all processes have met
 _CPU = torch.device("cpu")

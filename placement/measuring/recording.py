@@ -7,15 +7,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from placement.measuring.op_clock import Stretch, recorded
-from placement.runtime.program.layout import DeviceLayout
-from placement.runtime.ranks.passes import CompiledPass, Pass
-from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import RankModule
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
+    from placement.runtime.ranks.passes import CompiledPass, Pass
+    from placement.runtime.ranks.process_group import ProcessGroup
 
 # What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]

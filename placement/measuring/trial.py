@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from env.problem import Problem
@@ -209,14 +210,10 @@ def try_out(
     else:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
-    problem = Problem(result.graph, result.cluster)
-    single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
-    score = Simulator(problem).score(
+    score = Simulator(Problem(result.graph, result.cluster)).score(
         result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
     )
     with orderly_end(), temporary_folder() as folder:
-        path = folder / "placement.json"
-        result.save(path)
         description = {
             "model": model,
             "train": train,
@@ -225,31 +222,47 @@ def try_out(
             "seed": seed,
             "repeats": asdict(repeats),
             "recorded": 0 if recorded is None else _RECORDED,
-            "placement": str(path),
-            "reference": str(folder / "reference.safetensors"),
             "devices": places,
             "place": places[names[0]],
         }
-        run = partial(_run, description, repeats, report)
-        (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
-        if by_module:  # one process drives all devices
-            ranks = run("by_module", "the placement", [places[names[0]]], single_s)
-        elif description["is_plain"]:
-            ranks = [single]
-        else:
-            ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
+        single, ranks = _measured(description, result, folder, partial(_run, repeats, report), score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
     if recorded is not None:
         recorded(_timeline(trial, ranks))
     return trial
 
 
+def _measured(
+    settings: Mapping[str, Any], result: Result, folder: Path, run: Callable[..., list[dict[str, Any]]], step_s: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the process of the plain model has measured, and each of those of the placement.
+
+    Args:
+        settings: of `trial_work`, but for the files.
+        folder: for the files: the placement, and what the plain model computed.
+        run: as `_run` from its third argument on.
+        step_s: predicted of a step of the placement.
+    """
+    path = folder / "placement.json"
+    result.save(path)
+    description = {**settings, "placement": str(path), "reference": str(folder / "reference.safetensors")}
+    places = list(settings["devices"].values())
+    op_s = Problem(result.graph, result.cluster).op_s
+    single_s = float(op_s[:, result.cluster.device_index[next(iter(settings["devices"]))]].sum())
+    (single,) = run("plain", "the plain model", description, places[:1], single_s)
+    if settings["is_plain"]:
+        return single, [single]
+    if is_by_module(result.graph):  # one process drives all devices
+        return single, run("by_module", "the placement", description, places[:1], single_s)
+    return single, run("placed", "the placement", description, places, step_s)
+
+
 def _run(
-    description: Mapping[str, Any],
     repeats: Repeats,
     report: Callable[[str, StepProgress], None],
     kind: str,
     what: str,
+    description: Mapping[str, Any],
     places: Sequence[str],
     predicted_s: float,
 ) -> list[dict[str, Any]]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from graphs.capture.costs import signature
-from placement.runtime.program.layout import DeviceLayout
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
 
 
 def consistent_order(layout: DeviceLayout) -> list[list[int]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from graphs.capture import Program
+from typing import TYPE_CHECKING
+
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
 def same_ops(program: Program, layout: DeviceLayout) -> DeviceLayout:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from graphs.capture.trace import value_of
 from placement.runtime.program.functional import uninitialised
-from placement.runtime.program.layout import DeviceLayout
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
 
 
 def draw(layout: DeviceLayout) -> dict[int, torch.Tensor]:

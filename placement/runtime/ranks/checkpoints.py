@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -15,9 +15,11 @@ from torch import nn
 
 from graphs.disk import atomic_file, check_target
 from graphs.errors import MismatchError
-from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.transport.channels import Channel
 from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.runtime.ranks.process_group import ProcessGroup
 
 Path = str | os.PathLike[str]
 

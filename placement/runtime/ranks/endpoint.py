@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.transport.channels import Channel, Transport
 from placement.runtime.transport.nccl import NcclTransport, Pair
+
+if TYPE_CHECKING:
+    from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.transport.channels import Channel, Transport
 
 
 class RankEndpoint:

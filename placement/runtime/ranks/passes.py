@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,14 +12,16 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.trace import value_of
 from placement.inputs.arguments import as_captured, check_tangents, tangent
 from placement.runtime.program.drawing import draw
-from placement.runtime.program.layout import DeviceLayout, Key
-from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, Routines, compile_routines, sent_tags
 from placement.runtime.ranks.endpoint import RankEndpoint
-from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.transport.channels import Channel, channels_of
-from placement.runtime.transport.nccl import Pair
 from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout, Key
+    from placement.runtime.program.named_tensors import NamedTensors
+    from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.transport.nccl import Pair
 
 _KINDS = ("forward", "both", "step")
 _TAG_BITS = 24

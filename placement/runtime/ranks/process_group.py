@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,17 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
-from placement.processes.progress import StepProgress
-from placement.processes.starting import Parent
-from placement.runtime.program.routines import Routine
 from placement.runtime.ranks.watchdog import Activity, Watchdog, op_at
 from placement.runtime.transport import nccl
 from placement.runtime.transport.channels import Channel, PeerEndedError, Pending, Transport
 from placement.runtime.transport.gloo import GlooTransport, gloo_group
 from placement.runtime.transport.mailbox import Mailbox, MailTransport
 from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.processes.progress import StepProgress
+    from placement.processes.starting import Parent
+    from placement.runtime.program.routines import Routine
 
 _START = timedelta(seconds=300)  # until all processes are there
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers

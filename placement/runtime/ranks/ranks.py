@@ -18,9 +18,9 @@ from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
 from placement.runtime.ranks import checkpoints
+from placement.runtime.ranks.local_tensors import check_filled, keep_local, keepers, lent, outlines_of
 from placement.runtime.ranks.passes import CompiledPass, Differentiable, Pass
 from placement.runtime.ranks.process_group import ProcessGroup, check_size, join
-from placement.runtime.ranks.shares import check_filled, keep_own, keepers, lent, outlines_of
 
 Path = str | os.PathLike[str]
 
@@ -49,7 +49,7 @@ class RankModule(OpByOpWrapper):
         self._compiled: dict[tuple[int, str], CompiledPass] = {}
         self._ties = {name: state.names for state in layout.step.program.states for name in state.names}
         outlines = outlines_of(model)
-        self._new = keep_own(model, keepers(model, layout), group.rank, layout.places[group.rank])
+        self._new = keep_local(model, keepers(model, layout), group.rank, layout.places[group.rank])
         self._variants = Variants(model, layout, loss, lambda: lent(model, outlines))
         self._states = NamedTensors(model)
         self._take_mode()

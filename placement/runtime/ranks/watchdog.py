@@ -14,11 +14,13 @@ import time
 import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphs.show import show_line
 from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
-from placement.runtime.program.routines import Routine
+
+if TYPE_CHECKING:
+    from placement.runtime.program.routines import Routine
 
 BEAT_S = 0.5
 SILENCE_S = 4.0  # in an op without using a processor, or without a sign of life

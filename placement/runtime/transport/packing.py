@@ -8,8 +8,7 @@ from functools import cached_property
 
 import torch
 
-from graphs.capture.trace import Layout, TensorInfo
-from placement.inputs.arguments import same_stride
+from graphs.capture.trace import Layout, TensorInfo, row_major, same_stride
 
 _CPU = torch.device("cpu")
 
@@ -31,7 +30,7 @@ class Packing:
     def of(cls, info: TensorInfo) -> Packing:
         layout = info.layout
         shape = tuple(1 if step == 0 else extent for extent, step in zip(layout.shape, layout.stride, strict=True))
-        stride = layout.stride if _is_dense(shape, layout.stride) else _row_major(shape)
+        stride = layout.stride if _is_dense(shape, layout.stride) else row_major(shape)
         return cls(shape, stride, layout)
 
     @classmethod
@@ -105,11 +104,3 @@ def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return True
         reach += step * (extent - 1)
     return False
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))

@@ -35,7 +35,7 @@ from placement.measuring.doubts import MeasuredMachine, warn_of_doubts, with_dou
 from placement.measuring.figures import CoreTime, Figure, busy_core_s, settled
 from placement.measuring.op_clock import ClockedRoutine, clocked, host_clock
 from placement.measuring.op_times import update_times_s
-from placement.measuring.profiling import measured_profile
+from placement.measuring.profiling import measured_profile, step_to_measure
 from placement.measuring.repeats import Repeats
 from placement.measuring.speeds import BRIEF, DeviceSpeed, flops_per_s
 from placement.measuring.workers import Worker, cores_for, run_workers
@@ -491,7 +491,7 @@ def test_every_op_gets_a_time(train: bool) -> None:
     torch.manual_seed(0)
     model, x = Small(), torch.rand(3, 4)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = measured_profile(model, (x,), None, cpu_cluster(min(2, N_CORES)), train, repeats=QUICK)
+    found = measured_profile(step_to_measure(model, (x,), train=train), cpu_cluster(min(2, N_CORES)), QUICK)
     graph = found.graph
     captured = placement.capture(model, (x,), train=train)
     assert (graph.op_names, graph.kinds, graph.time_keys) == (captured.op_names, captured.kinds, ("cpu",))
@@ -513,12 +513,13 @@ def test_every_op_gets_a_time(train: bool) -> None:
 
 
 def test_times_are_kept_under_the_model_of_the_device() -> None:
-    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(model="Z80"), repeats=QUICK).graph
+    step = step_to_measure(nn.Linear(2, 2), torch.rand(1, 2))
+    graph = measured_profile(step, cpu_cluster(model="Z80"), QUICK).graph
     assert graph.time_keys == ("Z80",)
 
 
 def test_a_profile_is_a_graph_file(tmp_path: Path) -> None:
-    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(), repeats=QUICK).graph
+    graph = measured_profile(step_to_measure(nn.Linear(2, 2), torch.rand(1, 2)), cpu_cluster(), QUICK).graph
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     placement.save_graph(graph, one)
     loaded = placement.load_graph(one)

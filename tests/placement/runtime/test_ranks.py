@@ -27,8 +27,8 @@ from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
 from placement.runtime.ranks.checkpoints import Entry
 from placement.runtime.ranks.launch import launch
+from placement.runtime.ranks.local_tensors import check_filled, entries, keep_local
 from placement.runtime.ranks.process_group import join
-from placement.runtime.ranks.shares import check_filled, entries, keep_own
 from placement.runtime.ranks.watchdog import Activity, Watchdog
 from placement.runtime.transport import nccl
 from placement.runtime.transport.mailbox import Mailbox
@@ -153,7 +153,7 @@ def test_what_was_on_meta_must_be_written() -> None:
     with torch.device("meta"):
         model = nn.BatchNorm1d(3)
         model.register_buffer("ids", torch.arange(3), persistent=False)
-    new = keep_own(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
+    new = keep_local(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(1.0)
     model.reset_running_stats()
