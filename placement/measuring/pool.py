@@ -222,7 +222,7 @@ def _placed(model: TimedModel, arrangement: Arrangement, group: ProcessGroup) ->
     module, train = model.module, model.step.program.train
     places = [_CPU] * len(arrangement.order)
     layout = DeviceLayout(model.step, arrangement.device, arrangement.order, arrangement.start_s, places)
-    compiled, states = CompiledPass(layout, "step" if train else "forward"), NamedTensors(module)
+    compiled, tensors = CompiledPass(layout, "step" if train else "forward"), NamedTensors(module)
     own = []
     if train:
         home = {name: ranks[0] for name, ranks in keepers(module, layout).items()}
@@ -230,7 +230,7 @@ def _placed(model: TimedModel, arrangement: Arrangement, group: ProcessGroup) ->
     optimizer = _optimizer(own) if own else None
 
     def step() -> None:
-        run = Pass(group, compiled, states, model.inputs)
+        run = Pass(group, compiled, tensors, model.inputs)
         if not train:
             run.forward()
             return

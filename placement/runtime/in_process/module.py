@@ -34,12 +34,12 @@ class PlacedModule(OpByOpWrapper):
         super().__init__(model, layout)
         self._loss = loss
         self._team = Team(layout.places)
-        self._states = NamedTensors(model)
+        self._tensors = NamedTensors(model)
         self._steps: dict[DeviceLayout, _Step] = {}
         self._variants = Variants(model, layout, loss)
         self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
         self._take_mode()
-        move_tensors(layout, self._states)
+        move_tensors(layout, self._tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = argument_leaves(self._model, args, kwargs)
@@ -48,7 +48,7 @@ class PlacedModule(OpByOpWrapper):
         with self._capturing:
             step = self._step_for(args, kwargs, leaves)
             trace = step.layout.step.program.trace
-            parameters = [self._states[trace.states[p].name] for p, _ in trace.gradients]
+            parameters = [self._tensors[trace.states[p].name] for p, _ in trace.gradients]
             if is_differentiated := step.layout.step.program.train and torch.is_grad_enabled():
                 self._check_gradients(inputs)
         run = _Run(self, step, inputs)
@@ -70,7 +70,7 @@ class PlacedModule(OpByOpWrapper):
         Raises:
             MismatchError: another dtype than captured.
         """
-        for dtype in {state.dtype for state in self._states.all()}:
+        for dtype in {state.dtype for state in self._tensors.all()}:
             made = fn(torch.empty(0, dtype=dtype))
             if made.dtype != dtype:
                 raise MismatchError(
@@ -78,7 +78,7 @@ class PlacedModule(OpByOpWrapper):
                     "the model first, then capture and place it."
                 )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        move_tensors(self._layout, self._states)
+        move_tensors(self._layout, self._tensors)
         return self
 
     # -- what runs --------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class _Run:
     def _state(self, device: int, name: str) -> torch.Tensor:
         program = self.layout.step.program
         with self._placed._capturing:
-            found = self._placed._states.get(name)
+            found = self._placed._tensors.get(name)
         if found is None:
             found = program.constants[name]
         place = self.layout.places[device]

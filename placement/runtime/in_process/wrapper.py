@@ -53,7 +53,7 @@ class ModelWrapper(nn.Module):
 class OpByOpWrapper(ModelWrapper):
     """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
 
-    _states: NamedTensors
+    _tensors: NamedTensors
 
     def __init__(self, model: nn.Module, layout: DeviceLayout) -> None:
         super().__init__(model)
@@ -101,6 +101,6 @@ class OpByOpWrapper(ModelWrapper):
                     "detach it, or place the whole of the model."
                 )
         for name in self._frozen:
-            parameter = self._states.get(name)  # None where another rank has it
+            parameter = self._tensors.get(name)  # None where another rank has it
             if parameter is not None and parameter.requires_grad:
                 raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")

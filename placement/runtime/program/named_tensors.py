@@ -49,7 +49,7 @@ class NamedTensors:
         yield from self._model.buffers()
 
 
-def move_tensors(layout: DeviceLayout, states: NamedTensors) -> None:
+def move_tensors(layout: DeviceLayout, tensors: NamedTensors) -> None:
     """Every parameter and buffer to its device, staying the object it is; what shares memory goes on sharing it.
 
     Raises:
@@ -59,7 +59,7 @@ def move_tensors(layout: DeviceLayout, states: NamedTensors) -> None:
     for index, state in enumerate(layout.step.program.states):
         place = layout.places[layout.home(index)]
         for name in state.names:
-            tensor = states.get(name)
+            tensor = tensors.get(name)
             if tensor is None or tensor.device == place:
                 continue
             if tensor.is_meta:

@@ -72,7 +72,7 @@ class Pass:
 
     Args:
         inputs: tensors among the arguments, by path.
-        states: the parameters and buffers of this rank.
+        tensors: the parameters and buffers of this rank.
         pairs: as of `RankEndpoint`.
     """
 
@@ -80,12 +80,12 @@ class Pass:
         self,
         group: ProcessGroup,
         compiled: CompiledPass,
-        states: NamedTensors,
+        tensors: NamedTensors,
         inputs: Mapping[str, torch.Tensor],
         pairs: Mapping[int, Pair] | None = None,
     ) -> None:
         self.compiled, self._group = compiled, group
-        self._states, self._inputs = states, inputs
+        self._tensors, self._inputs = tensors, inputs
         self._place = compiled.layout.places[group.rank]
         self._endpoint = RankEndpoint(group, compiled.channels, self._place, pairs or {})
         self._drawn: dict[int, torch.Tensor] = {}
@@ -178,7 +178,7 @@ class Pass:
     def _lookup(self, key: Key) -> Any:
         kind, name = key
         if kind == "state":
-            found = self._states.get(name)
+            found = self._tensors.get(name)
             if found is None:
                 found = self.compiled.layout.step.program.constants[name]
             return found if found.device == self._place else found.to(self._place)

@@ -51,7 +51,7 @@ class RankModule(OpByOpWrapper):
         outlines = outlines_of(model)
         self._new = keep_local(model, keepers(model, layout), group.rank, layout.places[group.rank])
         self._variants = Variants(model, layout, loss, lambda: lent(model, outlines))
-        self._states = NamedTensors(model)
+        self._tensors = NamedTensors(model)
         self._take_mode()
 
     @property
@@ -151,7 +151,7 @@ class RankModule(OpByOpWrapper):
         key = id(layout), kind  # the variants keep their layouts
         if key not in self._compiled:
             self._compiled[key] = CompiledPass(layout, kind)
-        return Pass(self._group, self._compiled[key], self._states, inputs, self._pairs)
+        return Pass(self._group, self._compiled[key], self._tensors, inputs, self._pairs)
 
 
 def rank_module(model: nn.Module, layout: DeviceLayout, *, loss: Loss | None = None) -> RankModule:
