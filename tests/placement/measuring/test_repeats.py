@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.cli.measuring import tell_steps
+from placement.cli.steps import tell_steps
 from placement.measuring.figures import relative_spread
 from placement.measuring.repeats import Repeats, beforehand, run_steps
 from placement.processes.progress import StepProgress
