@@ -96,8 +96,8 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     from env.simulation.simulator import Simulator
     from placement.inputs.examples import read_example
     from placement.measuring.machine import local_cluster
-    from placement.measuring.profiling import measured_profile
-    from placement.processes.repeats import Repeats
+    from placement.measuring.profiling import measured_profile, step_to_measure
+    from placement.measuring.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
@@ -105,9 +105,8 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
 
     def profiled() -> Profile:
         repeats = Repeats(dropped=1, least=2, settled=8, most=8, budget_s=3.0)
-        return measured_profile(
-            example.model, example.args, example.kwargs, cluster, options.train, name=name, repeats=repeats
-        )
+        step = step_to_measure(example.model, example.args, example.kwargs, options.train, name=name)
+        return measured_profile(step, cluster, repeats)
 
     profiles = [profiled()]
     trials = _trials(Problem(profiles[0].graph, cluster), options)

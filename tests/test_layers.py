@@ -58,7 +58,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "cli",
         "__init__ __main__",
     ),
-    "placement.runtime": ("program", "in_process transport", "ranks", "application", "__init__"),
+    "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
     "placement.learning": (
         "networks",
         "learners",

@@ -29,9 +29,9 @@ from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownN
 from placement.cli import run as run_command
 from placement.learning.learners import registry
 from placement.learning.training import train
-from placement.measuring import bench
-from placement.measuring.bench import Arrangement
+from placement.measuring import pool
 from placement.measuring.executor import Execution, Executor
+from placement.measuring.pool import Arrangement
 from placement.solving.result import Result
 
 pytestmark = pytest.mark.skipif(
@@ -91,7 +91,7 @@ def spread_out(executor: Executor, seed: int = 0) -> np.ndarray:
 
 
 def pids_of(executor: Executor) -> list[int]:
-    return [worker.process.pid for worker in executor._bench._workers]
+    return executor._pool.pids
 
 
 def are_gone(pids: list[int], within_s: float = 5.0) -> bool:
@@ -135,13 +135,13 @@ def test_the_callers_model_stays_as_it_is() -> None:
 
 
 def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted(bench.CompiledPass):
+    class Noted(pool.CompiledPass):
         def __init__(self, layout: Any, kind: str) -> None:
             super().__init__(layout, kind)
             text = json.dumps([routine.ops for routine in self.routines.sections[0]])
             (tmp_path / f"{time.time_ns()}.json").write_text(text)
 
-    monkeypatch.setattr(bench, "CompiledPass", Noted)
+    monkeypatch.setattr(pool, "CompiledPass", Noted)
     with Executor(*towers(), cluster=TWO, **STEPS) as executor:
         device = np.zeros(executor.graph.n_ops, dtype=np.int64)
         device[-1] = 1  # both towers on one device: either may come first
@@ -172,14 +172,14 @@ def misbehaving(
     monkeypatch: pytest.MonkeyPatch, misbehave: Callable[[int], None], **settings: Any
 ) -> tuple[Executor, np.ndarray]:
     """An executor of which the processes misbehave, given their rank, when both devices are used."""
-    real = bench.samples_s
+    real = pool.samples_s
 
-    def samples_s(subject: Any, arrangement: Arrangement, rank: int, crew: Any) -> list[float]:
+    def samples_s(subject: Any, arrangement: Arrangement, rank: int, group: Any) -> list[float]:
         if len(arrangement.order) == 2:
             misbehave(rank)
-        return real(subject, arrangement, rank, crew)
+        return real(subject, arrangement, rank, group)
 
-    monkeypatch.setattr(bench, "samples_s", samples_s)
+    monkeypatch.setattr(pool, "samples_s", samples_s)
     executor = Executor(*towers(), cluster=TWO, **STEPS, **settings)
     return executor, spread_out(executor)
 
@@ -233,7 +233,7 @@ def test_a_fork_may_neither_run_nor_end_them(executor: Executor) -> None:
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert all(worker.process.is_alive() for worker in executor._bench._workers)
+    assert executor._pool._workers.all_alive
 
 
 def test_what_a_process_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
