@@ -10,11 +10,11 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import Rows, ScorerFactory, Step
-from env.gym.named import Clusters, Graphs
+from env.gym.batch import EnvBatch, Step
 from env.gym.observations import UNIT_FEATURES, Observation, tick_s
-from env.gym.rewards import Outcome, Reward
-from env.gym.task import Order, Task, Units
+from env.gym.options import EnvOptions
+from env.gym.rewards import Outcome
+from env.gym.task import Task
 from env.gym.task_kernel import (
     CLIP,
     DEVICE_STATE,
@@ -34,9 +34,10 @@ from graphs.opgraph import FloatArray, IntArray
 SHAPINGS = ("bound",)
 
 
-class SequentialRows(Rows):
-    """k rows of `SequentialEnv`, whose keywords it takes."""
+class SequentialBatch(EnvBatch):
+    """k rows of `SequentialEnv`."""
 
+    own_keywords: ClassVar[tuple[str, ...]] = ("order", "shaping")
     saved: ClassVar[tuple[str, ...]] = (
         "task",
         "step",
@@ -50,18 +51,12 @@ class SequentialRows(Rows):
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        order: Order = "topological",
-        shaping: str | None = None,
+        options: EnvOptions,
     ) -> None:
+        shaping = options.shaping
         if shaping is not None and shaping not in SHAPINGS:
             raise UnknownNameError("shaping", str(shaping), SHAPINGS)
-        super().__init__(count, graph, cluster, reward=reward, scorer=scorer, units=units, order=order)
+        super().__init__(count, options)
         self._shaped = shaping is not None
         self._arrays = _arrays(self)
         self._paths = {t: _paths(task) for t, task in enumerate(self.possible) if task is not None and self._shaped}
@@ -161,14 +156,14 @@ class SequentialRows(Rows):
         return self._rewards(Outcome(bound_s, fits, np.zeros(len(rows)), self._reference_s[self.task[rows]]))
 
 
-def _arrays(rows: Rows) -> StepArrays:
+def _arrays(batch: EnvBatch) -> StepArrays:
     """The tasks as the kernel reads them. An impossible one stays empty; no row ever gets there."""
-    tasks, u, d = len(rows.tasks), rows.n_units, rows.n_devices
-    e = rows.static["edges"].shape[1]
+    tasks, u, d = len(batch.tasks), batch.n_units, batch.n_devices
+    e = batch.static["edges"].shape[1]
     arrays = StepArrays(
         n_units=np.zeros(tasks, dtype=np.int64),
         sequence=np.zeros((tasks, u), dtype=np.int64),
-        allowed=rows.allowed,
+        allowed=batch.allowed,
         kept_bytes=np.zeros((tasks, u), dtype=np.int64),
         working_bytes=np.zeros((tasks, u), dtype=np.int64),
         capacity_bytes=np.zeros((tasks, d), dtype=np.int64),
@@ -183,9 +178,9 @@ def _arrays(rows: Rows) -> StepArrays:
         hops=np.zeros((tasks, d, d)),
         tick_s=np.ones(tasks),
         reference_s=np.ones(tasks),
-        features=rows.static["unit_features"],
+        features=batch.static["unit_features"],
     )
-    for t, task in enumerate(rows.possible):
+    for t, task in enumerate(batch.possible):
         if task is None:
             continue
         edges, problem = task.edges, task.problem
@@ -265,4 +260,4 @@ class SequentialEnv(PlacementEnv):
         render_mode: ``"ansi"`` or ``"rgb_array"``.
     """
 
-    rows_type = SequentialRows
+    batch_type = SequentialBatch

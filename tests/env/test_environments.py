@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import re
@@ -26,12 +25,13 @@ from strategies import problems
 import placement
 from env.cluster import Cluster, both_ways
 from env.gym.base import PlacementEnv
-from env.gym.group import GroupRows
-from env.gym.improve import ImproveRows
+from env.gym.group import GroupBatch
+from env.gym.improve import ImproveBatch
 from env.gym.observations import UNIT_FEATURES
+from env.gym.options import SHARED, EnvOptions
 from env.gym.registration import ENTRY_POINTS
 from env.gym.rewards import REWARDS, Outcome
-from env.gym.sequential import SequentialRows
+from env.gym.sequential import SequentialBatch
 from env.gym.task import ORDERS, Task, make_tasks
 from env.gym.vector import PlacementVecEnv
 from env.problem import Problem
@@ -143,12 +143,7 @@ def test_the_documentation_lists_every_observation_and_keyword() -> None:
     table = text.partition("## Observations")[2].partition("The columns of")[0]
     documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert documented == {key for name in IDS for key in make(name, small_graph()).observation_space.spaces}
-    keywords = {
-        key
-        for kind in (GroupRows, SequentialRows, ImproveRows)
-        for key in inspect.signature(kind).parameters
-        if key != "count"
-    }
+    keywords = {key for kind in (GroupBatch, SequentialBatch, ImproveBatch) for key in (*SHARED, *kind.own_keywords)}
     table = text.partition("## Keywords")[2].partition("Units never")[0]
     assert keywords | {"render_mode"} == set(
         re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", table, re.M)))
@@ -384,7 +379,7 @@ def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, se
         seen.append(outcome.step_time_s.copy())
         return -outcome.step_time_s
 
-    rows = SequentialRows(1, problem.graph, problem.cluster, reward=remember, shaping="bound")
+    rows = SequentialBatch(1, EnvOptions(problem.graph, problem.cluster, reward=remember, shaping="bound"))
     rng = np.random.default_rng(seed)
     rows.begin(np.zeros(1, dtype=np.int64), [rng])
     done = False
