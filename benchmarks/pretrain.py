@@ -33,8 +33,8 @@ from graphs.generators import GENERATORS
 from graphs.opgraph import FloatArray, OpGraph
 from graphs.zoo.cache import model_graph
 from placement.learning.learners.pretrained import PRETRAINED, save_pretrained
-from placement.learning.networks.graph_policy import GraphPolicy
-from placement.learning.networks.policy import Proposals
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.policy import Proposals
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")

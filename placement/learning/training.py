@@ -21,7 +21,7 @@ from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
-from placement.learning.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import Origin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
 from placement.optimization import check_problem
 from placement.solving.methods import check_count, check_seconds

@@ -23,8 +23,8 @@ from env.simulation.simulator import Simulator
 from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.opgraph import FloatArray
-from placement.learning.networks.graph_policy import GraphPolicy
-from placement.learning.networks.policy import Proposals
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.policy import Proposals
 
 PRETRAINED = Path(__file__).with_name("pretrained.safetensors")
 FORMAT = "placement-graph-1"

@@ -22,7 +22,7 @@ from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.generators import fork_join, layered, topcuoglu
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained, save_pretrained
-from placement.learning.networks.graph_policy import GraphPolicy
+from placement.learning.policies.graph_policy import GraphPolicy
 
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -21,10 +21,10 @@ from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import IntArray
 from placement.learning.networks.orders import check_devices
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 SEEN = ("next_unit", "next_features", "device_state")  # what the network looks at of an observation
-LEARNING_RATE = 1e-3
+_RATE = 1e-3  # the network insists on an optimizer, which nothing uses: PPO has its own
 Distribution = Any  # sb3-contrib's, without types
 
 
@@ -69,7 +69,7 @@ class PpoPolicy(PlacementPolicy):
         super().__init__()
         self.units, self.devices = units, devices
         self.network = MaskableMultiInputActorCriticPolicy(
-            seen_space(units, devices), spaces.Discrete(devices), lambda _: LEARNING_RATE, **POLICY_OPTIONS
+            seen_space(units, devices), spaces.Discrete(devices), lambda _: _RATE, **POLICY_OPTIONS
         )
 
     def config(self) -> dict[str, Any]:

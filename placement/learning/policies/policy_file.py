@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from graphs.errors import PlacementError, PolicyFileError
-from placement.learning.archive import Kind, read_archive, write_archive
-from placement.learning.learners.registry import POLICIES
-from placement.learning.networks.policy import PlacementPolicy
+from placement.learning.policies.archive import Kind, read_archive, write_archive
+from placement.learning.policies.policy import PlacementPolicy
+from placement.learning.policies.registry import POLICIES
 
 _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 
