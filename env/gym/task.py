@@ -14,7 +14,7 @@ from env.bounds.bounds import lower_bound
 from env.bounds.memory import memory_reason
 from env.cluster import Cluster
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
-from env.gym.task_kernel import longest_paths
+from env.gym.op_features import OpFeatures
 from env.problem import Problem
 from env.unit_totals import UnitTotals
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
@@ -71,14 +71,9 @@ class Task(UnitTotals):
         return self.problem.cluster.n_devices
 
     @cached_property
-    def upward_rank_s(self) -> FloatArray:
-        """float64 [n]: mean seconds of the longest path from each op to an end of the graph, the op included."""
-        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s, True) + self.problem.mean_op_s
-
-    @cached_property
-    def downward_rank_s(self) -> FloatArray:
-        """float64 [n]: mean seconds of the longest path from a start of the graph to each op, the op excluded."""
-        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s)
+    def of_ops(self) -> OpFeatures:
+        """Facts about the ops."""
+        return OpFeatures(self.problem)
 
     @cached_property
     def single_device(self) -> tuple[IntArray, float, bool]:
@@ -136,24 +131,6 @@ class Task(UnitTotals):
     def device_of_ops(self, devices: NDArray[Integer]) -> NDArray[Integer]:
         """Devices by unit [..., U] as devices by op [..., n]."""
         return devices[..., self.unit_of]
-
-    def paths(self, tensor_s: FloatArray, op_s: FloatArray, backwards: bool = False) -> FloatArray:
-        """float64 [n]: longest path that leads to each op (backwards: from it to an end), itself not counted.
-
-        Args:
-            tensor_s: float64 [m], length of an edge that carries the tensor.
-            op_s: float64 [n], length of an op.
-        """
-        graph = self.problem.graph
-        producer, consumer, tensor = graph.edge_list
-        end, start = (producer, consumer) if backwards else (consumer, producer)
-        by_end = np.argsort(end, kind="stable")
-        ptr = np.searchsorted(end[by_end], np.arange(graph.n_ops + 1)).astype(np.int64)
-        order = graph.topological_order[:: -1 if backwards else 1].copy()
-        result = np.zeros(graph.n_ops)
-        # Copies, for numba compiles anew for arrays that may not be written.
-        longest_paths(order, ptr, start[by_end], tensor_s[tensor[by_end]], op_s.copy(), result)
-        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,5 +245,5 @@ def _sequence(task: Task, order: Order) -> IntArray:
     topological = task.topological_order
     if order == "topological":
         return topological
-    rank_s = task.largest(task.upward_rank_s)
+    rank_s = task.largest(task.of_ops.upward_rank_s)
     return topological[np.argsort(-rank_s[topological], kind="stable")]

@@ -23,11 +23,13 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from strategies import problems
 
 import placement
+from baselines.paths import importance, upward_rank
 from env.cluster import Cluster, both_ways
 from env.gym.base import PlacementEnv
 from env.gym.group import GroupBatch
 from env.gym.improve import ImproveBatch
 from env.gym.observations import UNIT_FEATURES
+from env.gym.op_features import OpFeatures
 from env.gym.options import SHARED, EnvOptions
 from env.gym.registration import ENTRY_POINTS
 from env.gym.rewards import REWARDS, Outcome
@@ -188,9 +190,10 @@ def test_a_sequence_holds_every_unit_once_after_what_it_waits_for(order: str) ->
 
 def test_upward_rank_goes_first_to_the_longest_path() -> None:
     task = only_task(layered(60, 1), FOUR, order="upward_rank")
-    rank_s = task.upward_rank_s[task.sequence]
+    of_ops = task.of_ops
+    rank_s = of_ops.upward_rank_s[task.sequence]
     assert (np.diff(rank_s) <= 0).all()
-    assert rank_s[0] == pytest.approx((task.upward_rank_s + task.downward_rank_s).max())
+    assert rank_s[0] == pytest.approx((of_ops.upward_rank_s + of_ops.downward_rank_s).max())
 
 
 def test_the_reference_is_the_best_single_device() -> None:
@@ -365,6 +368,17 @@ def test_shaped_rewards_telescope(problem: Problem, reward: str, seed: int) -> N
     bound_s, k = np.array([task.bound_s]), np.ones(1, dtype=bool)
     start = REWARDS[reward](Outcome(bound_s, k, np.zeros(1), np.array([task.reference_s])))[0]
     assert shaped_sum == pytest.approx(float(last) - start, rel=1e-9, abs=1e-9)
+
+
+@given(problems())
+@settings(max_examples=60)
+def test_ranks_are_those_that_list_schedulers_use(problem: Problem) -> None:
+    """Environments and networks compute them on their own, below the heuristics."""
+    of_ops = OpFeatures(problem)
+    assert np.array_equal(of_ops.upward_rank_s, upward_rank(problem))
+    assert np.array_equal(of_ops.upward_rank_s + of_ops.downward_rank_s, importance(problem))
+    producer, consumer, _ = problem.graph.edge_list
+    assert (of_ops.depth[consumer] >= of_ops.depth[producer] + 1).all()
 
 
 @given(problems(), st.integers(0, 99))
