@@ -8,15 +8,17 @@ of the task on its allowed devices; amounts ``log1p(amount / mean amount)``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from env.gym.task import Task
 from env.gym.task_kernel import CLIP
 from graphs.opgraph import FloatArray, Phase
+
+if TYPE_CHECKING:
+    from env.gym.task import Task
 
 Observation = dict[str, NDArray[Any]]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.gym.task import Task
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.formatting import format_seconds
@@ -16,6 +15,7 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
     from env.gym.batch import EnvBatch
+    from env.gym.task import Task
 
 RENDER_MODES = ("ansi", "rgb_array")
 

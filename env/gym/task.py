@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.bounds.bounds import lower_bound
-from env.bounds.memory import memory_reason
-from env.cluster import Cluster
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.op_features import OpFeatures
 from env.problem import Problem
@@ -20,6 +17,9 @@ from env.unit_totals import UnitTotals
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.transforms.coarsen import to_size
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
 
 Units = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray
@@ -99,6 +99,8 @@ class Task(UnitTotals):
     @cached_property
     def bound_s(self) -> float:
         """No placement is faster (`env.bounds.bounds.lower_bound`)."""
+        from env.bounds.bounds import lower_bound
+
         return lower_bound(self.problem).value_s
 
     @cached_property
@@ -176,6 +178,8 @@ def make_tasks(
 
 
 def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> Task | Impossible:
+    from env.bounds.memory import memory_reason
+
     try:
         problem = Problem(graph, cluster)
     except InfeasibleError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, Outcome, improve, stages, starts
+from baselines.portfolio import Candidate, Outcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory import working_set_bytes
 from env.bounds.memory_advice import what_would_help
@@ -25,7 +25,15 @@ from env.simulation.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from placement.solving.compiling import compile_for
-from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, heuristics_for, is_learned
+from placement.solving.methods import (
+    AUTO,
+    DEFAULT_BUDGET_S,
+    HEURISTICS,
+    PRETRAINED,
+    heuristics_for,
+    is_learned,
+    searches_of_auto,
+)
 from placement.solving.result import (
     OWN_ORDER,
     Result,
@@ -188,10 +196,7 @@ class Solver:
 
     def _search(self, method: str, budget: Budget) -> Outcome:
         problem = self.problem
-        if method == AUTO:
-            searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-        else:
-            searches = [(method, baselines.SEARCHES[method], 1.0)]
+        searches = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         found: list[Candidate] = []
         reason = ""
         try:

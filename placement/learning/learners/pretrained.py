@@ -13,7 +13,7 @@ import torch
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, candidates, improve, stages
+from baselines.portfolio import Candidate, candidates, improve
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -22,6 +22,7 @@ from graphs.opgraph import FloatArray
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import load_policy
+from placement.solving.methods import searches_of_auto
 
 PRETRAINED = Path(__file__).with_name("pretrained.zip")
 _NAME = "pretrained"
@@ -82,8 +83,7 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         budget.interrupted = True
     if search.done(budget):
         return search.best().plan
-    searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-    return improve(problem, seed, search.kept, searches, budget).best.plan
+    return improve(problem, seed, search.kept, searches_of_auto(problem), budget).best.plan
 
 
 class _Sampling:
