@@ -77,6 +77,7 @@ class PpoLearner:
     """MaskablePPO; an update is one rollout, `PpoOptions.envs` episodes of the largest graph, and the epochs on it.
 
     It imitates nothing: a warm start changes nothing here.
+
     stable-baselines3 draws from the global generators of torch and numpy. Here it does so from states of its own, put
     there for an update and taken away after it.
     """
