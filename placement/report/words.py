@@ -41,7 +41,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _none_faster(comparison: Comparison) -> str:
-    """No more than was tried is claimed."""
+    """Claim only what the methods tried can support."""
     tried = [result.method for result in comparison.results if result.method != SINGLE]
     if set(tried) >= set(default_methods(comparison.objective)) - {SINGLE}:
         return "One device is best: no method is faster"
