@@ -75,9 +75,9 @@ def pipedream_hierarchical(problem: Problem, seed: int) -> Plan:
 
 
 def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_per_s: float) -> Chain:
-    """The profile that PipeDream would measure of a chain of units, each link a layer; means over the main devices.
+    """What PipeDream's profiler would measure of a chain of units, each link a layer; means over the main devices.
 
-    Every tensor that is produced on one side and read on the other crosses from one layer to the next. A
+    What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
     measured transfer time counts as the bytes that take it at this bandwidth. Weights are the kept bytes divided by
     the copies that the optimizer keeps (three where it is unknown), or none without a backward pass; activations that
     a backward op reads are stashed. O(n + e).
@@ -159,7 +159,7 @@ def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: I
 
 
 def _note(problem: Problem, value_s: float, layers: Chain, memory_bytes: float, find: _Find) -> str:
-    """PipeDream's plan with replicated stages, in one sentence, beside a placement of this largest load."""
+    """What PipeDream would do with replicated stages, in one sentence, beside a placement of this largest load."""
     if not np.isnan(problem.graph.tensor_transfer_s).all():
         return "PipeDream's replication needs sizes in bytes, but this graph has measured transfer times instead."
     best, roomy = find(layers, memory_bytes, True), find(layers, math.inf, True)
