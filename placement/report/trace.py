@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Track:
-    """The step of one process, as it ran.
+    """What one process did in a step.
 
     Attributes:
         name: of its device.
@@ -126,7 +126,7 @@ def _ops(problem: Problem, schedule: Schedule) -> list[Event]:
 
 
 def _about(problem: Problem, op: int) -> Event:
-    """Name and details of a slice that is an op."""
+    """What a slice says of its op."""
     graph = problem.graph
     return {
         "name": graph.op_names[op],
@@ -188,7 +188,7 @@ def _during(stretch: Span | Track) -> Event:
 
 
 def _about_other(problem: Problem, span: Span) -> Event:
-    """Name and details of a slice that is not an op."""
+    """What a slice says that is no op."""
     if span.what == "update":
         return {"name": "optimizer", "cat": "update"}
     made = problem.graph.op_names[span.op] if span.op >= 0 else "an input"
