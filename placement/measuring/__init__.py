@@ -1,1 +1,1 @@
-"""What this machine takes: devices and links, ops, and whole placements really run."""
+"""Measuring this machine: its devices and links, the ops of a model, and whole placements really run."""
