@@ -1,1 +1,1 @@
-"""Measuring this machine: its devices and links, the ops of a model, and whole placements really run."""
+"""What this machine takes: devices and links, ops, and whole placements really run."""
