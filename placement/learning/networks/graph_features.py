@@ -74,7 +74,7 @@ class Network:
 
 def view_of(problem: Problem) -> View:
     """Features and arrays of a problem. O(n log n + e D)."""
-    units = Units(problem)
+    units = Units.of(problem)
     rank_s = upward_rank(problem)
     instance, level_s = _instance(units, rank_s)
     producer, consumer, _ = problem.graph.edge_list
@@ -154,7 +154,7 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
         op_s=problem.op_s,
         mean_op_s=problem.mean_op_s,
         tail_s=rank_s - problem.mean_op_s,
-        unit_of=problem.group_of,
+        unit_of=problem.unit_of,
         unit_s=units.op_s,
         input_ptr=graph.inputs[0],
         inputs=graph.inputs[1],
@@ -186,7 +186,7 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
 def _scale(problem: Problem, rank_s: FloatArray) -> FloatArray:
     """`Instance.scale`."""
     work_s = float(problem.mean_op_s.sum())
-    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+    fastest_s = problem.fastest_s.copy()  # numba compiles anew for arrays that may not be written
     return np.array(
         [
             work_s / max(1, problem.graph.n_ops),
@@ -229,7 +229,7 @@ def _within_memory(units: Units, instance: Instance, rank_s: FloatArray) -> Inst
             np.zeros((1, graph_kernel.N_FEATURES + 1)),
         )
         order = starting_order(units.problem, decoded.start_s)
-        return Plan(decoded.choice[0][units.problem.group_of], order[0])
+        return Plan(decoded.choice[0][units.problem.unit_of], order[0])
 
     try:
         place_within_memory(units, build)
@@ -270,7 +270,7 @@ def _op_features(units: Units, instance: Instance, rank_s: FloatArray) -> Float3
     least_s, most_s = np.nanmin(allowed_s, axis=1), np.nanmax(allowed_s, axis=1)
     up, down = _longest(problem, mean_s, moved_s)
     free_up, free_down = _longest(problem, mean_s, np.zeros_like(moved_s))
-    depth, unit = _depth(problem), problem.group_of
+    depth, unit = _depth(problem), problem.unit_of
     memory = max(1.0, float(np.mean(problem.capacity_bytes)))
     output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, n)
     own_s = mean_s + 0.25 * typical_s

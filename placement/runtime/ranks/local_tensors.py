@@ -1,4 +1,4 @@
-"""Each process's share of a model: which parameters and buffers it keeps, and letting go of the others."""
+"""The parameters and buffers that are local to a rank: which these are, and letting go of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 
 
 class Unfilled(NamedTuple):
@@ -22,7 +22,7 @@ class Unfilled(NamedTuple):
     version: int
 
 
-def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
+def keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
     """The ranks that keep each parameter and buffer, by dotted name, the one it is at home on first.
 
     What is learned or written is on one rank only, a read-only buffer on every rank that reads it. Names that share
@@ -36,7 +36,7 @@ def keepers(model: nn.Module, layout: Layout) -> dict[str, tuple[int, ...]]:
     return {name: of_name.get(name, of_memory.get(_memory(tensor), (0,))) for name, tensor in tensors.items()}
 
 
-def keep_own(
+def keep_local(
     model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int, place: torch.device
 ) -> list[Unfilled]:
     """Take from a model what other ranks keep, and free it; what it keeps goes to its place.

@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from placement.measuring.figures import relative_spread
+from placement.processes.progress import Report, StepProgress, tell_nobody
 
 # Standard error of a median, in interquartile ranges over the square root of the number of samples, of normal samples:
 # 1.2533 standard deviations, of which there are 1.349 in an interquartile range.
 _ERROR_OF_MEDIAN = 1.2533 / 1.349
-UNDERWAY = "placement/underway"  # where a store has the last `Underway` of a run
-
-
-@dataclass(frozen=True)
-class Underway:
-    """How far a measurement is.
-
-    Attributes:
-        done: steps that have been run.
-        expected: how many it will be, as far as can be told.
-        step_s: how long the last one took, or before the first how long one is predicted to take.
-    """
-
-    done: int
-    expected: int
-    step_s: float
-
-
-Report = Callable[[Underway], None]
-
-
-def spread(samples: Sequence[float]) -> float:
-    """Interquartile range; 0 for fewer than two samples."""
-    if len(samples) < 2:
-        return 0.0
-    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return third - first
-
-
-def relative_spread(samples: Sequence[float]) -> float:
-    """Interquartile range by the median; 0 for fewer than two samples."""
-    median = statistics.median(samples)
-    return spread(samples) / median if median > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -106,9 +75,9 @@ class Repeats:
         return max(warm + counted, len(times_s))
 
 
-def beforehand(repeats: Repeats, predicted_s: float) -> Underway:
+def beforehand(repeats: Repeats, predicted_s: float) -> StepProgress:
     """What there is to tell before the first step."""
-    return Underway(0, repeats.expected([predicted_s]), predicted_s)
+    return StepProgress(0, repeats.expected([predicted_s]), predicted_s)
 
 
 def _fitting(seconds: float, step_s: float) -> int:
@@ -119,14 +88,14 @@ def _fitting(seconds: float, step_s: float) -> int:
 def run_steps(
     step: Callable[[], float],
     repeats: Repeats,
-    exchange: Callable[[float], list[float]] = lambda seconds: [seconds],
-    report: Report = lambda underway: None,
+    all_gather: Callable[[float], list[float]] = lambda seconds: [seconds],
+    report: Report = tell_nobody,
 ) -> tuple[list[float], int]:
     """Run a step until that is enough, in as many processes as run it together.
 
     Args:
         step: runs once; returns the seconds it took.
-        exchange: called before each step and after the last one, with what the step before took here (0 before the
+        all_gather: called before each step and after the last one, with what the step before took here (0 before the
             first): what it took each process, by rank, once all of them are there.
 
     Returns:
@@ -135,9 +104,9 @@ def run_steps(
     """
     own_s: list[float] = []
     slowest_s: list[float] = []
-    exchange(0.0)
+    all_gather(0.0)
     while not repeats.is_over(slowest_s):
         own_s.append(step())
-        slowest_s.append(max(exchange(own_s[-1])))
-        report(Underway(len(slowest_s), repeats.expected(slowest_s), slowest_s[-1]))
+        slowest_s.append(max(all_gather(own_s[-1])))
+        report(StepProgress(len(slowest_s), repeats.expected(slowest_s), slowest_s[-1]))
     return own_s, repeats.warm_up(slowest_s)

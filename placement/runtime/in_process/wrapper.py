@@ -1,4 +1,4 @@
-"""`DropIn` and `StandIn`: what placed models have in common."""
+"""`ModelWrapper` and `OpByOpWrapper`: what placed models have in common."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 
 from graphs.errors import MismatchError
 from placement.runtime.in_process.methods import Methods
-from placement.runtime.program.layout import Layout
-from placement.runtime.program.named_tensors import States
+from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.program.named_tensors import NamedTensors
 
 
-class DropIn(nn.Module):
+class ModelWrapper(nn.Module):
     """A module that has the modules, parameters and buffers of a model under their own keys.
 
     What is none of these is looked up in the model itself.
@@ -50,12 +50,12 @@ class DropIn(nn.Module):
             return getattr(self.__dict__["_model"], name)
 
 
-class StandIn(DropIn):
+class OpByOpWrapper(ModelWrapper):
     """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
 
-    _states: States
+    _tensors: NamedTensors
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: DeviceLayout) -> None:
         super().__init__(model)
         self._layout = layout
         self._methods = Methods(model)
@@ -101,6 +101,6 @@ class StandIn(DropIn):
                     "detach it, or place the whole of the model."
                 )
         for name in self._frozen:
-            parameter = self._states.get(name)  # None where another rank has it
+            parameter = self._tensors.get(name)  # None where another rank has it
             if parameter is not None and parameter.requires_grad:
                 raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
