@@ -43,7 +43,7 @@ class Quotient:
 
 
 def contract(problem: Problem) -> Quotient:
-    """What every contiguous split of a problem keeps together, as a graph without cycles.
+    """Parts that every contiguous split of a problem keeps together, as a graph without cycles.
 
     After the code published with Tarnawski et al., NeurIPS 2020 (github.com/msr-fiddle/dnn-partitioning, MIT licence):
     contiguity is a matter of the forward ops, since a pipeline runs backward ops on the devices of their forward ops

@@ -162,7 +162,7 @@ def least_loaded(problem: Problem, plans: Sequence[Plan]) -> Plan:
 
 
 def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:
-    """What `build` makes under the memory of the problem's objective, as in `place_within_memory`.
+    """The plan that `build` makes under the memory of the problem's objective, as in `place_within_memory`.
 
     Raises:
         InfeasibleError: `build` does, or no attempt fits.

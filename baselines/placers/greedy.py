@@ -1,4 +1,4 @@
-"""What MITE and DFS share: one pass over the units, each to the device with the smallest product of terms."""
+"""Greedy placement, for MITE and DFS: one pass, each unit to the device with the smallest product of terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent sees of a task that never changes: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
+"""Observations of a task that never change: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
 
 docs/environments.md lists every array. U units, E edges between units, D devices, each of the largest task; smaller
 tasks are padded with zeros, edges with -1. Times are ``log1p(seconds / tick)``, where a tick is the mean time of a unit
