@@ -12,7 +12,7 @@ which gives the same times (docs/score.md) to the last bit, can leave out most o
 Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
 the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
 and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, an `Instance`, and ``s``,
-a `State`, of bare pointers (`env.simulation.kernel.pointers`), and sizes. What is doubled in a state begins at ``n_o``,
+a `State`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What is doubled in a state begins at ``n_o``,
 ``e_o``, ``x_o``.
 """
 
@@ -21,74 +21,18 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.local_search.makespan_state import BY_TAIL, CURRENT, INF, SLACK, SNAPSHOTS
-from env.jit import njit
-
-compiled = njit(error_model="numpy", nogil=True)
-inlined = njit(error_model="numpy", inline="always")
-
-
-@inlined
-def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
-    """Add to the heap ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
-    k = size
-    value = sign * key[item]
-    while k > 0:
-        parent = (k - 1) >> 1
-        other = heap[base + parent]
-        rival = sign * key[other]
-        if rival > value or (rival == value and other < item):
-            break
-        heap[base + k] = other
-        k = parent
-    heap[base + k] = item
-
-
-@inlined
-def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
-    top = heap[base]
-    size -= 1
-    item = heap[base + size]
-    value = sign * key[item]
-    k = 0
-    while True:
-        child = 2 * k + 1
-        if child >= size:
-            break
-        first = heap[base + child]
-        rival = sign * key[first]
-        if child + 1 < size:
-            second = heap[base + child + 1]
-            other = sign * key[second]
-            if other > rival or (other == rival and second < first):
-                child += 1
-                first = second
-                rival = other
-        if value > rival or (value == rival and item < first):
-            break
-        heap[base + k] = first
-        k = child
-    heap[base + k] = item
-    return top
-
-
-@inlined
-def edge_s(g, e, pair):  # type: ignore[no-untyped-def]
-    """Transfer time; the same arithmetic as `env.simulation.kernel`, so that times agree to the last bit."""
-    return (
-        g.edge_latency[e] * g.latency_s[pair]
-        + g.edge_bytes[e] / g.bandwidth[pair]
-        + g.edge_measured_s[e] * g.hops[pair]
-    )
+from env.jit import inlined, inner
+from env.simulation.pieces import edge_s, pop, push
 
 
 @inlined
 def _add(s, key, d, i, now):  # type: ignore[no-untyped-def]
     ready_s = s.ready_s[i]
     if ready_s <= now:
-        _push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
+        push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
         s.n_ready[d] += 1
     else:
-        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
     if s.running[d] < 0 and ready_s < s.next_s[d]:
         s.next_s[d] = ready_s
@@ -234,14 +178,14 @@ def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ign
     """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
         s.n_future[d] -= 1
-        _push(s.ready, base, s.n_ready[d], key, 1.0, i)
+        push(s.ready, base, s.n_ready[d], key, 1.0, i)
         s.n_ready[d] += 1
     if s.n_ready[d] == 0:
         s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
-    i = _pop(s.ready, base, s.n_ready[d], key, 1.0)
+    i = pop(s.ready, base, s.n_ready[d], key, 1.0)
     s.n_ready[d] -= 1
     if now + s.tail[i] > limit or now + s.left_s[d] > limit:
         return -1
@@ -287,7 +231,7 @@ def _next(s, n_devices):  # type: ignore[no-untyped-def]
     return least, at if ties == 1 else 0, at + 1 if ties == 1 else n_devices
 
 
-@compiled
+@inner
 def simulate(g, s, n, e, n_devices, n_links, first, limit):  # type: ignore[no-untyped-def]
     """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
     key = s.tail if s.counts[BY_TAIL] else s.key

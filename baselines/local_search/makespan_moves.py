@@ -1,20 +1,16 @@
 """Moves of the makespan search, chosen by what held the accepted schedule up, and the annealing loop around them.
 
-numba's cache looks at the file of the compiled function and at the values of the variables around it. So the one
-function that is cached is made by another that knows a hash of all files it is compiled from. Integers are 64 bits wide
-wherever they are handed on, lest numba compiles the same function for every mixture of widths.
+Integers are 64 bits wide wherever they are handed on, lest numba compiles the same function for every mixture of
+widths.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from typing import Any
 
 import numpy as np
 
-from baselines.local_search import makespan_kernel, makespan_state, makespan_trial
-from baselines.local_search.makespan_kernel import compiled, inlined, simulate
+from baselines.local_search.makespan_kernel import simulate
 from baselines.local_search.makespan_state import (
     AFFECTED,
     BY_TAIL,
@@ -49,9 +45,8 @@ from baselines.local_search.makespan_trial import (
     uniform,
     update_tails,
 )
-from env.jit import njit
-from env.simulation import kernel
-from env.simulation.kernel import pointers
+from env.jit import entry, inlined, inner
+from env.simulation.pieces import pointers
 
 # Kinds of moves
 GROUP, SEGMENT, CUT, GATHER, SWAP, RAISE, LOWER, RANDOM, REKEY, NUDGE = range(10)
@@ -104,7 +99,7 @@ def _pick_ball(g, s, i):  # type: ignore[no-untyped-def]
             _pick(s, g.unit_of[j])
 
 
-@compiled
+@inner
 def _pick_group(g, s, n_units, i, level, device):  # type: ignore[no-untyped-def]
     """Pick the unit of an op, or (level 0 and up) its group: the units on one device only or (device -1) all."""
     u = np.int64(g.unit_of[i])
@@ -122,7 +117,7 @@ def _pick_group(g, s, n_units, i, level, device):  # type: ignore[no-untyped-def
             _pick(s, other)
 
 
-@compiled
+@inner
 def _move_picked(g, s, n, n_devices, first, d):  # type: ignore[no-untyped-def]
     for k in range(first, s.counts[PICKED]):
         u = np.int64(s.picked[k])
@@ -131,7 +126,7 @@ def _move_picked(g, s, n, n_devices, first, d):  # type: ignore[no-untyped-def]
                 place(g, s, n, n_devices, np.int64(g.unit_op[j]), d)
 
 
-@compiled
+@inner
 def _target(g, s, n_devices, i):  # type: ignore[no-untyped-def]
     """Another device for an op, that of a neighbour or any; its own if none was found."""
     own = np.int64(s.device[i])
@@ -145,7 +140,7 @@ def _target(g, s, n_devices, i):  # type: ignore[no-untyped-def]
     return own
 
 
-@compiled
+@inner
 def _move_segment(g, s, n, n_devices):  # type: ignore[no-untyped-def]
     """A stretch of the critical path on one device goes where the path came from or goes on, or elsewhere."""
     low = high = below(s, s.counts[PATH])
@@ -168,7 +163,7 @@ def _move_segment(g, s, n, n_devices):  # type: ignore[no-untyped-def]
     _move_picked(g, s, n, n_devices, np.int64(0), d)
 
 
-@compiled
+@inner
 def _gather(g, s, n, n_devices, n_units, level):  # type: ignore[no-untyped-def]
     """All consumers of a tensor on the critical path go to one device."""
     edge = s.hot_edge[below(s, s.counts[HOT])]
@@ -181,7 +176,7 @@ def _gather(g, s, n, n_devices, n_units, level):  # type: ignore[no-untyped-def]
     _move_picked(g, s, n, n_devices, np.int64(0), d)
 
 
-@compiled
+@inner
 def _swap(g, s, n, n_devices, n_units, level):  # type: ignore[no-untyped-def]
     """A critical group changes places with one that runs elsewhere at about the same time."""
     current = s.counts[CURRENT] * n
@@ -206,7 +201,7 @@ def _swap(g, s, n, n_devices, n_units, level):  # type: ignore[no-untyped-def]
     _move_picked(g, s, n, n_devices, middle, own)
 
 
-@compiled
+@inner
 def _reorder(g, s, n, kind):  # type: ignore[no-untyped-def]
     """Give an op another place in the queue of its device."""
     current = s.counts[CURRENT] * n
@@ -241,7 +236,7 @@ def _reorder(g, s, n, kind):  # type: ignore[no-untyped-def]
     set_key(s, i, s.key[before] + tiny)
 
 
-@compiled
+@inner
 def _move(g, s, n, n_devices, n_units, n_levels, kind):  # type: ignore[no-untyped-def]
     """Change the trial's placement or keys."""
     level = below(s, n_levels + 1) - 1
@@ -269,7 +264,7 @@ def _move(g, s, n, n_devices, n_units, n_levels, kind):  # type: ignore[no-untyp
         _reorder(g, s, n, kind)
 
 
-@compiled
+@inner
 def _choose(s):  # type: ignore[no-untyped-def]
     """A kind of move, by how often it has helped."""
     kinds = RAISE if s.counts[BY_TAIL] else N_MOVES
@@ -352,33 +347,23 @@ def _judge(g, s, n, m, e, n_devices, n_links, kind, limit):  # type: ignore[no-u
         s.weight[2 * kind + 1] *= 0.5
 
 
-def _compiled_from(sources: str) -> Any:
-    """`anneal`, compiled when first called, or loaded from a cache that was compiled from these very sources."""
-
-    @njit(cache=True, nogil=True, error_model="numpy")
-    def anneal(instance, state, begin, evaluations):  # type: ignore[no-untyped-def]
-        _ = sources
-        n, n_devices = instance.op_s.shape
-        m, e, n_links = len(instance.tensor_bytes), len(instance.consumer), len(state.link_free)
-        n_units = len(instance.unit_ptr) - 1
-        n_levels = len(instance.group_of) // n_units
-        g: Any = pointers(instance)  # type: ignore[call-arg]
-        s: Any = pointers(state)
-        if begin and _begin(g, s, n, m, e, n_devices, n_links) == INF:
-            return False
-        for _trial in range(evaluations):
-            s.values[TEMPERATURE] *= s.values[DECAY]
-            limit = s.values[NOW] - s.values[TEMPERATURE] * np.log(1.0 - uniform(s))
-            kind = _propose(g, s, n, n_devices, n_units, n_levels)
-            if s.counts[LOGGED] + s.counts[LOGGED_KEYS] > 0:
-                _judge(g, s, n, m, e, n_devices, n_links, kind, limit)
-        return True
-
-    return anneal
-
-
-COMPILED_FROM = (makespan_state, makespan_kernel, makespan_trial, kernel)  # and this file
-_anneal = _compiled_from(hashlib.sha256("".join(map(inspect.getsource, COMPILED_FROM)).encode()).hexdigest())
+@entry
+def _anneal(instance, state, begin, evaluations):  # type: ignore[no-untyped-def]
+    n, n_devices = instance.op_s.shape
+    m, e, n_links = len(instance.tensor_bytes), len(instance.consumer), len(state.link_free)
+    n_units = len(instance.unit_ptr) - 1
+    n_levels = len(instance.group_of) // n_units
+    g: Any = pointers(instance)  # type: ignore[call-arg]
+    s: Any = pointers(state)
+    if begin and _begin(g, s, n, m, e, n_devices, n_links) == INF:
+        return False
+    for _trial in range(evaluations):
+        s.values[TEMPERATURE] *= s.values[DECAY]
+        limit = s.values[NOW] - s.values[TEMPERATURE] * np.log(1.0 - uniform(s))
+        kind = _propose(g, s, n, n_devices, n_units, n_levels)
+        if s.counts[LOGGED] + s.counts[LOGGED_KEYS] > 0:
+            _judge(g, s, n, m, e, n_devices, n_links, kind, limit)
+    return True
 
 
 def anneal(instance: Instance, state: State, evaluations: int, begin: bool = False) -> bool:

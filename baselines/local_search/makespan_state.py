@@ -133,7 +133,7 @@ class State(NamedTuple):
     change_s: FloatArray  # [2 n + m + 2 e]
     change_bytes: IntArray  # [2 n + m + 2 e]
     change_next: Index  # [2 n + m + 2 e]
-    change_order: Index  # [2 n + m + 2 e]
+    sorted_change: Index  # [2 n + m + 2 e]
     bucket_in: IntArray  # [buckets]
     bucket_out: IntArray  # [buckets]
     bucket_head: Index  # [buckets]
@@ -163,7 +163,7 @@ def new_state(instance: Instance, n_links: int, seed: int) -> State:
         "snap_ints": rows * (5 * n_devices + n_links), "snap_floats": rows * (2 * n_devices + n_links),
         "path_op": n, "hot_edge": n + e,
         "free_s": m + e, "change_s": changes, "change_bytes": changes, "change_next": changes,
-        "change_order": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
+        "sorted_change": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
         "held_bytes": n_devices, "largest_bytes": n_devices,
     }  # fmt: skip
     floats = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.local_search.makespan_kernel import compiled, edge_s, inlined
 from baselines.local_search.makespan_state import (
     AFFECTED,
     BEST,
@@ -25,20 +24,23 @@ from baselines.local_search.makespan_state import (
     SNAPSHOTS,
     TOP,
 )
+from env.jit import inlined, inner
+from env.simulation.pieces import (
+    MOST_PER_SECOND,
+    clear_buckets,
+    edge_s,
+    next_random,
+    note_change,
+    peak_within,
+    scrambled,
+)
 
 
 @inlined
 def uniform(s):  # type: ignore[no-untyped-def]
-    """In [0, 1), by xorshift64* (S. Vigna, 2016, doi:10.1145/2845077): the same on every thread and machine.
-
-    Of 52 bits, so that its product with a whole number k is never rounded up to k.
-    """
-    x = s.random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    s.random[0] = x
-    return np.float64((x * np.uint64(2685821657736338717)) >> np.uint64(12)) * 2.0**-52
+    """In [0, 1), of 52 bits, so that its product with a whole number k is never rounded up to k."""
+    s.random[0] = next_random(s.random[0])
+    return np.float64(scrambled(s.random[0]) >> np.uint64(12)) * 2.0**-52
 
 
 @inlined
@@ -65,7 +67,7 @@ def _affects(s, instant):  # type: ignore[no-untyped-def]
         s.values[AFFECTED] = instant
 
 
-@compiled
+@inner
 def place(g, s, n, n_devices, i, d):  # type: ignore[no-untyped-def]
     """Move op ``i`` to device ``d``."""
     old = s.device[i]
@@ -113,7 +115,7 @@ def tail_of(g, s, n_devices, i):  # type: ignore[no-untyped-def]
     return g.op_s[np.int64(i) * n_devices + d] + longest
 
 
-@compiled
+@inner
 def update_tails(g, s, n_devices):  # type: ignore[no-untyped-def]
     """Work out the touched tails again, consumers first, and those that follow from what changed."""
     at = s.counts[TOP]
@@ -136,7 +138,7 @@ def update_tails(g, s, n_devices):  # type: ignore[no-untyped-def]
     s.counts[TOP] = -1
 
 
-@compiled
+@inner
 def undo(g, s, n_devices):  # type: ignore[no-untyped-def]
     """Take the trial's changes back, the last one first."""
     for k in range(s.counts[LOGGED] - 1, -1, -1):
@@ -150,7 +152,7 @@ def undo(g, s, n_devices):  # type: ignore[no-untyped-def]
         s.key[s.log_key_op[k]] = s.log_key[k]
 
 
-@compiled
+@inner
 def merge_prefix(g, s, n, e, first):  # type: ignore[no-untyped-def]
     """Complete the trial's schedule by what came before the snapshot it started from."""
     old = s.counts[CURRENT]
@@ -175,7 +177,7 @@ def merge_prefix(g, s, n, e, first):  # type: ignore[no-untyped-def]
         s.transfer_behind[a + x] = s.transfer_behind[b + x]
 
 
-@compiled
+@inner
 def fits(g, s, n, m, e, n_devices, step_s):  # type: ignore[no-untyped-def]
     """Whether the trial's schedule stays within the memory of every device."""
     trial = 1 - s.counts[CURRENT]
@@ -201,7 +203,7 @@ def fits(g, s, n, m, e, n_devices, step_s):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled
+@inner
 def _last_uses(g, s, n, m, e):  # type: ignore[no-untyped-def]
     """Fill ``free_s``: the last use of each tensor at its producer, and of each copy."""
     trial = 1 - s.counts[CURRENT]
@@ -218,93 +220,49 @@ def _last_uses(g, s, n, m, e):  # type: ignore[no-untyped-def]
         s.free_s[copy] = max(s.free_s[copy], s.end_s[n_o + g.consumer[k]])
 
 
-@inlined
-def _change(s, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
-    """Note change ``k`` of a device's memory; returns ``k + 1``."""
-    if added == 0:
-        return k
-    bucket = min(np.int64(instant * per_second), buckets - 1)
-    if added > 0:
-        s.bucket_in[bucket] += added
-    else:
-        s.bucket_out[bucket] -= added
-    s.change_s[k] = instant
-    s.change_bytes[k] = added
-    s.change_next[k] = s.bucket_head[bucket]
-    s.bucket_head[bucket] = k
-    return k + 1
-
-
-@compiled
+@inner
 def _fits_over_time(g, s, n, m, e, n_devices, d, step_s):  # type: ignore[no-untyped-def]
     """The memory of one device over time, in buckets; only buckets that may be too full are sorted."""
     trial = 1 - s.counts[CURRENT]
     n_o, x_o = trial * n, trial * (e + 1)
     buckets = max(16, n // n_devices)
-    per_second = min(buckets / step_s, 1e300) if step_s > 0 else 0.0  # finite, or 0 s would be in no bucket
-    for bucket in range(buckets):
-        s.bucket_in[bucket] = s.bucket_out[bucket] = 0
-        s.bucket_head[bucket] = -1
+    per_second = min(buckets / step_s, MOST_PER_SECOND) if step_s > 0 else 0.0
+    clear_buckets(s, buckets)
     now = np.int64(0)
-    k = 0
+    k = np.int64(0)
     for i in range(n):
         if s.device[i] == d:
             now += g.kept_bytes[i]
             if step_s > 0:
-                k = _change(s, buckets, per_second, s.start_s[n_o + i], g.workspace_bytes[i] + g.output_bytes[i], k)
-                k = _change(s, buckets, per_second, s.end_s[n_o + i], -g.workspace_bytes[i], k)
+                added = g.workspace_bytes[i] + g.output_bytes[i]
+                k = _note(s, buckets, per_second, s.start_s[n_o + i], added, k)
+                k = _note(s, buckets, per_second, s.end_s[n_o + i], -g.workspace_bytes[i], k)
     for t in range(m):
         if s.device[g.tensor_producer[t]] == d:
-            k = _change(s, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+            k = _note(s, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
     for x in range(s.n_transfers[trial]):
         if s.transfer_target[x_o + x] == d:
             size = g.tensor_bytes[g.edge_tensor[s.transfer_edge[x_o + x]]]
-            k = _change(s, buckets, per_second, s.transfer_start[x_o + x], size, k)
-            k = _change(s, buckets, per_second, s.free_s[m + x], -size, k)
-    if now > g.capacity_bytes[d]:
+            k = _note(s, buckets, per_second, s.transfer_start[x_o + x], size, k)
+            k = _note(s, buckets, per_second, s.free_s[m + x], -size, k)
+    capacity = g.capacity_bytes[d]
+    if now > capacity:
         return False
     for bucket in range(buckets):
-        if now + s.bucket_in[bucket] > g.capacity_bytes[d] and not _bucket_fits(s, bucket, now, g.capacity_bytes[d]):
+        # Were all of the bucket's allocations made before any of its frees, would they fit? Only if not, look closer.
+        if now + s.bucket_in[bucket] > capacity and peak_within(s, bucket, now, now) > capacity:
             return False
         now += s.bucket_in[bucket] - s.bucket_out[bucket]
     return True
 
 
-@compiled
-def _bucket_fits(s, bucket, now, capacity):  # type: ignore[no-untyped-def]
-    """Go through one bucket's changes in order of time, frees first (Shell's sort: nearly in order already)."""
-    count = 0
-    k = s.bucket_head[bucket]
-    while k >= 0:
-        s.change_order[count] = k
-        count += 1
-        k = s.change_next[k]
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for at in range(gap, count):
-            k = s.change_order[at]
-            hole = at
-            while hole >= gap:
-                other = s.change_order[hole - gap]
-                earlier = s.change_s[other] < s.change_s[k]
-                if earlier or (
-                    s.change_s[other] == s.change_s[k] and (s.change_bytes[other] < 0 or s.change_bytes[k] > 0)
-                ):
-                    break
-                s.change_order[hole] = other
-                hole -= gap
-            s.change_order[hole] = k
-        gap //= 3
-    for at in range(count):
-        now += s.change_bytes[s.change_order[at]]
-        if now > capacity:
-            return False
-    return True
+@inlined
+def _note(s, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
+    """Note a change of the one device whose memory is looked at, if it is any."""
+    return note_change(s, np.int64(0), buckets, per_second, instant, added, k) if added != 0 else k
 
 
-@compiled
+@inner
 def _trace(g, s, n, e):  # type: ignore[no-untyped-def]
     """Walk from the last op back to the start of the step, over whatever each op or transfer waited for."""
     current = s.counts[CURRENT]
@@ -351,7 +309,7 @@ def clear_logs(s):  # type: ignore[no-untyped-def]
     s.values[AFFECTED] = INF
 
 
-@compiled
+@inner
 def accept(g, s, n, e, first, step_s):  # type: ignore[no-untyped-def]
     """The trial, which was run from snapshot ``first``, becomes the accepted schedule."""
     s.counts[CURRENT] = 1 - s.counts[CURRENT]

@@ -18,16 +18,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from env.jit import njit, prange
+from env.jit import allocating, entry, inlined, inner, parallel_entry, prange
+from env.simulation.pieces import MOST_PER_SECOND, clear_buckets, edge_s, note_change, peak_within, pointers, pop, push
 from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
-MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
 Index = NDArray[np.int32]
 
 
@@ -104,13 +102,13 @@ class Output(NamedTuple):
     transfer_end: FloatArray  # [e + 1]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def buckets_for(n, n_devices):  # type: ignore[no-untyped-def]
     """Buckets of time per device for the memory sum: a few changes of memory in each."""
     return max(16, n // n_devices)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     """Memory for `run`; reusable."""
     changes = 2 * n + m + 2 * e
@@ -145,7 +143,7 @@ def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     """Memory for the results of `run`; reusable."""
     return Output(
@@ -162,71 +160,7 @@ def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     )
 
 
-@intrinsic
-def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
-    """The same named tuple holding bare pointers, for the loop below.
-
-    numba counts references to every array it touches, which here costs several times the work itself; it does not count
-    pointers. Arrays of several dimensions become flat. The caller keeps the arrays alive.
-    """
-    fields = [types.CPointer(array.dtype) for array in arrays.types]  # type: ignore[no-untyped-call]
-    result = types.NamedTuple(fields, arrays.instance_class)  # type: ignore[no-untyped-call]
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        values = []
-        for k, array in enumerate(arrays.types):
-            value = builder.extract_value(args[0], k)
-            values.append(context.make_array(array)(context, builder, value).data)
-        return context.make_tuple(builder, result, values)
-
-    return result(arrays), codegen
-
-
-@njit(inline="always")
-def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
-    """Add ``item`` to the heap at ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
-    k = size
-    value = sign * key[item]
-    while k > 0:
-        parent = (k - 1) >> 1
-        other = heap[base + parent]
-        rival = sign * key[other]
-        if rival > value or (rival == value and other < item):
-            break
-        heap[base + k] = other
-        k = parent
-    heap[base + k] = item
-
-
-@njit(inline="always")
-def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
-    """Remove and return the first item of a heap of ``size`` items."""
-    top = heap[base]
-    size -= 1
-    item = heap[base + size]
-    value = sign * key[item]
-    k = 0
-    while True:
-        child = 2 * k + 1
-        if child >= size:
-            break
-        first = heap[base + child]
-        if child + 1 < size:
-            second = heap[base + child + 1]
-            better = sign * (key[second] - key[first])
-            if better > 0.0 or (better == 0.0 and second < first):
-                first = second
-                child += 1
-        rival = sign * key[first]
-        if rival < value or (rival == value and item < first):
-            break
-        heap[base + k] = first
-        k = child
-    heap[base + k] = item
-    return top
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
+@inner
 def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
     """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
     for d in range(n_devices + 1):
@@ -240,8 +174,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
         for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
             c = g.consumer[e]
             pair = d * n_devices + device[c]
-            modelled = g.edge_latency[e] * g.latency_s[pair] + g.edge_bytes[e] / g.bandwidth[pair]
-            seconds = modelled + g.edge_measured_s[e] * g.hops[pair]
+            seconds = edge_s(g, e, pair)
             s.edge_s[e] = seconds
             s.arrival_s[e] = INF
             rest = seconds + s.priority[c]
@@ -273,7 +206,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
             _add(s, mode, device[i], i, 0.0)
 
 
-@njit(inline="always")
+@inlined
 def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
     """The ready time of ``i`` is known now, and may lie in the future."""
     ready_s = s.ready_s[i]
@@ -282,22 +215,22 @@ def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
     if ready_s <= now:
         _add_ready(s, mode, d, i)
     else:
-        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
     start = ready_s + s.never[d]
     s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
 
 
-@njit(inline="always")
+@inlined
 def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
     if mode == MSR:
         s.ready[s.base[d] + s.n_ready[d]] = i
     else:
-        _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
+        push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
     s.n_ready[d] += 1
 
 
-@njit(inline="always")
+@inlined
 def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: ignore[no-untyped-def]
     """The op on ``d`` ends and its tensors are requested where they are needed.
 
@@ -343,7 +276,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
     return x, woke
 
 
-@njit(inline="always")
+@inlined
 def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
     score = 0
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
@@ -355,7 +288,7 @@ def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
     return score
 
 
-@njit(inline="always")
+@inlined
 def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
     """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
     first = s.base[d]
@@ -375,18 +308,18 @@ def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(inline="always")
+@inlined
 def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
     """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
         s.n_future[d] -= 1
         _add_ready(s, mode, d, i)
     if s.n_ready[d] == 0:
         s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
-    best = _take_msr(g, s, device, d, now) if mode == MSR else _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+    best = _take_msr(g, s, device, d, now) if mode == MSR else pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
     s.n_ready[d] -= 1
     end = now + s.op_s[best]
     s.running[d] = best
@@ -399,7 +332,7 @@ def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-un
     return n_started + 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@inner
 def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-untyped-def]
     n_transfers = 0
     n_started = 0
@@ -435,27 +368,10 @@ def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-unt
                 n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
 
 
-@njit(inline="always")
-def _change(s, d, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
-    """Note change ``k`` of a device's memory; returns ``k + 1``."""
-    bucket = d * buckets + min(int(instant * per_second), buckets - 1)
-    if added > 0:
-        s.bucket_in[bucket] += added
-    else:
-        s.bucket_out[bucket] -= added
-    s.change_s[k] = instant
-    s.change_bytes[k] = added
-    s.change_next[k] = s.bucket_head[bucket]
-    s.bucket_head[bucket] = k
-    return k + 1
-
-
-@njit(inline="always")
+@inlined
 def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second):  # type: ignore[no-untyped-def]
     """Fill the buckets with every allocation and free of the step."""
-    for bucket in range(n_devices * buckets):
-        s.bucket_in[bucket] = s.bucket_out[bucket] = 0
-        s.bucket_head[bucket] = -1
+    clear_buckets(s, n_devices * buckets)
     for t in range(m):
         s.free_s[t] = out.op_end[g.tensor_producer[t]]
     for x in range(n_transfers):
@@ -470,54 +386,22 @@ def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buck
     for i in range(n):
         added = g.workspace_bytes[i] + g.output_bytes[i]
         if added > 0:
-            k = _change(s, device[i], buckets, per_second, out.op_start[i], added, k)
+            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_start[i], added, k)
         if g.workspace_bytes[i] > 0:
-            k = _change(s, device[i], buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
+            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
     for t in range(m):
         if g.tensor_bytes[t] > 0:
             d = device[g.tensor_producer[t]]
-            k = _change(s, d, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
     for x in range(n_transfers):
         size = g.tensor_bytes[out.transfer_tensor[x]]
         if size > 0:
             d = out.transfer_pair[x] % n_devices
-            k = _change(s, d, buckets, per_second, out.transfer_start[x], size, k)
-            k = _change(s, d, buckets, per_second, s.free_s[m + x], -size, k)
+            k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], size, k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -size, k)
 
 
-@njit(inline="always")
-def _peak_within(s, bucket, before, peak):  # type: ignore[no-untyped-def]
-    """The peak over one bucket's changes in order of time, frees first: what ends at an instant is gone at it."""
-    count = 0
-    k = s.bucket_head[bucket]
-    while k >= 0:
-        s.sorted_change[count] = k
-        count += 1
-        k = s.change_next[k]
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for at in range(gap, count):
-            k = s.sorted_change[at]
-            hole = at
-            while hole >= gap:
-                other = s.sorted_change[hole - gap]
-                if s.change_s[other] < s.change_s[k] or (
-                    s.change_s[other] == s.change_s[k] and (s.change_bytes[other] < 0 or s.change_bytes[k] > 0)
-                ):
-                    break
-                s.sorted_change[hole] = other
-                hole -= gap
-            s.sorted_change[hole] = k
-        gap //= 3
-    for at in range(count):
-        before += s.change_bytes[s.sorted_change[at]]
-        peak = max(peak, before)
-    return peak
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
+@inner
 def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  # type: ignore[no-untyped-def]
     """Fill ``out.peak_bytes``."""
     for d in range(n_devices):
@@ -539,23 +423,23 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
         now = kept
         for bucket in range(d * buckets, (d + 1) * buckets):
             if now + s.bucket_in[bucket] > peak:
-                peak = _peak_within(s, bucket, now, peak)
+                peak = peak_within(s, bucket, now, peak)
             now += s.bucket_in[bucket] - s.bucket_out[bucket]
         out.peak_bytes[d] = peak
 
 
-@njit(cache=True, nogil=True)
-def _memory_in(graph, state, output, device, n_transfers):  # type: ignore[no-untyped-def]
+@inner
+def _memory_in(graph, state, output, device, n_transfers, step_s):  # type: ignore[no-untyped-def]
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
     g: Any = pointers(graph)  # type: ignore[call-arg]
     s: Any = pointers(state)
     out: Any = pointers(output)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, output.op_end.max())
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
 
 
-@njit(cache=True, nogil=True)
-def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-untyped-def]
+@entry
+def memory_of(graph, output, device, copy_of, n_transfers, step_s):  # type: ignore[no-untyped-def]
     """Fill ``output.peak_bytes`` from the times in ``output``, which `sequence_kernel` finds its own way.
 
     Args:
@@ -565,12 +449,13 @@ def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-u
     """
     n, n_devices = graph.op_s.shape
     state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
-    state.copy_of[:] = copy_of
+    for e in range(len(copy_of)):  # an assignment of arrays checks shapes, which takes two seconds to compile
+        state.copy_of[e] = copy_of[e]
     # A call of its own: numba would free `state` here before the pointers to it are used.
-    _memory_in(graph, state, output, device, n_transfers)
+    _memory_in(graph, state, output, device, n_transfers, step_s)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@inner
 def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
@@ -600,7 +485,7 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
     return step_s, n_transfers, moved
 
 
-@njit(cache=True, nogil=True)
+@entry
 def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def]
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
     n, n_devices = graph.op_s.shape
@@ -610,7 +495,7 @@ def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def
     return step_s, n_transfers, moved, output
 
 
-@njit(cache=True, parallel=True)
+@parallel_entry
 def run_batch(g, devices, mode, orders, step_time_s, busy_s, peak_bytes, link_bytes, bytes_moved):  # type: ignore[no-untyped-def]
     """`run` for every row of ``devices int32 [k, n]``, shared out over threads; the last five are outputs [k, ...].
 

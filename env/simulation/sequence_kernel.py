@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from env.jit import njit
+from env.jit import entry, inlined
 from env.problem import Problem
 from env.simulation import kernel
 from env.simulation.loads import Charges
@@ -60,9 +60,10 @@ def run(
     output = sequence.output(start_s, start_s + seconds, rank[:n], by_start)
     place = np.arange(problem.graph.n_tensors + x, dtype=np.int32)
     place[problem.graph.n_tensors + by_start] = problem.graph.n_tensors + np.arange(x)
-    kernel.memory_of(arrays, output, device, place[sequence.copy_of], x)
+    step_s = float(output.op_end.max())
+    kernel.memory_of(arrays, output, device, place[sequence.copy_of], x, step_s)
     moved = int(problem.graph.tensor_bytes[sequence.tensor].sum())
-    return float(output.op_end.max()), x, moved, output
+    return step_s, x, moved, output
 
 
 class _Sequence:
@@ -208,7 +209,7 @@ def _pairs(problem: Problem, transfer_order: ArrayLike) -> tuple[IntArray, IntAr
     return tensor, target
 
 
-@njit(inline="always")
+@inlined
 def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-def]
     """One thing that ``k`` waits for ends; returns the new number of nodes that could start."""
     start_s[k] = end if end > start_s[k] else start_s[k]
@@ -219,7 +220,7 @@ def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-d
     return n_done
 
 
-@njit(cache=True, nogil=True)
+@entry
 def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, route, n_links, seconds):  # type: ignore[no-untyped-def]
     """Start of every node (op, or n + transfer), and the nodes in a topological order: fewer than all in a deadlock.
 
