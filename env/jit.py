@@ -1,6 +1,7 @@
 """numba's compiler as this project uses it: a few kinds of functions, and a cache that knows all its sources.
 
 * `entry`, which Python calls. `parallel_entry`: its `prange` loops are shared out over threads.
+  `entry_without_arrays`: it makes none, so numba need not count references to those it reads.
 * `inner`, which only compiled functions call. It makes no arrays, so numba need not count references to them, and it
   has none of the wrappers for Python, which take as long to compile as the function. `allocating`: it makes arrays.
 * `inlined`, a few lines that are copied into their callers before types are known.
@@ -30,7 +31,16 @@ from numba.core.caching import FunctionCache
 from env import compiling
 from graphs.disk import temporary_folder
 
-__all__ = ["SHARED_CACHE", "allocating", "entry", "inlined", "inner", "parallel_entry", "prange"]
+__all__ = [
+    "SHARED_CACHE",
+    "allocating",
+    "entry",
+    "entry_without_arrays",
+    "inlined",
+    "inner",
+    "parallel_entry",
+    "prange",
+]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SHARED_CACHE = True  # whether another process would find what this one compiles
@@ -134,6 +144,7 @@ entry = _kind(no_cfunc_wrapper=True)
 parallel_entry = _kind(no_cfunc_wrapper=True, parallel=True)
 allocating = _kind(**_UNWRAPPED)
 inner = _kind(_nrt=False, **_UNWRAPPED)
+entry_without_arrays = _kind(_nrt=False, no_cfunc_wrapper=True)
 inlined = _kind(inline="always")
 
 

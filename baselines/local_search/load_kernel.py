@@ -7,30 +7,19 @@ record has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import numpy as np
 
 from baselines.local_search.load_state import Instance, State
-from env.jit import njit
+from env.jit import entry_without_arrays, inner
+from env.simulation.pieces import next_random, scrambled
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 _POWER_STEPS = 5  # loads are raised to the power 2 ** 5: higher is closer to the maximum, lower a better slope
-
-# Nothing here makes or drops an array, so that numba need not count references to them at every call: the loop is
-# five times as fast, and threads do not wait for each other to count. Only what is called from Python gets a wrapper,
-# which takes as long to compile as the function.
-_entry: Callable[[FunctionT], FunctionT] = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]
-_inner: Callable[[FunctionT], FunctionT] = njit(  # type: ignore[call-overload]
-    nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
 
 
 # -- Loads ----------------------------------------------------------------------------------------------------
 
 
-@_inner
+@inner
 def transfer_s(c: Instance, t: int, a: int, b: int) -> float:
     """Seconds a transfer occupies its route, or under blocking communication either of its ends."""
     pair, tensor = c.pair[a * len(c.device) + b], c.tensor[t]
@@ -38,7 +27,7 @@ def transfer_s(c: Instance, t: int, a: int, b: int) -> float:
     return float(tensor.modelled * modelled_s + tensor.measured_s * pair.hops)
 
 
-@_inner
+@inner
 def add_copy(c: Instance, s: State, t: int, a: int, b: int, sign: int) -> None:
     """The transfer of a tensor from a to b comes (+1) or goes (-1), but for the sender's own time."""
     seconds = sign * transfer_s(c, t, a, b)
@@ -50,7 +39,7 @@ def add_copy(c: Instance, s: State, t: int, a: int, b: int, sign: int) -> None:
         s.load_s[c.route[k]] += seconds
 
 
-@_inner
+@inner
 def sending_s(c: Instance, s: State, t: int, a: int) -> float:
     """Seconds a blocking sender on device a is busy with all copies of a tensor."""
     n_devices = len(c.device)
@@ -66,7 +55,7 @@ def sending_s(c: Instance, s: State, t: int, a: int) -> float:
     return longest
 
 
-@_inner
+@inner
 def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
     """All transfers of a tensor written on device a come (+1) or go (-1)."""
     if s.readers[t, -1] == 1:
@@ -81,7 +70,7 @@ def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
         s.load_s[a] += sign * sending_s(c, s, t, a)
 
 
-@_inner
+@inner
 def add_reader(s: State, t: int, d: int, sign: int) -> None:
     """A unit on device d that reads a tensor comes (+1) or goes (-1)."""
     before = s.readers[t, d]
@@ -89,7 +78,7 @@ def add_reader(s: State, t: int, d: int, sign: int) -> None:
     s.readers[t, -1] += np.int64(before + sign > 0) - np.int64(before > 0)
 
 
-@_inner
+@inner
 def shift(c: Instance, s: State, u: int, b: int) -> None:
     """Move a unit to another device. O((tensors read + tensors written * D) * links of a route)."""
     a = s.unit[u].device
@@ -126,7 +115,7 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
     _move_member(s, u, a, b)
 
 
-@_inner
+@inner
 def _move_member(s: State, u: int, a: int, b: int) -> None:
     last = s.member[a, s.device[a].units - 1]
     s.member[a, s.unit[u].slot] = last
@@ -137,7 +126,7 @@ def _move_member(s: State, u: int, a: int, b: int) -> None:
     s.device[b].units += 1
 
 
-@_inner
+@inner
 def refresh(c: Instance, s: State) -> None:
     """Everything that follows from `device`, anew: moves leave rounding errors behind. O(U + readers + T D)."""
     s.load_s.fill(0.0)
@@ -160,7 +149,7 @@ def refresh(c: Instance, s: State) -> None:
         add_copies(c, s, t, s.unit[c.tensor[t].writer].device, 1)
 
 
-@_inner
+@inner
 def excess(c: Instance, s: State) -> float:
     """0 if every device has room for what it is charged with, else what it lacks: a hundredth each, and its share."""
     result = 0.0
@@ -171,7 +160,7 @@ def excess(c: Instance, s: State) -> float:
     return result
 
 
-@_inner
+@inner
 def steepness(s: State) -> float:
     """The log of the 32-norm of all loads; notes the hottest resource.
 
@@ -194,23 +183,15 @@ def steepness(s: State) -> float:
 # -- Moves ----------------------------------------------------------------------------------------------------
 
 
-@_inner
+@inner
 def draw(s: State, bound: int) -> int:
-    """A whole number from 0 to bound - 1, bound below 2**31.
-
-    xorshift64*: S. Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", ACM TOMS 42
-    (2016), doi:10.1145/2845077. numba's own generator belongs to the thread, so that an answer would depend on it.
-    """
-    x = s.search[0].random
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    s.search[0].random = x
-    high = np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33))
+    """A whole number from 0 to bound - 1, bound below 2**31."""
+    s.search[0].random = next_random(s.search[0].random)
+    high = np.int64(scrambled(s.search[0].random) >> np.uint64(33))
     return int((high * np.int64(bound)) >> np.int64(31))
 
 
-@_inner
+@inner
 def neighbour(c: Instance, s: State, u: int) -> int:
     """A random unit that reads or writes a tensor u reads or writes, or -1."""
     inputs = c.unit[u + 1].input - c.unit[u].input
@@ -227,7 +208,7 @@ def neighbour(c: Instance, s: State, u: int) -> int:
     return int(v) if v != u else -1
 
 
-@_inner
+@inner
 def pick_unit(c: Instance, s: State) -> int:
     """Any unit, or just as often one of the hottest device or of an end of the hottest link."""
     n_devices = len(c.device)
@@ -242,7 +223,7 @@ def pick_unit(c: Instance, s: State) -> int:
     return int(draw(s, len(s.unit)))
 
 
-@_inner
+@inner
 def pick_target(c: Instance, s: State, u: int) -> int:
     """A device other than the unit's own: any, or just as often that of a neighbour."""
     a = s.unit[u].device
@@ -255,7 +236,7 @@ def pick_target(c: Instance, s: State, u: int) -> int:
     return int(b + 1 if b >= a else b)
 
 
-@_inner
+@inner
 def grow(c: Instance, s: State, u: int, size: int, same_device: bool) -> int:
     """Fill `cluster` with u and units connected to it, at most so many; returns how many."""
     s.search[0].stamp += 1
@@ -274,13 +255,13 @@ def grow(c: Instance, s: State, u: int, size: int, same_device: bool) -> int:
     return n
 
 
-@_inner
+@inner
 def cluster_size(s: State) -> int:
     """2 to 17, few more often than many."""
     return int(2 + draw(s, 1 << (1 + draw(s, 4))))
 
 
-@_inner
+@inner
 def move(c: Instance, s: State, u: int, b: int, size: int, same_device: bool) -> bool:
     """Shift a unit and others connected to it as part of the change at hand; whether all may run there."""
     for j in range(grow(c, s, u, size, same_device)):
@@ -297,7 +278,7 @@ def move(c: Instance, s: State, u: int, b: int, size: int, same_device: bool) ->
     return True
 
 
-@_inner
+@inner
 def propose(c: Instance, s: State) -> bool:
     """Make a random change, noted in `change`; whether pins allow it."""
     s.search[0].moved = 0
@@ -317,7 +298,7 @@ def propose(c: Instance, s: State) -> bool:
     return v == u or move(c, s, v, a, cluster_size(s) if kind < 7 else 1, one_device)
 
 
-@_inner
+@inner
 def undo(c: Instance, s: State) -> None:
     """Take the change back, and the loads to the last bit."""
     for k in range(s.search[0].moved - 1, -1, -1):
@@ -326,7 +307,7 @@ def undo(c: Instance, s: State) -> None:
         s.load_s[r] = s.saved_s[r]
 
 
-@_inner
+@inner
 def keep(s: State) -> None:
     """Note which units the change has moved since `best` was found."""
     for k in range(s.search[0].moved):
@@ -337,7 +318,7 @@ def keep(s: State) -> None:
             s.search[0].changed += 1
 
 
-@_inner
+@inner
 def remember(s: State, value_s: float) -> None:
     """The placement at hand is the best so far. O(units moved since the last one)."""
     s.search[0].best_s = value_s
@@ -348,7 +329,7 @@ def remember(s: State, value_s: float) -> None:
     s.search[0].changed = 0
 
 
-@_entry
+@entry_without_arrays
 def anneal(c: Instance, s: State, proposals: int, hot: float, cold: float) -> None:
     """Try so many changes while the temperature falls from hot to cold (relative to the loads)."""
     refresh(c, s)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baselines.pipelines.lattice_kernel import Bits, Narrow
-from env.jit import njit
+from env.jit import entry, inner
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 
@@ -105,7 +105,7 @@ class Table(NamedTuple):
     last: Bytes
 
 
-@njit(cache=True, nogil=True)
+@inner
 def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> None:
     """Fill ``inside`` [N], the atoms of an ideal, and ``beyond`` of `Walk`."""
     producer, ptr, reader = rows.producer, rows.reader_ptr, rows.reader
@@ -122,7 +122,7 @@ def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> 
                 break
 
 
-@njit(cache=True, nogil=True)
+@inner
 def viable(ideal: int, limit_s: float, rows: Rows, states: IntArray) -> tuple[int, float]:
     """Fill ``states`` with those whose devices can hold this ideal, and the others the rest, below the limit.
 
@@ -144,7 +144,7 @@ def viable(ideal: int, limit_s: float, rows: Rows, states: IntArray) -> tuple[in
     return count, lowest_s - 1e-9 * total_s
 
 
-@njit(cache=True, nogil=True)
+@inner
 def extend(cost_s: FloatArray, depth: int, op_s: FloatArray, atom: int) -> float:
     """Set ``cost_s[depth + 1]`` to that of the slice before it with one more atom; returns its least computing."""
     least_s = np.inf
@@ -156,7 +156,7 @@ def extend(cost_s: FloatArray, depth: int, op_s: FloatArray, atom: int) -> float
     return least_s
 
 
-@njit(cache=True, nogil=True)
+@inner
 def take(
     atom: int,
     nets_of: tuple[IntArray, IntArray],
@@ -203,7 +203,7 @@ def take(
         seen[m] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def give_back(
     atom: int, nets_of: tuple[IntArray, IntArray], producer: IntArray, seen: IntArray, made: BoolArray
 ) -> None:
@@ -216,7 +216,7 @@ def give_back(
             made[m] = False
 
 
-@njit(cache=True, nogil=True)
+@inner
 def improve(
     ideal: int,
     smaller: int,
@@ -258,7 +258,7 @@ def improve(
     return larger_may
 
 
-@njit(cache=True, nogil=True)
+@inner
 def last_slices(
     ideal: int,
     states: IntArray,
@@ -311,7 +311,7 @@ def last_slices(
     return True
 
 
-@njit(cache=True, nogil=True)
+@entry
 def best_chains(rows: Rows, table: Table, blocking: bool, limit_s: float, visits: IntArray) -> int:
     """Fill a table by smaller ideals first.
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from env.jit import njit
+from env.jit import allocating, entry, inner
 from graphs.opgraph import IntArray
 
 Bits = NDArray[np.uint64]
 Narrow = NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def holds(words: Bits, atom: int) -> bool:
     """Whether a set of atoms has this one."""
     return bool((words[atom >> 6] >> np.uint64(atom & 63)) & np.uint64(1))
 
 
-@njit(cache=True, nogil=True)
+@inner
 def find(sets: Bits, table: Narrow, wanted: Bits) -> int:
     """The slot of the hash table that has this set's number, or the free one (-1) where it belongs."""
     code = np.uint64(0x9E3779B97F4A7C15)
@@ -39,14 +39,14 @@ def find(sets: Bits, table: Narrow, wanted: Bits) -> int:
     return int(slot)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def copy(words: Bits, into: Bits) -> None:
     """Word by word: an assignment of arrays checks their shapes, and its message takes two seconds to compile."""
     for k in range(len(words)):
         into[k] = words[k]
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def twice_as_long(row: Narrow) -> Narrow:
     """The same numbers with as much room again behind them."""
     result = np.empty(2 * len(row), np.int32)
@@ -55,7 +55,7 @@ def twice_as_long(row: Narrow) -> Narrow:
     return result
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def twice_as_many(sets: Bits) -> Bits:
     """The same sets with as many empty ones behind them."""
     result = np.zeros((2 * len(sets), sets.shape[1]), np.uint64)
@@ -64,7 +64,7 @@ def twice_as_many(sets: Bits) -> Bits:
     return result
 
 
-@njit(cache=True, nogil=True)
+@inner
 def open_up(
     added: int, members: Bits, may_follow: Bits, before: tuple[IntArray, IntArray], after: tuple[IntArray, IntArray]
 ) -> None:
@@ -83,7 +83,7 @@ def open_up(
             may_follow[atom >> 6] |= np.uint64(1) << np.uint64(atom & 63)
 
 
-@njit(cache=True, nogil=True)
+@entry
 def all_ideals(
     before: tuple[IntArray, IntArray], after: tuple[IntArray, IntArray], most: int, most_steps: int
 ) -> tuple[int, Bits, Narrow, Narrow, Narrow]:

@@ -1,47 +1,52 @@
-"""Compiled loop of `env.bounds.heads`, which says what it computes (n ops, e pairs of ops)."""
+"""Compiled loop of `env.bounds.heads`, which says what it computes.
+
+Letters: ``n`` ops, ``e`` pairs of ops, ``U`` units; ``v``, the op whose head is sought; ``u``, an op tried together
+with it; ``w``, one that ``u`` waits for; ``j``, a position. Times end in ``_s``, seconds.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import numpy as np
 
-from env.jit import njit
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from env.jit import entry, inner
+from env.simulation.pieces import pop, push
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 
-@njit(cache=True, nogil=True)
-def push(key: FloatArray, op: IntArray, behind: FloatArray, size: int, k: float, o: int, b: float) -> None:
-    """Put an entry into a heap of this size, the largest key on top."""
-    i = size
-    while i > 0:
-        above = (i - 1) // 2
-        if key[above] >= k:
-            break
-        key[i], op[i], behind[i] = key[above], op[above], behind[above]
-        i = above
-    key[i], op[i], behind[i] = k, o, b
+class Waiting(NamedTuple):
+    """Ops that may be tried next, in a heap of slots: the latest to arrive first.
+
+    Beyond its size the heap lists the slots that are free.
+    """
+
+    heap: IntArray  # [room], every slot once
+    arrives_s: FloatArray  # [room], by slot: when the op's outputs arrive from another device
+    op: IntArray  # [room]
+    behind_s: FloatArray  # [room], seconds of ops between it and the op whose head is sought
 
 
-@njit(cache=True, nogil=True)
-def pop(key: FloatArray, op: IntArray, behind: FloatArray, size: int) -> None:
-    """Take the top off a heap of this size."""
-    last = size - 1
-    k, o, b = key[last], op[last], behind[last]
-    i = 0
-    while True:
-        below = 2 * i + 1
-        if below >= last:
-            break
-        if below + 1 < last and key[below + 1] > key[below]:
-            below += 1
-        if key[below] <= k:
-            break
-        key[i], op[i], behind[i] = key[below], op[below], behind[below]
-        i = below
-    key[i], op[i], behind[i] = k, o, b
+@inner
+def add(waiting: Waiting, size: int, arrives_s: float, op: int, behind_s: float) -> None:
+    """Put an op into a heap of this size."""
+    slot = waiting.heap[size]
+    waiting.arrives_s[slot], waiting.op[slot], waiting.behind_s[slot] = arrives_s, op, behind_s
+    push(waiting.heap, 0, size, waiting.arrives_s, 1.0, slot)
 
 
-@njit(cache=True, nogil=True)
+@inner
+def take(waiting: Waiting, size: int) -> int:
+    """Take the first op off a heap of this size; returns its slot, which is free until the next `add`."""
+    slot = pop(waiting.heap, 0, size, waiting.arrives_s, 1.0)
+    waiting.heap[size - 1] = slot
+    return int(slot)
+
+
+@inner
 def insert(release: FloatArray, seconds: FloatArray, until: FloatArray, count: int, r: float, s: float) -> None:
     """Add a job to a list sorted by release; ``until``: when one machine has done the jobs so far, in this order."""
     i = count
@@ -55,7 +60,7 @@ def insert(release: FloatArray, seconds: FloatArray, until: FloatArray, count: i
         until[j] = now
 
 
-@njit(cache=True, nogil=True)
+@entry
 def earliest(
     order: IntArray,
     ptr: IntArray,
@@ -84,7 +89,10 @@ def earliest(
     for i in range(n):
         widest = max(widest, ptr[i + 1] - ptr[i])
     room = widest + 16 * most
-    key, op, behind = np.empty(room), np.empty(room, np.int64), np.empty(room)
+    heap = np.empty(room, np.int64)
+    for slot in range(room):
+        heap[slot] = slot
+    waiting = Waiting(heap, np.empty(room), np.empty(room, np.int64), np.empty(room))
     release, seconds, until = np.empty(most), np.empty(most), np.empty(most)
     taken, held = np.full(n, -1), np.full(n, -1)
     unit, kept, working, memory = sizes
@@ -99,17 +107,18 @@ def earliest(
             if apart[j]:
                 now = max(now, arrives)
             else:
-                push(key, op, behind, size, arrives, u, 0.0)
+                add(waiting, size, arrives, u, 0.0)
                 size += 1
         best = np.inf
         while size > 0:
-            arrives = key[0]
+            arrives = waiting.arrives_s[heap[0]]
             best = min(best, max(arrives, now))
             if now >= arrives:
                 break
-            u, after = op[0], behind[0] + op_s[op[0]]
-            pop(key, op, behind, size)
+            slot = take(waiting, size)
             size -= 1
+            u = waiting.op[slot]
+            after = waiting.behind_s[slot] + op_s[u]
             if taken[u] == v:
                 continue
             if count == most or size + ptr[u + 1] - ptr[u] > room:
@@ -133,7 +142,7 @@ def earliest(
                 if apart[j]:
                     now = max(now, arrives)
                 else:
-                    push(key, op, behind, size, arrives, w, after)
+                    add(waiting, size, arrives, w, after)
                     size += 1
         if size == 0:
             best = min(best, now)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env.jit import njit
+from env.jit import entry, inner
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 
@@ -57,7 +57,7 @@ class Progress(NamedTuple):
     load_s: FloatArray  # [k, D], seconds of work placed
 
 
-@njit(cache=True, nogil=True)
+@entry
 def longest_paths(
     order: IntArray, ptr: IntArray, before: IntArray, edge_s: FloatArray, op_s: FloatArray, result: FloatArray
 ) -> None:
@@ -84,7 +84,7 @@ class Sight(NamedTuple):
     mask: BoolArray  # [k, D], where the next unit may go
 
 
-@njit(cache=True, nogil=True)
+@entry
 def look(s: Stage, p: Progress, sight: Sight) -> None:
     """Fill ``sight``.
 
@@ -120,7 +120,7 @@ def look(s: Stage, p: Progress, sight: Sight) -> None:
             sight.mask[r] = s.allowed[t, u]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _fetch_s(s: Stage, p: Progress, r: int, t: int, u: int, d: int) -> float:
     """Seconds to bring to device ``d`` what unit ``u`` reads from units placed elsewhere."""
     seconds = 0.0
@@ -132,7 +132,7 @@ def _fetch_s(s: Stage, p: Progress, r: int, t: int, u: int, d: int) -> float:
     return seconds
 
 
-@njit(cache=True, nogil=True)
+@entry
 def advance(s: Stage, p: Progress, sight: Sight, action: IntArray, ended: NDArray[np.int8]) -> int:
     """Put the next unit of every row on device ``action [k]`` and `look`; returns how many rows have ended.
 
@@ -172,7 +172,7 @@ class Paths(NamedTuple):
     hops: FloatArray  # [D, D]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def partial_bounds(g: Paths, device: IntArray, bound_s: FloatArray) -> None:
     """Fill ``bound_s``, float64 [k]: no way to complete the placement ``device``, int64 [k, n], is faster.
 

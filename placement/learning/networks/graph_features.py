@@ -200,10 +200,11 @@ def _scale(problem: Problem, rank_s: FloatArray) -> FloatArray:
 def _longest(problem: Problem, op_s: FloatArray, transfer_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Longest paths behind each op, it included, and before it: float64 [n] each."""
     from baselines import path_kernel
+    from baselines.kernel_records import readers_of
 
     graph = problem.graph
     up, down = np.empty(graph.n_ops), np.empty(graph.n_ops)
-    arrays = (graph.topological_order, graph.output_ptr, graph.consumer_ptr, graph.consumers, op_s, transfer_s)
+    arrays = (graph.topological_order, readers_of(graph), op_s, transfer_s)
     path_kernel.upward(*arrays, up)
     path_kernel.downward(*arrays, down)
     return up, down

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from env.jit import njit, prange
+from env.jit import entry, parallel_entry, prange
 
 N_FEATURES = 6  # of a device, when a group is to be placed (see `device_features`)
 
 
-@njit(cache=True, nogil=True)
+@entry
 def group_totals(group, unit_of, op_s, kept_bytes, tensor_producer, consumer_ptr, consumers, transfer_s, n_groups):  # type: ignore[no-untyped-def]
     """Of every group: seconds on each device [G, D], bytes kept [G], seconds of transfers from group to group [G, G].
 
@@ -35,7 +35,7 @@ def group_totals(group, unit_of, op_s, kept_bytes, tensor_producer, consumer_ptr
     return seconds, kept, wire_s
 
 
-@njit(cache=True, nogil=True)
+@entry
 def device_features(  # type: ignore[no-untyped-def]
     t, which, sequence, seconds, kept, wire_s, capacity, scale_s, device, finish, free, load, used, out
 ):
@@ -87,7 +87,7 @@ def device_features(  # type: ignore[no-untyped-def]
             out[k, d, 5] = min(2.0, (used[k, d] + kept[w, g]) / capacity[d])
 
 
-@njit(cache=True, nogil=True)
+@entry
 def place(t, chosen, which, sequence, seconds, kept, wire_s, device, finish, free, load, used):  # type: ignore[no-untyped-def]
     """Note in every partial placement that its next group goes to ``chosen`` int64 [k]."""
     for k in range(len(device)):
@@ -105,7 +105,7 @@ def place(t, chosen, which, sequence, seconds, kept, wire_s, device, finish, fre
         device[k, t] = d
 
 
-@njit(cache=True, nogil=True)
+@entry
 def path(device, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, path_s):  # type: ignore[no-untyped-def]
     """Seconds from the start of each op to the end of the graph, float64 [n], on ``device`` int64 [n]."""
     for at in range(len(topological) - 1, -1, -1):
@@ -118,7 +118,7 @@ def path(device, topological, op_s, output_ptr, consumer_ptr, consumers, transfe
         path_s[i] = longest + op_s[i, device[i]]
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@parallel_entry
 def orders(device, shift_s, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, out):  # type: ignore[no-untyped-def]
     """Places in line, int64 [k, n]: ops by falling `path` on their devices, moved by a shift.
 
