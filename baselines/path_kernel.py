@@ -1,15 +1,20 @@
 """Compiled loops over paths; `baselines.paths` says what they compute.
 
+
 Letters: ``t``, a tensor; ``c``, a consumer of it; ``e``, an edge (a tensor and a consumer); ``k``, a position. Paths
 are sums of ``op_s`` [n] and ``transfer_s`` [m], in seconds.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from baselines.kernel_records import Readers
 from env.jit import entry
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 
 @entry

@@ -118,11 +118,11 @@ class _Cache(FunctionCache):
     """numba's cache of one function, which looks at the function's own file only, for all files it comes from."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
+        super().__init__(function)  # type: ignore[no-untyped-call]
         self._sources = sources(function.__module__)  # now, while files are as they have been imported
 
     def _index_key(self, *arguments: Any) -> tuple[Any, ...]:
-        return (*super()._index_key(*arguments), self._sources)
+        return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
 
 
 # -- Kinds of functions ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Compiled loops of the list schedulers; `estimate.py` and `peft.py` say what they compute.
 
+
 Letters: ``n`` ops, ``m`` tensors, ``D`` devices, ``U`` units (ops that share a device); ``d``, a device; ``t``, a
 tensor; ``c``, a consumer; ``e``, an edge (a tensor and a consumer of it); ``j``, ``k``, positions. A *rank* is an op's
 place in a scheduler's list, 0 first. Times end in ``_s``, seconds.
@@ -7,16 +8,18 @@ place in a scheduler's list, 0 first. Times end in ``_s``, seconds.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from baselines.kernel_records import Inputs, Readers, Room, Wire
 from baselines.placers.greedy_kernel import charge, fits, transfer
 from env.jit import allocating, entry, inner
-from env.problem import BoolArray
 from env.simulation.pieces import find_gap, occupy, pop, push
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 
 class Placing(NamedTuple):

@@ -18,15 +18,18 @@ a `State`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What 
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from baselines.local_search.makespan_state import BY_TAIL, CURRENT, INF, SLACK, SNAPSHOTS
+from baselines.local_search.makespan_state import BY_TAIL, CURRENT, INF, SLACK, SNAPSHOTS, Instance, State, wide
 from env.jit import inlined, inner
 from env.simulation.pieces import edge_s, pop, push
 
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray
+
 
 @inlined
-def _add(s, key, d, i, now):  # type: ignore[no-untyped-def]
+def _add(s: State, key: FloatArray, d: int, i: int, now: float) -> None:
     ready_s = s.ready_s[i]
     if ready_s <= now:
         push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
@@ -39,7 +42,7 @@ def _add(s, key, d, i, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _lay_out(s, n, n_devices):  # type: ignore[no-untyped-def]
+def _lay_out(s: State, n: int, n_devices: int) -> None:
     """Where each device's queues begin."""
     for d in range(n_devices + 1):
         s.base[d] = 0
@@ -50,7 +53,7 @@ def _lay_out(s, n, n_devices):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _begin(g, s, key, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+def _begin(g: Instance, s: State, key: FloatArray, n: int, n_devices: int, n_links: int) -> None:
     """The state before the first event."""
     for d in range(n_devices):
         s.n_ready[d] = s.n_future[d] = 0
@@ -69,7 +72,7 @@ def _begin(g, s, key, n, n_devices, n_links):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-untyped-def]
+def _save(s: State, row: int, n: int, n_devices: int, n_links: int, now: float, n_started: int, x: int) -> None:
     s.snap_now[row] = now
     s.snap_started[row] = n_started
     s.snap_transfers[row] = x
@@ -99,7 +102,7 @@ def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-
 
 
 @inlined
-def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+def _restore(s: State, row: int, n: int, n_devices: int, n_links: int) -> None:
     at = row * n
     for i in range(n):
         s.missing[i] = s.snap_missing[at + i]
@@ -126,7 +129,19 @@ def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ignore[no-untyped-def]
+def _end_op(
+    g: Instance,
+    s: State,
+    key: FloatArray,
+    n_devices: int,
+    d: int,
+    now: float,
+    x: int,
+    n_o: int,
+    e_o: int,
+    x_o: int,
+    limit: float,
+) -> int:
     """The op on ``d`` ends. Returns the number of transfers so far, or -1 if the step will end after the limit."""
     i = s.running[d]
     s.running[d] = -1
@@ -174,7 +189,17 @@ def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ign
 
 
 @inlined
-def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ignore[no-untyped-def]
+def _dispatch(
+    g: Instance,
+    s: State,
+    key: FloatArray,
+    n_devices: int,
+    d: int,
+    now: float,
+    n_started: int,
+    n_o: int,
+    limit: float,
+) -> int:
     """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
@@ -189,7 +214,7 @@ def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ign
     s.n_ready[d] -= 1
     if now + s.tail[i] > limit or now + s.left_s[d] > limit:
         return -1
-    seconds = g.op_s[np.int64(i) * n_devices + d]
+    seconds = g.op_s[wide(i) * n_devices + d]
     s.left_s[d] -= seconds
     s.running[d] = i
     s.next_s[d] = now + seconds
@@ -202,7 +227,7 @@ def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ign
 
 
 @inlined
-def _resume(s, row, n, n_devices, n_links, e):  # type: ignore[no-untyped-def]
+def _resume(s: State, row: int, n: int, n_devices: int, n_links: int, e: int) -> None:
     """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
     _restore(s, row, n, n_devices, n_links)
     old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
@@ -214,7 +239,7 @@ def _resume(s, row, n, n_devices, n_links, e):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _next(s, n_devices):  # type: ignore[no-untyped-def]
+def _next(s: State, n_devices: int) -> tuple[float, int, int]:
     """``(instant of the next event, first device, end of the devices)`` that may have one then."""
     least = INF
     at = 0
@@ -232,19 +257,19 @@ def _next(s, n_devices):  # type: ignore[no-untyped-def]
 
 
 @inner
-def simulate(g, s, n, e, n_devices, n_links, first, limit):  # type: ignore[no-untyped-def]
+def simulate(g: Instance, s: State, n: int, e: int, n_devices: int, n_links: int, first: int, limit: float) -> float:
     """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
     key = s.tail if s.counts[BY_TAIL] else s.key
     trial = 1 - s.counts[CURRENT]
     n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
     bound = limit * SLACK
-    now, n_started, x = 0.0, np.int64(0), np.int64(0)
+    now, n_started, x = 0.0, wide(0), wide(0)
     _lay_out(s, n, n_devices)
     if first < 0:
         _begin(g, s, key, n, n_devices, n_links)
     else:
         row = s.snap_row[first]
-        now, n_started, x = s.snap_now[row], np.int64(s.snap_started[row]), np.int64(s.snap_transfers[row])
+        now, n_started, x = s.snap_now[row], wide(s.snap_started[row]), wide(s.snap_transfers[row])
         _resume(s, row, n, n_devices, n_links, e)
     snap = first + 1
     for k in range(snap, SNAPSHOTS):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from graphs.opgraph import FloatArray, IntArray
 Index = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 INF = np.inf
+# Integers are handed on 64 bits wide, lest numba compiles the same function for every mixture of widths.
+wide = cast("Callable[[Any], int]", np.int64)
 SNAPSHOTS = 12
 SLACK = 1.0 + 1e-9  # rounding: tails and work left are sums in another sequence than simulated times
 

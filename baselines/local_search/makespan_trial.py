@@ -23,6 +23,9 @@ from baselines.local_search.makespan_state import (
     PICKED,
     SNAPSHOTS,
     TOP,
+    Instance,
+    State,
+    wide,
 )
 from env.jit import inlined, inner
 from env.simulation.pieces import (
@@ -37,20 +40,20 @@ from env.simulation.pieces import (
 
 
 @inlined
-def uniform(s):  # type: ignore[no-untyped-def]
+def uniform(s: State) -> float:
     """In [0, 1), of 52 bits, so that its product with a whole number k is never rounded up to k."""
     s.random[0] = next_random(s.random[0])
     return np.float64(scrambled(s.random[0]) >> np.uint64(12)) * 2.0**-52
 
 
 @inlined
-def below(s, k):  # type: ignore[no-untyped-def]
+def below(s: State, k: int) -> int:
     """Any of 0 .. k - 1."""
-    return np.int64(uniform(s) * k)
+    return wide(uniform(s) * k)
 
 
 @inlined
-def _touch(g, s, i):  # type: ignore[no-untyped-def]
+def _touch(g: Instance, s: State, i: int) -> None:
     """The tail of an op must be looked at again."""
     at = g.position[i]
     if s.dirty[at] == 0:
@@ -61,14 +64,14 @@ def _touch(g, s, i):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _affects(s, instant):  # type: ignore[no-untyped-def]
+def _affects(s: State, instant: float) -> None:
     """The trial and the accepted schedule may differ from this instant on."""
     if instant < s.values[AFFECTED]:
         s.values[AFFECTED] = instant
 
 
 @inner
-def place(g, s, n, n_devices, i, d):  # type: ignore[no-untyped-def]
+def place(g: Instance, s: State, n: int, n_devices: int, i: int, d: int) -> None:
     """Move op ``i`` to device ``d``."""
     old = s.device[i]
     if old == d:
@@ -77,8 +80,8 @@ def place(g, s, n, n_devices, i, d):  # type: ignore[no-untyped-def]
     s.log_device[s.counts[LOGGED]] = old
     s.counts[LOGGED] += 1
     s.device[i] = d
-    s.work[old] -= g.op_s[np.int64(i) * n_devices + old]
-    s.work[d] += g.op_s[np.int64(i) * n_devices + d]
+    s.work[old] -= g.op_s[wide(i) * n_devices + old]
+    s.work[d] += g.op_s[wide(i) * n_devices + d]
     _touch(g, s, i)
     end_s = s.counts[CURRENT] * n
     if g.input_ptr[i] == g.input_ptr[i + 1]:
@@ -90,7 +93,7 @@ def place(g, s, n, n_devices, i, d):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def set_key(s, i, key):  # type: ignore[no-untyped-def]
+def set_key(s: State, i: int, key: float) -> None:
     """Change the key of op ``i``, which matters from when its inputs have arrived."""
     if key != s.key[i]:
         s.log_key_op[s.counts[LOGGED_KEYS]] = i
@@ -101,7 +104,7 @@ def set_key(s, i, key):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def tail_of(g, s, n_devices, i):  # type: ignore[no-untyped-def]
+def tail_of(g: Instance, s: State, n_devices: int, i: int) -> float:
     """Longest remaining path, by the same arithmetic as `env.simulation.kernel`."""
     d = s.device[i]
     longest = 0.0
@@ -110,13 +113,13 @@ def tail_of(g, s, n_devices, i):  # type: ignore[no-untyped-def]
         b = s.device[c]
         rest = s.tail[c]
         if b != d:
-            rest = edge_s(g, e, np.int64(d) * n_devices + b) + rest
+            rest = edge_s(g, e, wide(d) * n_devices + b) + rest
         longest = rest if rest > longest else longest
-    return g.op_s[np.int64(i) * n_devices + d] + longest
+    return float(g.op_s[wide(i) * n_devices + d] + longest)
 
 
 @inner
-def update_tails(g, s, n_devices):  # type: ignore[no-untyped-def]
+def update_tails(g: Instance, s: State, n_devices: int) -> None:
     """Work out the touched tails again, consumers first, and those that follow from what changed."""
     at = s.counts[TOP]
     while s.counts[DIRTY] > 0:
@@ -139,13 +142,13 @@ def update_tails(g, s, n_devices):  # type: ignore[no-untyped-def]
 
 
 @inner
-def undo(g, s, n_devices):  # type: ignore[no-untyped-def]
+def undo(g: Instance, s: State, n_devices: int) -> None:
     """Take the trial's changes back, the last one first."""
     for k in range(s.counts[LOGGED] - 1, -1, -1):
         i = s.log_op[k]
-        s.work[s.device[i]] -= g.op_s[np.int64(i) * n_devices + s.device[i]]
+        s.work[s.device[i]] -= g.op_s[wide(i) * n_devices + s.device[i]]
         s.device[i] = s.log_device[k]
-        s.work[s.device[i]] += g.op_s[np.int64(i) * n_devices + s.device[i]]
+        s.work[s.device[i]] += g.op_s[wide(i) * n_devices + s.device[i]]
     for k in range(s.counts[LOGGED_TAILS] - 1, -1, -1):
         s.tail[s.log_tail_op[k]] = s.log_tail[k]
     for k in range(s.counts[LOGGED_KEYS] - 1, -1, -1):
@@ -153,7 +156,7 @@ def undo(g, s, n_devices):  # type: ignore[no-untyped-def]
 
 
 @inner
-def merge_prefix(g, s, n, e, first):  # type: ignore[no-untyped-def]
+def merge_prefix(g: Instance, s: State, n: int, e: int, first: int) -> None:
     """Complete the trial's schedule by what came before the snapshot it started from."""
     old = s.counts[CURRENT]
     new = 1 - old
@@ -178,7 +181,7 @@ def merge_prefix(g, s, n, e, first):  # type: ignore[no-untyped-def]
 
 
 @inner
-def fits(g, s, n, m, e, n_devices, step_s):  # type: ignore[no-untyped-def]
+def fits(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, step_s: float) -> bool:
     """Whether the trial's schedule stays within the memory of every device."""
     trial = 1 - s.counts[CURRENT]
     x_o = trial * (e + 1)
@@ -204,7 +207,7 @@ def fits(g, s, n, m, e, n_devices, step_s):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _last_uses(g, s, n, m, e):  # type: ignore[no-untyped-def]
+def _last_uses(g: Instance, s: State, n: int, m: int, e: int) -> None:
     """Fill ``free_s``: the last use of each tensor at its producer, and of each copy."""
     trial = 1 - s.counts[CURRENT]
     n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
@@ -221,15 +224,15 @@ def _last_uses(g, s, n, m, e):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _fits_over_time(g, s, n, m, e, n_devices, d, step_s):  # type: ignore[no-untyped-def]
+def _fits_over_time(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, d: int, step_s: float) -> bool:
     """The memory of one device over time, in buckets; only buckets that may be too full are sorted."""
     trial = 1 - s.counts[CURRENT]
     n_o, x_o = trial * n, trial * (e + 1)
     buckets = max(16, n // n_devices)
     per_second = min(buckets / step_s, MOST_PER_SECOND) if step_s > 0 else 0.0
     clear_buckets(s, buckets)
-    now = np.int64(0)
-    k = np.int64(0)
+    now = wide(0)
+    k = wide(0)
     for i in range(n):
         if s.device[i] == d:
             now += g.kept_bytes[i]
@@ -257,13 +260,13 @@ def _fits_over_time(g, s, n, m, e, n_devices, d, step_s):  # type: ignore[no-unt
 
 
 @inlined
-def _note(s, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
+def _note(s: State, buckets: int, per_second: float, instant: float, added: int, k: int) -> int:
     """Note a change of the one device whose memory is looked at, if it is any."""
-    return note_change(s, np.int64(0), buckets, per_second, instant, added, k) if added != 0 else k
+    return note_change(s, wide(0), buckets, per_second, instant, added, k) if added != 0 else k
 
 
 @inner
-def _trace(g, s, n, e):  # type: ignore[no-untyped-def]
+def _trace(g: Instance, s: State, n: int, e: int) -> None:
     """Walk from the last op back to the start of the step, over whatever each op or transfer waited for."""
     current = s.counts[CURRENT]
     n_o, e_o, x_o = current * n, current * e, current * (e + 1)
@@ -303,14 +306,14 @@ def _trace(g, s, n, e):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def clear_logs(s):  # type: ignore[no-untyped-def]
+def clear_logs(s: State) -> None:
     """Begin a trial: nothing is changed yet."""
     s.counts[LOGGED] = s.counts[LOGGED_TAILS] = s.counts[LOGGED_KEYS] = s.counts[PICKED] = 0
     s.values[AFFECTED] = INF
 
 
 @inner
-def accept(g, s, n, e, first, step_s):  # type: ignore[no-untyped-def]
+def accept(g: Instance, s: State, n: int, e: int, first: int, step_s: float) -> None:
     """The trial, which was run from snapshot ``first``, becomes the accepted schedule."""
     s.counts[CURRENT] = 1 - s.counts[CURRENT]
     for k in range(first + 1, SNAPSHOTS):

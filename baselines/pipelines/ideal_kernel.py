@@ -7,15 +7,18 @@ I leaves an ideal, that atom and the number of that ideal, by increasing v.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baselines.pipelines.lattice_kernel import Bits, Narrow
 from env.jit import entry, inner
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
+
 
 Bytes = NDArray[np.int8]
 

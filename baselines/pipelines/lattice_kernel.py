@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import allocating, entry, inner
-from graphs.opgraph import IntArray
+
+if TYPE_CHECKING:
+    from graphs.opgraph import IntArray
+
 
 Bits = NDArray[np.uint64]
 Narrow = NDArray[np.int32]

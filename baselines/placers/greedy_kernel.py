@@ -1,17 +1,22 @@
 """Compiled loop of MITE and DFS: unit by unit, each to the device with the smallest product of terms.
 
+
 Letters: ``m`` tensors, ``D`` devices, ``U`` units (ops that share a device); ``d``, a device; ``t``, a tensor; ``j``,
 ``k``, positions. Times end in ``_s``, seconds.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from baselines.kernel_records import Inputs, Members, Room, Wire
 from env.jit import entry, inner
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 SMALLEST = 1e-3  # terms below this count as this, so that one of them cannot erase the others
 

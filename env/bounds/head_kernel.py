@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from env.jit import entry, inner
-from env.simulation.pieces import pop, push
 
 if TYPE_CHECKING:
     from env.problem import BoolArray
@@ -19,31 +18,55 @@ if TYPE_CHECKING:
 
 
 class Waiting(NamedTuple):
-    """Ops that may be tried next, in a heap of slots: the latest to arrive first.
+    """Ops that may be tried next: a heap, the latest to arrive on top.
 
-    Beyond its size the heap lists the slots that are free.
+    Its entries move as a whole, other than in `env.simulation.pieces`: an op may wait several times, and among equals
+    the order depends on how they lie. Which of equals is tried first can decide what the bound comes to, so that a heap
+    with another order among them would give other bounds, as valid as these.
     """
 
-    heap: IntArray  # [room], every slot once
-    arrives_s: FloatArray  # [room], by slot: when the op's outputs arrive from another device
+    arrives_s: FloatArray  # [room], when the op's outputs arrive from another device
     op: IntArray  # [room]
     behind_s: FloatArray  # [room], seconds of ops between it and the op whose head is sought
 
 
 @inner
-def add(waiting: Waiting, size: int, arrives_s: float, op: int, behind_s: float) -> None:
-    """Put an op into a heap of this size."""
-    slot = waiting.heap[size]
-    waiting.arrives_s[slot], waiting.op[slot], waiting.behind_s[slot] = arrives_s, op, behind_s
-    push(waiting.heap, 0, size, waiting.arrives_s, 1.0, slot)
+def push(heap: Waiting, size: int, arrives_s: float, op: int, behind_s: float) -> None:
+    """Put an entry into a heap of this size."""
+    i = size
+    while i > 0:
+        above = (i - 1) // 2
+        if heap.arrives_s[above] >= arrives_s:
+            break
+        move(heap, above, i)
+        i = above
+    heap.arrives_s[i], heap.op[i], heap.behind_s[i] = arrives_s, op, behind_s
 
 
 @inner
-def take(waiting: Waiting, size: int) -> int:
-    """Take the first op off a heap of this size; returns its slot, which is free until the next `add`."""
-    slot = pop(waiting.heap, 0, size, waiting.arrives_s, 1.0)
-    waiting.heap[size - 1] = slot
-    return int(slot)
+def pop(heap: Waiting, size: int) -> None:
+    """Take the top off a heap of this size."""
+    last = size - 1
+    arrives_s, op, behind_s = heap.arrives_s[last], heap.op[last], heap.behind_s[last]
+    i = 0
+    while True:
+        below = 2 * i + 1
+        if below >= last:
+            break
+        if below + 1 < last and heap.arrives_s[below + 1] > heap.arrives_s[below]:
+            below += 1
+        if heap.arrives_s[below] <= arrives_s:
+            break
+        move(heap, below, i)
+        i = below
+    heap.arrives_s[i], heap.op[i], heap.behind_s[i] = arrives_s, op, behind_s
+
+
+@inner
+def move(heap: Waiting, source: int, target: int) -> None:
+    """Copy an entry to another place in the heap."""
+    heap.arrives_s[target], heap.op[target] = heap.arrives_s[source], heap.op[source]
+    heap.behind_s[target] = heap.behind_s[source]
 
 
 @inner
@@ -89,10 +112,7 @@ def earliest(
     for i in range(n):
         widest = max(widest, ptr[i + 1] - ptr[i])
     room = widest + 16 * most
-    heap = np.empty(room, np.int64)
-    for slot in range(room):
-        heap[slot] = slot
-    waiting = Waiting(heap, np.empty(room), np.empty(room, np.int64), np.empty(room))
+    heap = Waiting(np.empty(room), np.empty(room, np.int64), np.empty(room))
     release, seconds, until = np.empty(most), np.empty(most), np.empty(most)
     taken, held = np.full(n, -1), np.full(n, -1)
     unit, kept, working, memory = sizes
@@ -107,18 +127,17 @@ def earliest(
             if apart[j]:
                 now = max(now, arrives)
             else:
-                add(waiting, size, arrives, u, 0.0)
+                push(heap, size, arrives, u, 0.0)
                 size += 1
         best = np.inf
         while size > 0:
-            arrives = waiting.arrives_s[heap[0]]
+            arrives = heap.arrives_s[0]
             best = min(best, max(arrives, now))
             if now >= arrives:
                 break
-            slot = take(waiting, size)
+            u, after = heap.op[0], heap.behind_s[0] + op_s[heap.op[0]]
+            pop(heap, size)
             size -= 1
-            u = waiting.op[slot]
-            after = waiting.behind_s[slot] + op_s[u]
             if taken[u] == v:
                 continue
             if count == most or size + ptr[u + 1] - ptr[u] > room:
@@ -142,7 +161,7 @@ def earliest(
                 if apart[j]:
                     now = max(now, arrives)
                 else:
-                    add(waiting, size, arrives, w, after)
+                    push(heap, size, arrives, w, after)
                     size += 1
         if size == 0:
             best = min(best, now)

@@ -6,14 +6,17 @@ units, so that one call serves rows of different tasks.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import entry, inner
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
+
 
 GOING, COMPLETE, FORBIDDEN = 0, 1, 2  # what `place` leaves a row in
 CLIP = 100.0  # no observed number is larger

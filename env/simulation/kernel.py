@@ -1,5 +1,6 @@
 """The compiled event loop behind `env.simulation.simulator`. It is docs/score.md, on flat arrays.
 
+
 Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
 producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
@@ -15,14 +16,16 @@ change without the loop being compiled again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import allocating, entry, inlined, inner, parallel_entry, prange
 from env.simulation.pieces import MOST_PER_SECOND, clear_buckets, edge_s, note_change, peak_within, pointers, pop, push
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
@@ -103,13 +106,13 @@ class Output(NamedTuple):
 
 
 @inner
-def buckets_for(n, n_devices):  # type: ignore[no-untyped-def]
+def buckets_for(n: int, n_devices: int) -> int:
     """Buckets of time per device for the memory sum: a few changes of memory in each."""
     return max(16, n // n_devices)
 
 
 @allocating
-def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> State:
     """Memory for `run`; reusable."""
     changes = 2 * n + m + 2 * e
     buckets = n_devices * buckets_for(n, n_devices)
@@ -144,7 +147,7 @@ def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
 
 
 @allocating
-def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
     """Memory for the results of `run`; reusable."""
     return Output(
         busy_s=np.empty(n_devices),
@@ -161,7 +164,18 @@ def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
+def _prepare(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+    n: int,
+    n_edges: int,
+    n_devices: int,
+    n_links: int,
+) -> None:
     """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
     for d in range(n_devices + 1):
         s.base[d] = 0
@@ -207,7 +221,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
 
 
 @inlined
-def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+def _add(s: State, mode: int, d: int, i: int, now: float) -> None:
     """The ready time of ``i`` is known now, and may lie in the future."""
     ready_s = s.ready_s[i]
     if mode == FIFO:
@@ -222,7 +236,7 @@ def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
+def _add_ready(s: State, mode: int, d: int, i: int) -> None:
     if mode == MSR:
         s.ready[s.base[d] + s.n_ready[d]] = i
     else:
@@ -231,7 +245,19 @@ def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: ignore[no-untyped-def]
+def _end_op(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    m: int,
+    n_devices: int,
+    n_hops: int,
+    d: int,
+    now: float,
+    x: int,
+) -> tuple[int, bool]:
     """The op on ``d`` ends and its tensors are requested where they are needed.
 
     Returns the number of transfers so far, and whether some other device can start something at this same instant.
@@ -277,7 +303,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
 
 
 @inlined
-def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
+def _msr_score(g: Arrays, s: State, device: Index, i: int, now: float) -> int:
     score = 0
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
@@ -289,7 +315,7 @@ def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
+def _take_msr(g: Arrays, s: State, device: Index, d: int, now: float) -> int:
     """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
     first = s.base[d]
     last = first + s.n_ready[d] - 1
@@ -305,11 +331,11 @@ def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
             best = i
             best_score = score
     s.ready[best_at] = s.ready[last]
-    return best
+    return int(best)
 
 
 @inlined
-def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
+def _dispatch(g: Arrays, s: State, out: Output, device: Index, mode: int, d: int, now: float, n_started: int) -> int:
     """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
@@ -333,7 +359,16 @@ def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-un
 
 
 @inner
-def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-untyped-def]
+def _loop(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    m: int,
+    n_devices: int,
+    n_hops: int,
+) -> tuple[float, int]:
     n_transfers = 0
     n_started = 0
     now = 0.0
@@ -369,7 +404,19 @@ def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-unt
 
 
 @inlined
-def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second):  # type: ignore[no-untyped-def]
+def _note_changes(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    n: int,
+    n_edges: int,
+    m: int,
+    n_devices: int,
+    n_transfers: int,
+    buckets: int,
+    per_second: float,
+) -> None:
     """Fill the buckets with every allocation and free of the step."""
     clear_buckets(s, n_devices * buckets)
     for t in range(m):
@@ -402,7 +449,18 @@ def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buck
 
 
 @inner
-def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  # type: ignore[no-untyped-def]
+def _memory(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    n: int,
+    n_edges: int,
+    m: int,
+    n_devices: int,
+    n_transfers: int,
+    step_s: float,
+) -> None:
     """Fill ``out.peak_bytes``."""
     for d in range(n_devices):
         out.peak_bytes[d] = 0
@@ -429,17 +487,17 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
 
 
 @inner
-def _memory_in(graph, state, output, device, n_transfers, step_s):  # type: ignore[no-untyped-def]
+def _memory_in(graph: Arrays, state: State, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
-    g: Any = pointers(graph)  # type: ignore[call-arg]
-    s: Any = pointers(state)
-    out: Any = pointers(output)
+    g = pointers(graph)
+    s = pointers(state)
+    out = pointers(output)
     _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
 
 
 @entry
-def memory_of(graph, output, device, copy_of, n_transfers, step_s):  # type: ignore[no-untyped-def]
+def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_transfers: int, step_s: float) -> None:
     """Fill ``output.peak_bytes`` from the times in ``output``, which `sequence_kernel` finds its own way.
 
     Args:
@@ -456,7 +514,14 @@ def memory_of(graph, output, device, copy_of, n_transfers, step_s):  # type: ign
 
 
 @inner
-def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
+def run(
+    graph: Arrays,
+    state: State,
+    output: Output,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+) -> tuple[float, int, float]:
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
     Args:
@@ -468,9 +533,9 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
     n, n_devices = graph.op_s.shape
     m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
     n_hops = graph.route.shape[2]
-    g: Any = pointers(graph)  # type: ignore[call-arg]
-    s: Any = pointers(state)
-    out: Any = pointers(output)
+    g = pointers(graph)
+    s = pointers(state)
+    out = pointers(output)
     _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
     step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
     _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
@@ -486,7 +551,13 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
 
 
 @entry
-def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def]
+def run_one(
+    graph: Arrays,
+    n_links: int,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+) -> tuple[float, int, float, Output]:
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
@@ -496,7 +567,17 @@ def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def
 
 
 @parallel_entry
-def run_batch(g, devices, mode, orders, step_time_s, busy_s, peak_bytes, link_bytes, bytes_moved):  # type: ignore[no-untyped-def]
+def run_batch(
+    g: Arrays,
+    devices: Index,
+    mode: int,
+    orders: FloatArray,
+    step_time_s: FloatArray,
+    busy_s: FloatArray,
+    peak_bytes: IntArray,
+    link_bytes: FloatArray,
+    bytes_moved: IntArray,
+) -> None:
     """`run` for every row of ``devices int32 [k, n]``, shared out over threads; the last five are outputs [k, ...].
 
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].

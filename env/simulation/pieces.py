@@ -3,26 +3,33 @@
 Each is written once, here, and compiled into whatever calls it; `env.jit` sees to it that a change here compiles the
 callers again. Some callers hand over arrays, others bare pointers (`pointers`); the code is the same.
 
+
 Letters: ``s``, a record of scratch with the fields that a piece names; ``g``, a graph like
 `env.simulation.kernel.Arrays`; ``e``, an edge (a pair of tensor and consumer); ``k``, a position.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
 from env.jit import inlined, inner
-from graphs.opgraph import FloatArray, IntArray
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from graphs.opgraph import FloatArray
+
+RecordT = TypeVar("RecordT", bound=NamedTuple)
 MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
 
 
-@intrinsic
-def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
+def _pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
     """The same named tuple holding bare pointers, for loops that touch many arrays.
 
     numba counts references to every array it touches, which can cost several times the work itself; it does not count
@@ -41,13 +48,16 @@ def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
     return result(arrays), codegen
 
 
+pointers = cast("Callable[[RecordT], RecordT]", intrinsic(_pointers))
+
+
 # -- Heap -----------------------------------------------------------------------------------------------------
 # A binary heap of numbers of items. The order is total (the key, then the lower item), so that what comes off does not
 # depend on how things lie in the heap. `sign` 1 puts the largest key on top, -1 the smallest.
 
 
 @inner
-def push(heap: IntArray, base: int, size: int, key: FloatArray, sign: float, item: int) -> None:
+def push(heap: NDArray[Any], base: int, size: int, key: FloatArray, sign: float, item: int) -> None:
     """Add ``item`` to the heap at ``heap[base:base + size]``; the caller counts its size up."""
     k = size
     value = sign * key[item]
@@ -64,7 +74,7 @@ def push(heap: IntArray, base: int, size: int, key: FloatArray, sign: float, ite
 
 
 @inner
-def pop(heap: IntArray, base: int, size: int, key: FloatArray, sign: float) -> int:
+def pop(heap: NDArray[Any], base: int, size: int, key: FloatArray, sign: float) -> int:
     """Remove and return the first of ``size`` items; the caller counts the size down."""
     top = heap[base]
     size -= 1
@@ -89,7 +99,7 @@ def pop(heap: IntArray, base: int, size: int, key: FloatArray, sign: float) -> i
         heap[base + k] = first
         k = child
     heap[base + k] = item
-    return top
+    return int(top)
 
 
 # -- Memory over time -----------------------------------------------------------------------------------------
@@ -223,11 +233,8 @@ def occupy(start: FloatArray, end: FloatArray, count: int, gap: int, from_s: flo
 @inlined
 def edge_s(g: Any, e: int, pair: int) -> float:
     """Seconds of an edge's transfer over a pair of devices (docs/score.md), by the same arithmetic in every kernel."""
-    return (  # type: ignore[no-any-return]
-        g.edge_latency[e] * g.latency_s[pair]
-        + g.edge_bytes[e] / g.bandwidth[pair]
-        + g.edge_measured_s[e] * g.hops[pair]
-    )
+    modelled_s = g.edge_latency[e] * g.latency_s[pair] + g.edge_bytes[e] / g.bandwidth[pair]
+    return float(modelled_s + g.edge_measured_s[e] * g.hops[pair])
 
 
 @inlined

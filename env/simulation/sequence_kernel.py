@@ -9,16 +9,20 @@ compiled call.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from env.jit import entry, inlined
-from env.problem import Problem
 from env.simulation import kernel
 from env.simulation.loads import Charges
 from graphs.errors import MismatchError
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import Problem
+    from graphs.opgraph import FloatArray, IntArray
+
 
 _WAITS_SHOWN = 6  # of a deadlock, in its message
 
@@ -210,7 +214,7 @@ def _pairs(problem: Problem, transfer_order: ArrayLike) -> tuple[IntArray, IntAr
 
 
 @inlined
-def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-def]
+def _release(k: int, end: float, start_s: FloatArray, waits: kernel.Index, done: kernel.Index, n_done: int) -> int:
     """One thing that ``k`` waits for ends; returns the new number of nodes that could start."""
     start_s[k] = end if end > start_s[k] else start_s[k]
     waits[k] -= 1
@@ -221,7 +225,17 @@ def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-d
 
 
 @entry
-def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, route, n_links, seconds):  # type: ignore[no-untyped-def]
+def longest_path(
+    edge_ptr: kernel.Index,
+    consumer: kernel.Index,
+    consumer_ptr: IntArray,
+    copy_of: kernel.Index,
+    tensor: IntArray,
+    next_op: IntArray,
+    route: kernel.Index,
+    n_links: int,
+    seconds: FloatArray,
+) -> tuple[FloatArray, kernel.Index]:
     """Start of every node (op, or n + transfer), and the nodes in a topological order: fewer than all in a deadlock.
 
     Args:

@@ -1,6 +1,7 @@
 """Compiled decoder of the graph policy: list scheduling in which a small network picks the device of every unit.
 
 Ops are placed one after another, always the ready one of highest priority. The decoder keeps its own estimate of the
+
 schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. Of
 every device that a unit could go to it computes `N_FEATURES` numbers; the logit of a device is
 
@@ -11,15 +12,17 @@ so that with a taste of 0 the likeliest device is the one that finishes the unit
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import allocating, entry, inner, parallel_entry, prange
-from env.problem import BoolArray
 from env.simulation.pieces import find_gap, occupy, pop, push
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 Float32 = NDArray[np.float32]
 N_FEATURES = 20

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import NDArray
 
 from env.jit import entry, parallel_entry, prange
+
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray, IntArray
 
 N_FEATURES = 6  # of a device, when a group is to be placed (see `device_features`)
 
 
 @entry
-def group_totals(group, unit_of, op_s, kept_bytes, tensor_producer, consumer_ptr, consumers, transfer_s, n_groups):  # type: ignore[no-untyped-def]
+def group_totals(
+    group: IntArray,
+    unit_of: IntArray,
+    op_s: FloatArray,
+    kept_bytes: IntArray,
+    tensor_producer: IntArray,
+    consumer_ptr: IntArray,
+    consumers: IntArray,
+    transfer_s: FloatArray,
+    n_groups: int,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Of every group: seconds on each device [G, D], bytes kept [G], seconds of transfers from group to group [G, G].
 
     A tensor counts once for each group that reads it. ``group`` is int64 [U], ``unit_of`` int64 [n].
@@ -36,9 +52,22 @@ def group_totals(group, unit_of, op_s, kept_bytes, tensor_producer, consumer_ptr
 
 
 @entry
-def device_features(  # type: ignore[no-untyped-def]
-    t, which, sequence, seconds, kept, wire_s, capacity, scale_s, device, finish, free, load, used, out
-):
+def device_features(
+    t: int,
+    which: IntArray,
+    sequence: IntArray,
+    seconds: FloatArray,
+    kept: FloatArray,
+    wire_s: FloatArray,
+    capacity: FloatArray,
+    scale_s: float,
+    device: IntArray,
+    finish: FloatArray,
+    free: FloatArray,
+    load: FloatArray,
+    used: FloatArray,
+    out: NDArray[np.float32],
+) -> None:
     """What placing the next group on each device would mean, for k partial placements: ``out`` float32 [k, D, 6].
 
     Features: the device of the group before; the share of the group's transfers that already are there; the estimated
@@ -88,7 +117,20 @@ def device_features(  # type: ignore[no-untyped-def]
 
 
 @entry
-def place(t, chosen, which, sequence, seconds, kept, wire_s, device, finish, free, load, used):  # type: ignore[no-untyped-def]
+def place(
+    t: int,
+    chosen: IntArray,
+    which: IntArray,
+    sequence: IntArray,
+    seconds: FloatArray,
+    kept: FloatArray,
+    wire_s: FloatArray,
+    device: IntArray,
+    finish: FloatArray,
+    free: FloatArray,
+    load: FloatArray,
+    used: FloatArray,
+) -> None:
     """Note in every partial placement that its next group goes to ``chosen`` int64 [k]."""
     for k in range(len(device)):
         w, d = which[k], chosen[k]
@@ -106,7 +148,16 @@ def place(t, chosen, which, sequence, seconds, kept, wire_s, device, finish, fre
 
 
 @entry
-def path(device, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, path_s):  # type: ignore[no-untyped-def]
+def path(
+    device: IntArray,
+    topological: IntArray,
+    op_s: FloatArray,
+    output_ptr: IntArray,
+    consumer_ptr: IntArray,
+    consumers: IntArray,
+    transfer_s: FloatArray,
+    path_s: FloatArray,
+) -> None:
     """Seconds from the start of each op to the end of the graph, float64 [n], on ``device`` int64 [n]."""
     for at in range(len(topological) - 1, -1, -1):
         i = topological[at]
@@ -119,7 +170,17 @@ def path(device, topological, op_s, output_ptr, consumer_ptr, consumers, transfe
 
 
 @parallel_entry
-def orders(device, shift_s, topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, out):  # type: ignore[no-untyped-def]
+def orders(
+    device: IntArray,
+    shift_s: FloatArray,
+    topological: IntArray,
+    op_s: FloatArray,
+    output_ptr: IntArray,
+    consumer_ptr: IntArray,
+    consumers: IntArray,
+    transfer_s: FloatArray,
+    out: IntArray,
+) -> None:
     """Places in line, int64 [k, n]: ops by falling `path` on their devices, moved by a shift.
 
     Args:
