@@ -51,13 +51,13 @@ _BALLS = 7  # a random cluster has up to 2 ** this many units
 _TINY = 1e-9  # of the step time: one key over another, with next to nothing between
 
 
-@inlined
+@inner
 def _critical(s: State) -> int:
     """Any op of the critical path."""
     return wide(s.path_op[below(s, s.counts[PATH])])
 
 
-@inlined
+@inner
 def _neighbour(g: Instance, s: State, i: int) -> int:
     """Any op that reads from or writes to op ``i``; the op itself if there is none."""
     inputs = wide(g.input_ptr[i + 1]) - g.input_ptr[i]
@@ -70,7 +70,7 @@ def _neighbour(g: Instance, s: State, i: int) -> int:
     return result
 
 
-@inlined
+@inner
 def _pick(s: State, u: int) -> None:
     if s.mark[u] != s.counts[TRIAL]:
         s.mark[u] = s.counts[TRIAL]
@@ -78,7 +78,7 @@ def _pick(s: State, u: int) -> None:
         s.counts[PICKED] += 1
 
 
-@inlined
+@inner
 def _pick_ball(g: Instance, s: State, i: int) -> None:
     """Pick a random connected set of units around an op whose unit is picked, all on its device."""
     own = s.device[i]
@@ -274,7 +274,7 @@ def _choose(s: State) -> int:
     return wide(0)
 
 
-@inlined
+@inner
 def _worth(s: State, k: int) -> float:
     return float(0.01 + (1.0 + s.weight[2 * k + 1]) / (10.0 + s.weight[2 * k]))
 

@@ -39,20 +39,20 @@ from env.simulation.pieces import (
 )
 
 
-@inlined
+@inner
 def uniform(s: State) -> float:
     """In [0, 1), of 52 bits, so that its product with a whole number k is never rounded up to k."""
     s.random[0] = next_random(s.random[0])
     return np.float64(scrambled(s.random[0]) >> np.uint64(12)) * 2.0**-52
 
 
-@inlined
+@inner
 def below(s: State, k: int) -> int:
     """Any of 0 .. k - 1."""
     return wide(uniform(s) * k)
 
 
-@inlined
+@inner
 def _touch(g: Instance, s: State, i: int) -> None:
     """The tail of an op must be looked at again."""
     at = g.position[i]
@@ -63,7 +63,7 @@ def _touch(g: Instance, s: State, i: int) -> None:
             s.counts[TOP] = at
 
 
-@inlined
+@inner
 def _affects(s: State, instant: float) -> None:
     """The trial and the accepted schedule may differ from this instant on."""
     if instant < s.values[AFFECTED]:
@@ -92,7 +92,7 @@ def place(g: Instance, s: State, n: int, n_devices: int, i: int, d: int) -> None
         _affects(s, s.end_s[end_s + p])
 
 
-@inlined
+@inner
 def set_key(s: State, i: int, key: float) -> None:
     """Change the key of op ``i``, which matters from when its inputs have arrived."""
     if key != s.key[i]:
@@ -103,7 +103,7 @@ def set_key(s: State, i: int, key: float) -> None:
         _affects(s, s.arrived_s[i])
 
 
-@inlined
+@inner
 def tail_of(g: Instance, s: State, n_devices: int, i: int) -> float:
     """Longest remaining path, by the same arithmetic as `env.simulation.kernel`."""
     d = s.device[i]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.pipelines.lattice_kernel import Bits, Narrow
+from baselines.pipelines.lattice_kernel import Bits, Narrow, holds
 from env.jit import entry, inner
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> 
     """Fill ``inside`` [N], the atoms of an ideal, and ``beyond`` of `Walk`."""
     producer, ptr, reader = rows.producer, rows.reader_ptr, rows.reader
     for atom in range(len(inside)):
-        inside[atom] = (members[atom >> 6] >> np.uint64(atom & 63)) & np.uint64(1) != 0
+        inside[atom] = holds(members, atom)
     for m in range(len(producer)):
         beyond[m] = _WITHIN
         if not inside[producer[m]]:
@@ -350,5 +350,6 @@ def best_chains(rows: Rows, table: Table, blocking: bool, limit_s: float, visits
             look_beyond(rows.sets[ideal], rows, inside, walk.beyond)
             if not last_slices(ideal, states[:count], lowest_s, blocking, limit_s, visits, rows, walk, table):
                 return GAVE_UP
-            table.least_s[ideal] = table.best_s[ideal].min()
+            for k in range(count):  # no other state is finite
+                table.least_s[ideal] = min(table.least_s[ideal], table.best_s[ideal, states[k]])
     return DONE if table.least_s[n_ideals - 1] < np.inf else NO_FIT
