@@ -1,9 +1,8 @@
-"""Compiled loops over paths; `baselines.paths` says what they compute.
+"""Compiled loops over paths; `baselines.paths` says what they compute."""
 
-
-Letters: ``t``, a tensor; ``c``, a consumer of it; ``e``, an edge (a tensor and a consumer); ``k``, a position. Paths
-are sums of ``op_s`` [n] and ``transfer_s`` [m], in seconds.
-"""
+# Letters
+# t   a tensor; c, a consumer of it; e, an edge (a tensor and a consumer); k, a position
+# op_s, transfer_s   seconds, [n] and [m]; a path is a sum of them
 
 from __future__ import annotations
 
@@ -46,6 +45,7 @@ def downward(
     """Fill ``result`` [n] with the longest path to each op from a start of the graph, the op not included."""
     for op in range(len(result)):
         result[op] = 0.0
+    # Producers first: each op hands on what is final by then.
     for op in topological:
         for t in range(readers.output_ptr[op], readers.output_ptr[op + 1]):
             for e in range(readers.ptr[t], readers.ptr[t + 1]):
@@ -76,6 +76,7 @@ def longest_path(
         if not gone[left[k]]:
             left[kept] = left[k]
             kept += 1
+    # Consumers first, as in `upward`, and the op that follows on the longest path besides.
     first = -1
     for k in range(kept - 1, -1, -1):
         op = left[k]
@@ -89,6 +90,7 @@ def longest_path(
         # >=, walking backwards: of equally long paths the one that starts first, so zero-time ops are not left out.
         if first < 0 or remaining_s[op] >= remaining_s[first]:
             first = op
+    # Walk along what follows.
     length = 0
     while first >= 0:
         path[length] = first

@@ -81,6 +81,7 @@ def source_modules(module: str) -> set[str]:
     come from there), and so on through those of them that have kernels.
     """
     found: set[str] = set()
+    # Breadth or depth does not matter: the set is what counts.
     waiting = [module]
     while waiting:
         name = waiting.pop()
@@ -95,6 +96,7 @@ def source_modules(module: str) -> set[str]:
 def _imports(module: str) -> Iterator[str]:
     """The modules of this project that are imported at the top of a loaded module, for more than annotations."""
     own = {"graphs", "env", "baselines", "placement", module.partition(".")[0]}
+    # The rest need not be parsed, which would take longer than loading a kernel from the cache.
     top = _BODY.split(_source(module), maxsplit=1)[0]
     for node in ast.parse(top).body:
         if isinstance(node, ast.Import):

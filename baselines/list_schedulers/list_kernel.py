@@ -1,10 +1,10 @@
-"""Compiled loops of the list schedulers; `estimate.py` and `peft.py` say what they compute.
+"""Compiled loops of the list schedulers; `estimate.py` and `peft.py` say what they compute."""
 
-
-Letters: ``n`` ops, ``m`` tensors, ``D`` devices, ``U`` units (ops that share a device); ``d``, a device; ``t``, a
-tensor; ``c``, a consumer; ``e``, an edge (a tensor and a consumer of it); ``j``, ``k``, positions. A *rank* is an op's
-place in a scheduler's list, 0 first. Times end in ``_s``, seconds.
-"""
+# Letters
+# n, m, D, U   numbers of ops, tensors, devices and units (ops that share a device)
+# d   a device; t, a tensor; c, a consumer; e, an edge (a tensor and a consumer of it); j, k, positions
+# rank   an op's place in a scheduler's list, 0 first
+# _s   seconds
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def insert(
 ) -> int:
     """Fill ``device``, ``start_s`` and ``finish_s`` [n]; returns the first unit without a feasible device, or -1."""
     n, n_devices = op_s.shape
+    # An op splits one idle interval into two at most, so n + 1 are enough for each device.
     gap_start, gap_end = np.empty((n_devices, n + 2)), np.empty((n_devices, n + 2))
     gaps = np.ones(n_devices, dtype=np.int64)
     for d in range(n_devices):
@@ -84,6 +85,7 @@ def insert(
     fixed = np.full(len(unit_s), -1, np.int64)
     for op in order:
         unit = unit_of[op]
+        # The unit's device, once its first op has one; or the scheduler's choice, while that has room.
         only = fixed[unit]
         if only < 0 and first_choice[op] >= 0 and fits(unit, first_choice[op], room):
             only = first_choice[op]
@@ -92,9 +94,11 @@ def insert(
         for d in range(n_devices):
             if (d != only) if only >= 0 else not fits(unit, d, room):
                 continue
+            # What still follows on this device: the look ahead, and the unit's other ops, which must come here too.
             later_s = look_ahead_s[op, d]
             if fixed[unit] < 0:
                 later_s += unit_s[unit, d] - op_s[op, d]
+            # Inputs arrive whatever the device does: links are never busy in this estimate.
             gap, start = -1, ready_s[d]
             if op_s[op, d] > 0:  # an op without time needs no room
                 # Beyond this start the device cannot be better than the best so far, however long its gaps are.
@@ -103,6 +107,7 @@ def insert(
                 if gap < 0:
                     continue
                 start = max(gap_start[d, gap], ready_s[d])
+            # Less, not less or equal: of equals the first device.
             if start + op_s[op, d] + later_s < best_key:
                 best, best_gap, best_start, best_key = d, gap, start, start + op_s[op, d] + later_s
         if best < 0:
@@ -168,6 +173,7 @@ def optimistic_cost(
 ) -> None:
     """Fill PEFT's optimistic cost table, float64 [n, D]; 0 where an op may not run."""
     n, n_devices = op_s.shape
+    # Once per op, not once per pair of devices: O(e D) in place of O(e D D).
     least_s = np.empty(n)  # from the start of each op to the end of the graph on the best of its devices
     for k in range(n - 1, -1, -1):
         op = topological[k]
@@ -180,6 +186,7 @@ def optimistic_cost(
                 for d in range(n_devices):
                     if not allowed[op, d]:
                         continue
+                    # On this device nothing is sent; elsewhere, the best device of the consumer after a mean transfer.
                     here_s = result[c, d] + op_s[c, d] if allowed[c, d] else np.inf
                     cost_s = here_s if together else min(here_s, least_s[c] + transfer_s[t])
                     result[op, d] = max(result[op, d], cost_s)
@@ -212,11 +219,13 @@ def first(device: int, now_s: float, key_s: FloatArray, queue: Queue, placing: P
     """
     d, zero = device, queue.zero
     early, late = queue.startable[d], queue.waiting[d]
+    # `now_s` never goes back, so what could start once always can, and moves one way only.
     while queue.n_waiting[d] > 0 and key_s[late[0]] <= now_s:
         rank = pop(late, 0, queue.n_waiting[d], key_s, -1.0)
         queue.n_waiting[d] -= 1
         push(early, 0, queue.n_startable[d], zero, 1.0, rank)
         queue.n_startable[d] += 1
+    # Only tops are looked at: what is not usable below may wait until it gets there.
     while queue.n_startable[d] > 0 and not usable(early[0], d, placing):
         pop(early, 0, queue.n_startable[d], zero, 1.0)
         queue.n_startable[d] -= 1
@@ -258,6 +267,7 @@ def enter(
     In ``urgent``, where it has devices, it waits until its inputs are everywhere it may run: ``urgent_s``.
     """
     for d in range(len(ready_s)):
+        # Everywhere it may run, other than for the queues: an op of a placed unit is no less urgent for that.
         if allowed[d]:
             urgent_s[rank] = max(urgent_s[rank], ready_s[d, rank])
     for d in range(len(ready_s)):
@@ -284,12 +294,15 @@ def held_back(
     It waits where no other device could start that child sooner, unless the op is urgent: its inputs are everywhere.
     ``now_s`` [D] is when each device is free; ``ready_s`` [D, n] and ``urgent_s`` [n] are by rank.
     """
+    # Waiting makes sense only if the child would start later than what can start now, and that is not urgent.
     child_s = max(now_s[device], ready_s[device, awaited])
     if awaited == rank or begin_s > child_s or urgent_s[rank] <= begin_s or not usable(awaited, device, placing):
         return rank, begin_s
+    # If some other device starts the child sooner, waiting here would be for nothing.
     for d in range(len(now_s)):
         if max(now_s[d], ready_s[d, awaited]) < child_s and usable(awaited, d, placing):
             return rank, begin_s
+    # While it waits, an op that becomes urgent first takes the child's place.
     other = first(device, now_s[device], urgent_s, urgent, placing)
     if other >= 0:
         other_s = max(now_s[device], urgent_s[other])
@@ -320,12 +333,14 @@ def choose(
         rank = first(d, now_s[d], ready_s[d], queue, placing)
         if rank < 0:
             continue
+        # A child is awaited only from when all the ops it needs have ended.
         begin_s, child, waits = max(now_s[d], ready_s[d, rank]), child_of[d], False
         if child >= 0 and done_s[child] <= begin_s:
             other, other_s = held_back(d, rank, begin_s, child, now_s, ready_s, urgent_s, urgent, placing)
             waits = other != child and (other != rank or other_s != begin_s)
             rank, begin_s = other, other_s
         better = begin_s < best_s or (begin_s == best_s and rank < best)
+        # The same op at the same time on two devices: where nothing else is awaited, then where it runs faster.
         if begin_s == best_s and rank == best:
             op = placing.op_of[rank]
             better = best_waits if waits != best_waits else op_s[op, d] < op_s[op, best_device]
@@ -382,6 +397,7 @@ def start_earliest(
                 done_s[rank] = max(done_s[rank], finish_s[inputs.producer[inputs.tensor[j]]])
             enter(rank, fixed[unit], room.allowed[unit], ready_s, urgent_s, queue, urgent)
         rank, d, begin_s = choose(now_s, child_of, done_s, ready_s, urgent_s, op_s, queue, urgent, placing)
+        # Some op is ready, and no device has room for it: name the first.
         if rank < 0:
             stuck = 0
             while missing[stuck] > 0 or device[stuck] >= 0:
@@ -393,6 +409,7 @@ def start_earliest(
             charge(unit_of[op], d, room)
         device[op], start_s[op], finish_s[op] = d, begin_s, begin_s + op_s[op, d]
         free_s[d], child_of[d] = finish_s[op], rank_of[favourite[op]] if favourite[op] >= 0 else -1
+        # The clock is the last start: nothing that starts later can start before it on any device.
         for other in range(n_devices):
             now_s[other] = max(free_s[other], begin_s)
         count = release(op, readers, missing, released)

@@ -5,6 +5,12 @@ One file on purpose: numba's cache looks at the file of the compiled function on
 record has changed.
 """
 
+# Letters
+# c   the problem, an `Instance`; s, the search, a `State`: names as in `load_state`
+# u, v   units; t, a tensor; w, a size of workspace; r, a resource (a device, or D + a link)
+# a, b, d   devices, as a rule from a to b; p, the device of a writer, or a pair of devices a * D + b
+# k, j   positions in a list; sign   +1 where something comes, -1 where it goes
+
 from __future__ import annotations
 
 import numpy as np
@@ -23,6 +29,7 @@ _POWER_STEPS = 5  # loads are raised to the power 2 ** 5: higher is closer to th
 def transfer_s(c: Instance, t: int, a: int, b: int) -> float:
     """Seconds a transfer occupies its route, or under blocking communication either of its ends."""
     pair, tensor = c.pair[a * len(c.device) + b], c.tensor[t]
+    # One of the two terms is 0: a sum is cheaper than a branch that cannot be predicted.
     modelled_s = pair.latency_s + tensor.bytes * pair.s_per_byte
     return float(tensor.modelled * modelled_s + tensor.measured_s * pair.hops)
 
@@ -35,6 +42,7 @@ def add_copy(c: Instance, s: State, t: int, a: int, b: int, sign: int) -> None:
     if c.blocking:
         s.load_s[b] += seconds * c.pair[a * len(c.device) + b].receives
     p = a * len(c.device) + b
+    # Under blocking communication routes are empty: the ends pay.
     for k in range(c.pair[p].route, c.pair[p + 1].route):
         s.load_s[c.route[k]] += seconds
 
@@ -44,8 +52,10 @@ def sending_s(c: Instance, s: State, t: int, a: int) -> float:
     """Seconds a blocking sender on device a is busy with all copies of a tensor."""
     n_devices = len(c.device)
     if c.device[a].same_to_all:
+        # No device but its own reads it.
         if s.readers[t, -1] == np.int64(s.readers[t, a] > 0):
             return 0.0
+        # Any other device will do, since all cost the same.
         b = a - 1 if a > 0 else n_devices - 1
         return float(transfer_s(c, t, a, b) * c.pair[a * len(c.device) + b].sends)
     longest = 0.0
@@ -58,6 +68,7 @@ def sending_s(c: Instance, s: State, t: int, a: int) -> float:
 @inner
 def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
     """All transfers of a tensor written on device a come (+1) or go (-1)."""
+    # Most tensors are read on one device: find it by its first reader, not by looking at all of them.
     if s.readers[t, -1] == 1:
         d = s.unit[c.reader[c.tensor[t].reader]].device
         if d != a:
@@ -73,6 +84,7 @@ def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
 @inner
 def add_reader(s: State, t: int, d: int, sign: int) -> None:
     """A unit on device d that reads a tensor comes (+1) or goes (-1)."""
+    # The last column counts the devices with a reader, so that `sending_s` need not.
     before = s.readers[t, d]
     s.readers[t, d] = before + sign
     s.readers[t, -1] += np.int64(before + sign > 0) - np.int64(before > 0)
@@ -86,17 +98,21 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
     s.load_s[b] += c.unit_s[u, b]
     s.device[a].bytes -= c.unit[u].bytes
     s.device[b].bytes += c.unit[u].bytes
+    # Units by size of workspace, and the largest size in use: taking a unit away looks down from it.
     w = c.unit[u].workspace
     s.workspaces[a, w] -= 1
     s.workspaces[b, w] += 1
     s.device[b].largest = max(s.device[b].largest, w)
     while s.device[a].largest > 0 and s.workspaces[a, s.device[a].largest] == 0:
         s.device[a].largest -= 1
+    # What it reads. A device has one copy of a tensor, whoever reads it: it goes with the last reader and comes with
+    # the first.
     for k in range(c.unit[u].input, c.unit[u + 1].input):
         t = c.input[k]
         p = s.unit[c.tensor[t].writer].device
         leaves = s.readers[t, a] == 1 and a != p
         enters = s.readers[t, b] == 0 and b != p
+        # The sender's time is the longest of its copies, so it is taken off whole and put back whole.
         sender = c.blocking and (leaves or enters)
         if sender:
             s.load_s[p] -= sending_s(c, s, t, p)
@@ -108,6 +124,7 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
         add_reader(s, t, b, 1)
         if sender:
             s.load_s[p] += sending_s(c, s, t, p)
+    # What it writes: all copies now come from elsewhere.
     for t in range(c.unit[u].output, c.unit[u + 1].output):
         for sign in (-1, 1):
             add_copies(c, s, t, a if sign < 0 else b, sign)
@@ -117,6 +134,7 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
 
 @inner
 def _move_member(s: State, u: int, a: int, b: int) -> None:
+    # The last member takes the free place: lists stay dense, so that one draw picks a member.
     last = s.member[a, s.device[a].units - 1]
     s.member[a, s.unit[u].slot] = last
     s.unit[last].slot = s.unit[u].slot
@@ -143,6 +161,7 @@ def refresh(c: Instance, s: State) -> None:
         s.unit[u].slot = s.device[d].units
         s.member[d, s.device[d].units] = u
         s.device[d].units += 1
+    # Readers of a tensor before its copies, which depend on where they are.
     for t in range(len(s.readers)):
         for k in range(c.tensor[t].reader, c.tensor[t + 1].reader):
             add_reader(s, t, s.unit[c.reader[k]].device, 1)
@@ -155,6 +174,7 @@ def excess(c: Instance, s: State) -> float:
     result = 0.0
     for d in range(len(c.device)):
         over = s.device[d].bytes + c.workspace_bytes[s.device[d].largest] - c.device[d].capacity_bytes
+        # A hundredth for each device, so that one device too full by a byte still counts.
         if over > 0:
             result += 0.01 + over / max(1.0, float(c.device[d].capacity_bytes))
     return result
@@ -172,6 +192,7 @@ def steepness(s: State) -> float:
     for r in range(len(s.load_s)):
         if s.load_s[r] > s.load_s[hottest]:
             hottest = r
+        # Relative to the largest, or the 32nd power would be 0 or infinite.
         x = s.load_s[r] / s.search[0].reference_s
         for _ in range(_POWER_STEPS):
             x *= x
@@ -187,6 +208,7 @@ def steepness(s: State) -> float:
 def draw(s: State, bound: int) -> int:
     """A whole number from 0 to bound - 1, bound below 2**31."""
     s.search[0].random = next_random(s.search[0].random)
+    # 31 bits times a number below 2**31 fits in 64: a scaled draw without a division.
     high = np.int64(scrambled(s.search[0].random) >> np.uint64(33))
     return int((high * np.int64(bound)) >> np.int64(31))
 
@@ -202,6 +224,7 @@ def neighbour(c: Instance, s: State, u: int) -> int:
     t = c.unit[u].output + k - inputs
     if k < inputs:
         t = c.input[c.unit[u].input + k]
+        # Who writes what it reads is more of a neighbour than who else reads it.
         if draw(s, 4) > 0:
             return int(c.tensor[t].writer)
     v = c.reader[c.tensor[t].reader + draw(s, c.tensor[t + 1].reader - c.tensor[t].reader)]
@@ -214,6 +237,7 @@ def pick_unit(c: Instance, s: State) -> int:
     n_devices = len(c.device)
     if draw(s, 2) == 0:
         d = s.search[0].hottest
+        # A link is relieved by moving either end of a transfer that takes it.
         if d >= n_devices:
             first, last = c.link_ptr[d - n_devices], c.link_ptr[d - n_devices + 1]
             p = c.link_pair[first + draw(s, last - first)]
@@ -239,6 +263,7 @@ def pick_target(c: Instance, s: State, u: int) -> int:
 @inner
 def grow(c: Instance, s: State, u: int, size: int, same_device: bool) -> int:
     """Fill `cluster` with u and units connected to it, at most so many; returns how many."""
+    # Stamps, like marks, never need to be cleared.
     s.search[0].stamp += 1
     stamp = s.search[0].stamp
     s.change[0].cluster = u
@@ -267,6 +292,7 @@ def move(c: Instance, s: State, u: int, b: int, size: int, same_device: bool) ->
     for j in range(grow(c, s, u, size, same_device)):
         v = s.change[j].cluster
         a = s.unit[v].device
+        # Noted before it is moved, so that `undo` finds it whatever comes after.
         if a != b:
             k = s.search[0].moved
             if not c.allowed[v, b] or k == len(s.change):
@@ -301,8 +327,10 @@ def propose(c: Instance, s: State) -> bool:
 @inner
 def undo(c: Instance, s: State) -> None:
     """Take the change back, and the loads to the last bit."""
+    # Backwards: a unit may have moved twice.
     for k in range(s.search[0].moved - 1, -1, -1):
         shift(c, s, s.change[k].unit, s.change[k].came_from)
+    # Shifting back leaves rounding errors, which would add up over a million changes.
     for r in range(len(s.load_s)):
         s.load_s[r] = s.saved_s[r]
 
@@ -310,6 +338,7 @@ def undo(c: Instance, s: State) -> None:
 @inner
 def keep(s: State) -> None:
     """Note which units the change has moved since `best` was found."""
+    # Only what has moved need be copied when a new best is found.
     for k in range(s.search[0].moved):
         u = s.change[k].unit
         if not s.unit[u].is_changed:
@@ -336,6 +365,7 @@ def anneal(c: Instance, s: State, proposals: int, hot: float, cold: float) -> No
     s.search[0].reference_s = 1e-300
     for r in range(len(s.load_s)):
         s.search[0].reference_s = max(s.search[0].reference_s, s.load_s[r])
+    # Each proposal cools by the same factor.
     cooling = (cold / hot) ** (1.0 / proposals)
     temperature = hot
     now, now_over = steepness(s), excess(c, s)
@@ -349,6 +379,7 @@ def anneal(c: Instance, s: State, proposals: int, hot: float, cold: float) -> No
             continue
         if accepted:
             after, over = steepness(s), excess(c, s)
+            # What is lacking of memory weighs more as it gets colder, until nothing that does not fit is accepted.
             worse = after - now + (over - now_over) / np.sqrt(temperature)
             accepted = worse <= 0 or worse <= -temperature * np.log((draw(s, 1 << 30) + 1) / float(1 << 30))
         if not accepted:

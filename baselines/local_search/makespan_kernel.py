@@ -16,6 +16,14 @@ a `State`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What 
 ``e_o``, ``x_o``.
 """
 
+# Letters
+# g   the problem, an `Instance` of bare pointers; s, the chain, a `State` likewise
+# n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
+# i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
+# x   a transfer, in order of request; k, at   positions in a list
+# n_o, e_o, x_o   where the trial's half of what is doubled begins, by op, edge and transfer
+# base   where a device's part of the queues begins; row, a snapshot
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -37,6 +45,7 @@ def _add(s: State, key: FloatArray, d: int, i: int, now: float) -> None:
     else:
         push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
+    # A running device keeps its `next_s`, the end of its op: until then it looks at no queue.
     if s.running[d] < 0 and ready_s < s.next_s[d]:
         s.next_s[d] = ready_s
 
@@ -46,6 +55,7 @@ def _lay_out(s: State, n: int, n_devices: int) -> None:
     """Where each device's queues begin."""
     for d in range(n_devices + 1):
         s.base[d] = 0
+    # A device's queues hold as many ops as are placed there: count them, then sum up.
     for i in range(n):
         s.base[s.device[i] + 1] += 1
     for d in range(n_devices):
@@ -66,6 +76,7 @@ def _begin(g: Instance, s: State, key: FloatArray, n: int, n_devices: int, n_lin
     for i in range(n):
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
+    # Only now: what is added may have to look at other ops' ready times, which all must be reset.
     for i in range(n):
         if s.missing[i] == 0:
             _add(s, key, s.device[i], i, 0.0)
@@ -76,6 +87,7 @@ def _save(s: State, row: int, n: int, n_devices: int, n_links: int, now: float, 
     s.snap_now[row] = now
     s.snap_started[row] = n_started
     s.snap_transfers[row] = x
+    # Numbers of a row are laid out one kind behind the other, so that a snapshot is a few plain copies.
     at = row * n
     for i in range(n):
         s.snap_missing[at + i] = s.missing[i]
@@ -83,6 +95,7 @@ def _save(s: State, row: int, n: int, n_devices: int, n_links: int, now: float, 
     ints = row * (5 * n_devices + n_links)
     floats = row * (2 * n_devices + n_links)
     for d in range(n_devices):
+        # Heaps are saved as they lie. Each op is in one queue at most, so n places are enough for all of them.
         for k in range(s.n_ready[d]):
             s.snap_queue[at] = s.ready[s.base[d] + k]
             at += 1
@@ -95,6 +108,7 @@ def _save(s: State, row: int, n: int, n_devices: int, n_links: int, now: float, 
         s.snap_ints[ints + 5 * d + 3] = s.last_op[d]
         s.snap_ints[ints + 5 * d + 4] = s.sent[d]
         s.snap_floats[floats + 2 * d] = s.next_s[d]
+        # Less the sum of all work: the trial that starts from here may have moved ops that have not started.
         s.snap_floats[floats + 2 * d + 1] = s.left_s[d] - s.work[d]
     for link in range(n_links):
         s.snap_ints[ints + 5 * n_devices + link] = s.link_last[link]
@@ -116,6 +130,7 @@ def _restore(s: State, row: int, n: int, n_devices: int, n_links: int) -> None:
         s.last_op[d] = s.snap_ints[ints + 5 * d + 3]
         s.sent[d] = s.snap_ints[ints + 5 * d + 4]
         s.next_s[d] = s.snap_floats[floats + 2 * d]
+        # See `_save`; `work` is the trial's by now.
         s.left_s[d] = s.snap_floats[floats + 2 * d + 1] + s.work[d]
         for k in range(s.n_ready[d]):
             s.ready[s.base[d] + k] = s.snap_queue[at]
@@ -151,16 +166,19 @@ def _end_op(
         b = s.device[c]
         end = now
         if b == d:
+            # Handed over in place, with no transfer.
             s.edge_transfer[e_o + e] = -1
         else:
             earlier = s.sent[b]
             t = g.edge_tensor[e]
+            # Edges of an op are sorted by tensor, so that only the last transfer to a device can be of the same.
             if earlier >= 0 and g.edge_tensor[s.transfer_edge[x_o + earlier]] == t:
                 end = s.transfer_end[x_o + earlier]
                 s.edge_transfer[e_o + e] = earlier
             else:
                 pair = d * n_devices + b
                 start = now
+                # What a transfer waits for, and so how the critical path goes on from it: the last link to become free.
                 behind = -1
                 for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
                     link = g.route_link[k]
@@ -181,6 +199,7 @@ def _end_op(
                 x += 1
         if end > s.ready_s[c]:
             s.ready_s[c] = end
+        # Collected, and looked at once after the loop: a branch for every edge would cost more than it saves.
         late |= end + s.tail[c] > limit
         s.missing[c] -= 1
         if s.missing[c] == 0:
@@ -201,6 +220,7 @@ def _dispatch(
     limit: float,
 ) -> int:
     """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
+    # What has become ready in the meantime goes from one heap to the other.
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
         i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
@@ -212,6 +232,7 @@ def _dispatch(
         return n_started
     i = pop(s.ready, base, s.n_ready[d], key, 1.0)
     s.n_ready[d] -= 1
+    # The op starts now. Its tail cannot end sooner than that allows, nor can the work left on its device.
     if now + s.tail[i] > limit or now + s.left_s[d] > limit:
         return -1
     seconds = g.op_s[wide(i) * n_devices + d]
@@ -230,6 +251,7 @@ def _dispatch(
 def _resume(s: State, row: int, n: int, n_devices: int, n_links: int, e: int) -> None:
     """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
     _restore(s, row, n, n_devices, n_links)
+    # Of the transfers before the snapshot, the loop can still read those alone; `merge_prefix` adds the rest.
     old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
     for d in range(n_devices):
         x = s.sent[d]
@@ -259,9 +281,11 @@ def _next(s: State, n_devices: int) -> tuple[float, int, int]:
 @inner
 def simulate(g: Instance, s: State, n: int, e: int, n_devices: int, n_links: int, first: int, limit: float) -> float:
     """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
+    # Pointers, so that a choice between two arrays costs nothing in the loop.
     key = s.tail if s.counts[BY_TAIL] else s.key
     trial = 1 - s.counts[CURRENT]
     n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
+    # Bounds are sums in another sequence than times; the last comparison, below, is exact.
     bound = limit * SLACK
     now, n_started, x = 0.0, wide(0), wide(0)
     _lay_out(s, n, n_devices)
@@ -272,18 +296,23 @@ def simulate(g: Instance, s: State, n: int, e: int, n_devices: int, n_links: int
         now, n_started, x = s.snap_now[row], wide(s.snap_started[row]), wide(s.snap_transfers[row])
         _resume(s, row, n, n_devices, n_links, e)
     snap = first + 1
+    # The trial's later snapshots are not taken yet. Of rows 2 k and 2 k + 1 one belongs to the accepted schedule, the
+    # other to the trial: 4 k + 1 less the one is the other.
     for k in range(snap, SNAPSHOTS):
         s.snap_now[4 * k + 1 - s.snap_row[k]] = INF
+    # Snapshots are due at equal shares of the starts.
     due = (snap + 1) * n // (SNAPSHOTS + 1)
     while True:
         least, at, last = _next(s, n_devices)
         if least == INF:
             break
+        # Between instants only: at one, some of its events would be in the snapshot and some not.
         if n_started >= due and least > now and snap < SNAPSHOTS:
             _save(s, 4 * snap + 1 - s.snap_row[snap], n, n_devices, n_links, now, n_started, x)
             while snap < SNAPSHOTS and n_started >= due:
                 snap += 1
                 due = (snap + 1) * n // (SNAPSHOTS + 1)
+        # All ends of an instant come before any start (docs/score.md).
         now = least
         ended = False
         for d in range(at, last):

@@ -1,5 +1,13 @@
 """Moves of the makespan search, chosen by what held the accepted schedule up, and the annealing loop around them."""
 
+# Letters
+# g   the problem, an `Instance` of bare pointers; s, the chain, a `State` likewise
+# n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
+# i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
+# x   a transfer, in order of request; k, at   positions in a list
+# n_o, e_o, x_o   where the trial's half of what is doubled begins, by op, edge and transfer
+# a   an op at one end of an edge; level, own, other   of groups and devices
+
 from __future__ import annotations
 
 import numpy as np
@@ -60,6 +68,7 @@ def _critical(s: State) -> int:
 @inner
 def _neighbour(g: Instance, s: State, i: int) -> int:
     """Any op that reads from or writes to op ``i``; the op itself if there is none."""
+    # One draw over inputs and outputs together, so that every neighbour is as likely.
     inputs = wide(g.input_ptr[i + 1]) - g.input_ptr[i]
     k = below(s, inputs + g.edge_ptr[i + 1] - g.edge_ptr[i])
     result = wide(i)
@@ -72,6 +81,7 @@ def _neighbour(g: Instance, s: State, i: int) -> int:
 
 @inner
 def _pick(s: State, u: int) -> None:
+    # Marks carry the number of the trial, so that they never need to be cleared.
     if s.mark[u] != s.counts[TRIAL]:
         s.mark[u] = s.counts[TRIAL]
         s.picked[s.counts[PICKED]] = u
@@ -83,7 +93,9 @@ def _pick_ball(g: Instance, s: State, i: int) -> None:
     """Pick a random connected set of units around an op whose unit is picked, all on its device."""
     own = s.device[i]
     low = s.counts[PICKED] - 1
+    # Sizes double: small balls and large ones are tried as often.
     size = 1 << (1 + below(s, _BALLS))
+    # Three draws for each unit, since many lead back to what is picked; a small component ends it.
     for _ in range(3 * size):
         picked = s.counts[PICKED] - low
         if picked >= size:
@@ -102,6 +114,7 @@ def _pick_group(g: Instance, s: State, n_units: int, i: int, level: int, device:
     _pick(s, u)
     if level < 0 or not fresh:
         return
+    # Groups are the same throughout a search; balls see to it that others are tried too.
     if uniform(s) < 0.25:
         _pick_ball(g, s, i)
         return
@@ -126,6 +139,7 @@ def _target(g: Instance, s: State, n_devices: int, i: int) -> int:
     """Another device for an op, that of a neighbour or any; its own if none was found."""
     own = wide(s.device[i])
     u = wide(g.unit_of[i])
+    # Next to a neighbour a transfer is saved; anywhere else, a device that is idle may be found.
     near = uniform(s) < 0.6
     for _ in range(4):
         d = wide(s.device[_neighbour(g, s, i)]) if near else below(s, n_devices)
@@ -138,13 +152,16 @@ def _target(g: Instance, s: State, n_devices: int, i: int) -> int:
 @inner
 def _move_segment(g: Instance, s: State, n: int, n_devices: int) -> None:
     """A stretch of the critical path on one device goes where the path came from or goes on, or elsewhere."""
+    # From a point of the path to both sides, as far as the same device goes and chance allows.
     low = high = below(s, s.counts[PATH])
     own = wide(s.device[s.path_op[low]])
+    # Mean lengths of 2, 4, 8 .. 256 to either side, each as often.
     go_on = 1.0 - 0.5 ** (1.0 + below(s, 8))
     while low > 0 and s.device[s.path_op[low - 1]] == own and uniform(s) < go_on:
         low -= 1
     while high + 1 < s.counts[PATH] and s.device[s.path_op[high + 1]] == own and uniform(s) < go_on:
         high += 1
+    # The path runs from the last op to the first: what comes before in the list comes later in the step.
     d = own
     chance = uniform(s)
     if chance < 0.25 and low > 0:
@@ -161,6 +178,7 @@ def _move_segment(g: Instance, s: State, n: int, n_devices: int) -> None:
 @inner
 def _gather(g: Instance, s: State, n: int, n_devices: int, n_units: int, level: int) -> None:
     """All consumers of a tensor on the critical path go to one device."""
+    # Where the producer is no transfer is needed; where one consumer is, one is enough for all.
     edge = s.hot_edge[below(s, s.counts[HOT])]
     a = wide(g.producer[edge])
     d = wide(s.device[a if uniform(s) < 0.7 else g.consumer[edge]])
@@ -177,6 +195,7 @@ def _swap(g: Instance, s: State, n: int, n_devices: int, n_units: int, level: in
     current = s.counts[CURRENT] * n
     i = _critical(s)
     own = wide(s.device[i])
+    # The nearest in time of a few at random: swapping with what runs then leaves both devices about as busy.
     best, apart = wide(-1), INF
     for _ in range(_ATTEMPTS):
         j = below(s, n)
@@ -187,6 +206,7 @@ def _swap(g: Instance, s: State, n: int, n_devices: int, n_units: int, level: in
         return
     other = wide(s.device[best])
     _pick_group(g, s, n_units, i, level, own)
+    # Both groups are picked before either moves, or the second would take ops of the first along.
     middle = s.counts[PICKED]
     _pick_group(g, s, n_units, best, level, other)
     last = s.counts[PICKED]
@@ -200,6 +220,7 @@ def _swap(g: Instance, s: State, n: int, n_devices: int, n_units: int, level: in
 def _reorder(g: Instance, s: State, n: int, kind: int) -> None:
     """Give an op another place in the queue of its device."""
     current = s.counts[CURRENT] * n
+    # Random, so that two ops that pass a third do not end up with equal keys.
     tiny = _TINY * s.values[NOW] * uniform(s)
     if kind == NUDGE:
         i = below(s, n)
@@ -223,6 +244,7 @@ def _reorder(g: Instance, s: State, n: int, kind: int) -> None:
     if kind == LOWER:
         set_key(s, before, s.key[i] - tiny)
         return
+    # Overtake one op after the other, but none that started before this one was ready: that would change nothing.
     while True:
         earlier = wide(s.before[current + before])
         if earlier < 0 or s.start_s[current + earlier] < s.arrived_s[i] or uniform(s) < 0.5:
@@ -234,6 +256,7 @@ def _reorder(g: Instance, s: State, n: int, kind: int) -> None:
 @inner
 def _move(g: Instance, s: State, n: int, n_devices: int, n_units: int, n_levels: int, kind: int) -> None:
     """Change the trial's placement or keys."""
+    # -1 is a unit on its own.
     level = below(s, n_levels + 1) - 1
     if kind in (GROUP, RANDOM):
         i = _critical(s) if kind == GROUP else below(s, n)
@@ -262,6 +285,7 @@ def _move(g: Instance, s: State, n: int, n_devices: int, n_units: int, n_levels:
 @inner
 def _choose(s: State) -> int:
     """A kind of move, by how often it has helped."""
+    # While tails are the keys, kinds from RAISE on are left out: most of them change keys that nobody reads.
     kinds = RAISE if s.counts[BY_TAIL] else N_MOVES
     total = 0.0
     for k in range(kinds):
@@ -284,6 +308,7 @@ def _begin(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, n_link
     """Accept ``s.device`` and ``s.key``; returns the step time, infinite if that does not fit."""
     for d in range(n_devices):
         s.work[d] = 0.0
+    # Consumers first: a tail is made of theirs.
     for at in range(n - 1, -1, -1):
         i = wide(g.topological[at])
         own = s.device[i]
@@ -292,6 +317,7 @@ def _begin(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, n_link
         s.dirty[at] = 0
     s.counts[DIRTY] = 0
     s.counts[TOP] = -1
+    # No snapshot is of use yet; the first run takes them all.
     for k in range(SNAPSHOTS):
         s.snap_row[k] = 2 * k
     step_s = simulate(g, s, n, e, n_devices, n_links, wide(-1), INF)
@@ -314,6 +340,7 @@ def _propose(g: Instance, s: State, n: int, n_devices: int, n_units: int, n_leve
         _move(g, s, n, n_devices, n_units, n_levels, kind)
         if s.counts[LOGGED] + s.counts[LOGGED_KEYS] > 0:
             break
+    # Before keys change: those of moved ops follow their new tails.
     update_tails(g, s, n_devices)
     if not s.counts[BY_TAIL] and uniform(s) < 0.5:
         for k in range(s.counts[LOGGED]):
@@ -334,11 +361,13 @@ def _judge(
     limit: float,
 ) -> None:
     """Keep what was proposed if it fits and the step then takes at most ``limit``."""
+    # The last snapshot from before the trial can differ from the accepted schedule; -1 if there is none.
     first = wide(SNAPSHOTS - 1)
     while first >= 0 and s.snap_now[s.snap_row[first]] >= s.values[AFFECTED]:
         first -= 1
     step_s = simulate(g, s, n, e, n_devices, n_links, first, limit)
     within = step_s < INF
+    # Only now: most trials stop at the limit, and need no complete schedule.
     if within and first >= 0:
         merge_prefix(g, s, n, e, first)
     s.weight[2 * kind] += 1.0
@@ -347,6 +376,7 @@ def _judge(
         accept(g, s, n, e, first, step_s)
     else:
         undo(g, s, n_devices)
+    # Old successes fade, since late in a search other kinds help than at its beginning.
     if s.weight[2 * kind] > _MEMORY:
         s.weight[2 * kind] *= 0.5
         s.weight[2 * kind + 1] *= 0.5
@@ -364,6 +394,7 @@ def _anneal(instance: Instance, state: State, begin: bool, evaluations: int) -> 
         return False
     for _trial in range(evaluations):
         s.values[TEMPERATURE] *= s.values[DECAY]
+        # Metropolis' rule turned round: draw how much slower is accepted first, so that the loop may stop beyond it.
         limit = s.values[NOW] - s.values[TEMPERATURE] * np.log(1.0 - uniform(s))
         kind = _propose(g, s, n, n_devices, n_units, n_levels)
         if s.counts[LOGGED] + s.counts[LOGGED_KEYS] > 0:

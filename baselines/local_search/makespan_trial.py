@@ -3,6 +3,13 @@
 Compiled functions without a cache of their own: `baselines.local_search.makespan_moves` compiles them into its own.
 """
 
+# Letters
+# g   the problem, an `Instance` of bare pointers; s, the chain, a `State` likewise
+# n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
+# i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
+# x   a transfer, in order of request; k, at   positions in a list
+# n_o, e_o, x_o   where the trial's half of what is doubled begins, by op, edge and transfer
+
 from __future__ import annotations
 
 import numpy as np
@@ -55,6 +62,7 @@ def below(s: State, k: int) -> int:
 @inner
 def _touch(g: Instance, s: State, i: int) -> None:
     """The tail of an op must be looked at again."""
+    # By topological position, so that `update_tails` meets consumers before producers.
     at = g.position[i]
     if s.dirty[at] == 0:
         s.dirty[at] = 1
@@ -76,6 +84,7 @@ def place(g: Instance, s: State, n: int, n_devices: int, i: int, d: int) -> None
     old = s.device[i]
     if old == d:
         return
+    # An op may be logged twice; `undo` goes backwards, and the oldest entry wins.
     s.log_op[s.counts[LOGGED]] = i
     s.log_device[s.counts[LOGGED]] = old
     s.counts[LOGGED] += 1
@@ -83,6 +92,8 @@ def place(g: Instance, s: State, n: int, n_devices: int, i: int, d: int) -> None
     s.work[old] -= g.op_s[wide(i) * n_devices + old]
     s.work[d] += g.op_s[wide(i) * n_devices + d]
     _touch(g, s, i)
+    # Nothing changes before a producer of the op ends: only then are its outputs sent elsewhere, and the op itself is
+    # ready later still. An op without inputs is ready from the start.
     end_s = s.counts[CURRENT] * n
     if g.input_ptr[i] == g.input_ptr[i + 1]:
         s.values[AFFECTED] = -1.0
@@ -111,6 +122,7 @@ def tail_of(g: Instance, s: State, n_devices: int, i: int) -> float:
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
         b = s.device[c]
+        # Local hand-overs take no time: adding 0.0 would change no bit, but take its time.
         rest = s.tail[c]
         if b != d:
             rest = edge_s(g, e, wide(d) * n_devices + b) + rest
@@ -121,6 +133,7 @@ def tail_of(g: Instance, s: State, n_devices: int, i: int) -> float:
 @inner
 def update_tails(g: Instance, s: State, n_devices: int) -> None:
     """Work out the touched tails again, consumers first, and those that follow from what changed."""
+    # Downwards from the last dirty op; producers come before it, so nothing behind becomes dirty any more.
     at = s.counts[TOP]
     while s.counts[DIRTY] > 0:
         if s.dirty[at] == 1:
@@ -128,11 +141,13 @@ def update_tails(g: Instance, s: State, n_devices: int) -> None:
             s.counts[DIRTY] -= 1
             i = g.topological[at]
             tail = tail_of(g, s, n_devices, i)
+            # Bits that come out the same end the walk here: nothing before depends on more.
             if tail != s.tail[i]:
                 s.log_tail_op[s.counts[LOGGED_TAILS]] = i
                 s.log_tail[s.counts[LOGGED_TAILS]] = s.tail[i]
                 s.counts[LOGGED_TAILS] += 1
                 s.tail[i] = tail
+                # As a key a tail matters from when the op's inputs have arrived.
                 if s.counts[BY_TAIL]:
                     _affects(s, s.arrived_s[i])
                 for k in range(g.input_ptr[i], g.input_ptr[i + 1]):
@@ -146,6 +161,7 @@ def undo(g: Instance, s: State, n_devices: int) -> None:
     """Take the trial's changes back, the last one first."""
     for k in range(s.counts[LOGGED] - 1, -1, -1):
         i = s.log_op[k]
+        # Undone by arithmetic, and so but for rounding, which SLACK allows for.
         s.work[s.device[i]] -= g.op_s[wide(i) * n_devices + s.device[i]]
         s.device[i] = s.log_device[k]
         s.work[s.device[i]] += g.op_s[wide(i) * n_devices + s.device[i]]
@@ -163,11 +179,13 @@ def merge_prefix(g: Instance, s: State, n: int, e: int, first: int) -> None:
     row = s.snap_row[first]
     started, now = s.snap_started[row], s.snap_now[row]
     for i in range(n):
+        # Started before the snapshot, so the trial has not simulated it.
         if s.rank[old * n + i] < started:
             s.start_s[new * n + i] = s.start_s[old * n + i]
             s.end_s[new * n + i] = s.end_s[old * n + i]
             s.rank[new * n + i] = s.rank[old * n + i]
             s.before[new * n + i] = s.before[old * n + i]
+            # Of an op that was running at the snapshot the trial has written the edges itself.
             if s.end_s[old * n + i] <= now:
                 for k in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
                     s.edge_transfer[new * e + k] = s.edge_transfer[old * e + k]
@@ -190,6 +208,7 @@ def fits(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, step_s: 
         s.largest_bytes[d] = 0
     for i in range(n):
         d = s.device[i]
+        # First as if nothing were ever freed, and most placements fit even so.
         s.held_bytes[d] += g.kept_bytes[i] + g.output_bytes[i]
         if g.workspace_bytes[i] > s.largest_bytes[d]:
             s.largest_bytes[d] = g.workspace_bytes[i]
@@ -198,6 +217,7 @@ def fits(g: Instance, s: State, n: int, m: int, e: int, n_devices: int, step_s: 
     freed = False
     for d in range(n_devices):
         if s.held_bytes[d] + s.largest_bytes[d] > g.capacity_bytes[d]:
+            # Last uses are the same for every device: once is enough.
             if not freed:
                 _last_uses(g, s, n, m, e)
                 freed = True
@@ -219,6 +239,7 @@ def _last_uses(g: Instance, s: State, n: int, m: int, e: int) -> None:
         s.free_s[t] = max(s.free_s[t], s.transfer_end[x_o + x])
     for k in range(e):
         x = s.edge_transfer[e_o + k]
+        # Who reads on the producer's device reads the tensor itself, everybody else the copy that was sent there.
         copy = g.edge_tensor[k] if x < 0 else m + x
         s.free_s[copy] = max(s.free_s[copy], s.end_s[n_o + g.consumer[k]])
 
@@ -229,6 +250,7 @@ def _fits_over_time(g: Instance, s: State, n: int, m: int, e: int, n_devices: in
     trial = 1 - s.counts[CURRENT]
     n_o, x_o = trial * n, trial * (e + 1)
     buckets = max(16, n // n_devices)
+    # In a step of no time nothing is held but what is kept.
     per_second = min(buckets / step_s, MOST_PER_SECOND) if step_s > 0 else 0.0
     clear_buckets(s, buckets)
     now = wide(0)
@@ -270,6 +292,7 @@ def _trace(g: Instance, s: State, n: int, e: int) -> None:
     """Walk from the last op back to the start of the step, over whatever each op or transfer waited for."""
     current = s.counts[CURRENT]
     n_o, e_o, x_o = current * n, current * e, current * (e + 1)
+    # The op that ends last, of equals the first.
     i = 0
     for k in range(n):
         if s.end_s[n_o + k] > s.end_s[n_o + i]:
@@ -278,6 +301,7 @@ def _trace(g: Instance, s: State, n: int, e: int) -> None:
     while i >= 0 and length < n:
         s.path_op[length] = i
         cause = -1
+        # It started as soon as its inputs were there: the last of them is the cause, otherwise its device was busy.
         if s.arrived_s[i] >= s.start_s[n_o + i]:
             for k in range(g.input_ptr[i], g.input_ptr[i + 1]):
                 edge = g.input_edge[k]
@@ -293,6 +317,8 @@ def _trace(g: Instance, s: State, n: int, e: int) -> None:
         else:
             x = s.edge_transfer[e_o + cause]
             i = g.producer[cause]
+            # A transfer that waited for a link is held up by the one before it there, and so on back to one that
+            # did not.
             while x >= 0:
                 edge = s.transfer_edge[x_o + x]
                 if hot < n + e:
@@ -315,10 +341,12 @@ def clear_logs(s: State) -> None:
 @inner
 def accept(g: Instance, s: State, n: int, e: int, first: int, step_s: float) -> None:
     """The trial, which was run from snapshot ``first``, becomes the accepted schedule."""
+    # Nothing is copied: the halves change places.
     s.counts[CURRENT] = 1 - s.counts[CURRENT]
     for k in range(first + 1, SNAPSHOTS):
         s.snap_row[k] = 4 * k + 1 - s.snap_row[k]
     for i in range(n):
+        # `ready_s` is written over by the next trial.
         s.arrived_s[i] = s.ready_s[i]
     s.values[NOW] = step_s
     _trace(g, s, n, e)

@@ -1,9 +1,8 @@
-"""Compiled loop of MITE and DFS: unit by unit, each to the device with the smallest product of terms.
+"""Compiled loop of MITE and DFS: unit by unit, each to the device with the smallest product of terms."""
 
-
-Letters: ``m`` tensors, ``D`` devices, ``U`` units (ops that share a device); ``d``, a device; ``t``, a tensor; ``j``,
-``k``, positions. Times end in ``_s``, seconds.
-"""
+# Letters
+# m, D, U   numbers of tensors, devices and units (ops that share a device)
+# d   a device; t, a tensor; j, k, positions; _s   seconds
 
 from __future__ import annotations
 
@@ -69,12 +68,14 @@ def added_transfer(
         for j in range(inputs.ptr[op], inputs.ptr[op + 1]):
             t = inputs.tensor[j]
             maker = units.unit_of[inputs.producer[t]]
+            # Not placed yet, of the unit itself, or read by another of its ops too: each tensor comes once.
             if device[maker] < 0 or maker == unit or seen[t] == unit:
                 continue
             seen[t] = unit
             for d in range(len(result)):
                 if not present[t, d]:
                     result[d] += transfer(t, device[maker], d, wire)
+        # What placed ops read of the unit would have to be sent to where they are.
         for t in range(output_ptr[op], output_ptr[op + 1]):
             for target in range(len(result)):
                 if present[t, target]:
@@ -103,6 +104,7 @@ def place(
     n_devices, n_tensors = len(slowness), len(inputs.producer)
     present = np.zeros((n_tensors, n_devices), np.bool_)
     seen = np.full(n_tensors, -1, np.int64)
+    # All scratch is made here: the loop allocates nothing.
     traffic, load_s = np.empty(n_devices), np.zeros(n_devices)
     feasible = np.empty(n_devices, np.bool_)
     for unit in range(len(device)):
@@ -121,6 +123,7 @@ def place(
         for d in range(n_devices):
             if not feasible[d]:
                 continue
+            # Where all devices are alike in a term it must not decide: SMALLEST for each.
             product = max(SMALLEST, traffic[d] / most_traffic) if most_traffic > 0 else SMALLEST
             product *= max(SMALLEST, (load_s[d] + unit_s[unit, d]) / most_s) if most_s > 0 else SMALLEST
             if multi_objective:
@@ -128,13 +131,16 @@ def place(
                 product *= max(SMALLEST, full)
                 relative_speed = least_slow / slowness[d] if slowness[d] > 0 else 1.0
                 product *= max(SMALLEST, 1.0 - importance[unit] * relative_speed)
+            # Of equals the first device.
             if product < best_product:
                 best, best_product = d, product
+        # The caller tightens or relaxes the account, and tries again.
         if best < 0:
             return int(unit)
         device[unit] = best
         charge(unit, best, room)
         load_s[best] += unit_s[unit, best]
+        # From now on what it reads is there, for whoever else reads it.
         for k in range(units.ptr[unit], units.ptr[unit + 1]):
             for j in range(inputs.ptr[units.op[k]], inputs.ptr[units.op[k] + 1]):
                 present[inputs.tensor[j], best] = True

@@ -1,8 +1,9 @@
-"""Compiled loop of `env.bounds.heads`, which says what it computes.
+"""Compiled loop of `env.bounds.heads`, which says what it computes."""
 
-Letters: ``n`` ops, ``e`` pairs of ops, ``U`` units; ``v``, the op whose head is sought; ``u``, an op tried together
-with it; ``w``, one that ``u`` waits for; ``j``, a position. Times end in ``_s``, seconds.
-"""
+# Letters
+# n, e, U   numbers of ops, of pairs of ops, and of units
+# v   the op whose head is sought; u, an op tried on the same device; w, one that u waits for; j, a position
+# _s   seconds
 
 from __future__ import annotations
 
@@ -73,10 +74,12 @@ def move(heap: Waiting, source: int, target: int) -> None:
 def insert(release: FloatArray, seconds: FloatArray, until: FloatArray, count: int, r: float, s: float) -> None:
     """Add a job to a list sorted by release; ``until``: when one machine has done the jobs so far, in this order."""
     i = count
+    # Insertion: the list is short, and stays sorted.
     while i > 0 and release[i - 1] > r:
         release[i], seconds[i] = release[i - 1], seconds[i - 1]
         i -= 1
     release[i], seconds[i] = r, s
+    # Only jobs behind the new one end later for it.
     now = until[i - 1] if i > 0 else 0.0
     for j in range(i, count + 1):
         now = max(now, release[j]) + seconds[j]
@@ -111,9 +114,11 @@ def earliest(
     widest = 0
     for i in range(n):
         widest = max(widest, ptr[i + 1] - ptr[i])
+    # More than this is given up, with a bound that is weaker but holds.
     room = widest + 16 * most
     heap = Waiting(np.empty(room), np.empty(room, np.int64), np.empty(room))
     release, seconds, until = np.empty(most), np.empty(most), np.empty(most)
+    # Marked with the number of v, so that they never need to be cleared.
     taken, held = np.full(n, -1), np.full(n, -1)
     unit, kept, working, memory = sizes
     for v in order:
@@ -123,6 +128,7 @@ def earliest(
         now = 0.0  # no sooner, with the ops so far on the device of v
         for j in range(ptr[v], ptr[v + 1]):
             u = before[j]
+            # If u runs elsewhere. Whether it does is open, unless it must.
             arrives = head_s[u] + op_s[u] + remote_s[j]
             if apart[j]:
                 now = max(now, arrives)
@@ -132,9 +138,12 @@ def earliest(
         best = np.inf
         while size > 0:
             arrives = heap.arrives_s[0]
+            # Either the latest of those left runs elsewhere, and v waits for its outputs, or it runs here too: see below.
             best = min(best, max(arrives, now))
+            # The ops here take longer than any of those left would take to arrive.
             if now >= arrives:
                 break
+            # Otherwise u runs on the device of v, and with it what it waits for comes into question.
             u, after = heap.op[0], heap.behind_s[0] + op_s[heap.op[0]]
             pop(heap, size)
             size -= 1
@@ -163,6 +172,7 @@ def earliest(
                 else:
                     push(heap, size, arrives, w, after)
                     size += 1
+        # Everything was tried here: v starts when this device has done it.
         if size == 0:
             best = min(best, now)
         head_s[v] = best

@@ -14,6 +14,10 @@ One file on purpose: numba's cache looks at the file of the compiled function on
 change without the loop being compiled again.
 """
 
+# Letters
+# g, s, out   graph, state and output, of bare pointers; n, m   numbers of ops and tensors; x, of transfers so far
+# i   an op; c, a consumer; t, a tensor; e, an edge; d, b, devices; k, a position
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -181,6 +185,7 @@ def _prepare(
         s.base[d] = 0
         s.sent[d] = n_edges
     out.transfer_tensor[n_edges] = -1
+    # Consumers first, so that priorities, longest paths to the end, can be summed up on the way.
     for k in range(n - 1, -1, -1):
         i = g.topological[k]
         d = device[i]
@@ -215,6 +220,7 @@ def _prepare(
         s.pair_bytes[pair] = 0.0
     for link in range(n_links + 2):
         s.link_free[link] = 0.0
+    # After everything is reset: queues compare an op with others.
     for i in range(n):
         if s.missing[i] == 0:
             _add(s, mode, device[i], i, 0.0)
@@ -270,6 +276,7 @@ def _end_op(
         c = g.consumer[e]
         t = g.edge_tensor[e]
         b = device[c]
+        # Branches that go either way at random are turned into arithmetic from here on.
         remote = b != d
         earlier = s.sent[b]
         if out.transfer_tensor[earlier] == t:  # never so on its own device, where no tensor of it arrives
@@ -381,6 +388,7 @@ def _loop(
             ties = 1 if next_s < least else ties + (next_s == least)
             first = d if next_s < least else first
             least = next_s if next_s < least else least
+        # Nothing runs and nothing will: the step is over.
         if least == INF:
             return now, n_transfers
         now = least
@@ -389,12 +397,14 @@ def _loop(
         if ties > 1:
             first = 0
             last = n_devices
+        # Under MSR any end may change what an idle device would rather start.
         woke = mode == MSR
         for d in range(first, last):
             if s.running[d] >= 0 and s.next_s[d] == now:
                 n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
                 woke = woke or others
                 s.next_s[d] = now
+        # A transfer that takes no time has made an op ready on a device that was not looked at.
         if woke:
             first = 0
             last = n_devices
@@ -419,6 +429,7 @@ def _note_changes(
 ) -> None:
     """Fill the buckets with every allocation and free of the step."""
     clear_buckets(s, n_devices * buckets)
+    # A tensor is held until its producer has ended, it has been sent everywhere, and all on its device have read it.
     for t in range(m):
         s.free_s[t] = out.op_end[g.tensor_producer[t]]
     for x in range(n_transfers):
@@ -475,6 +486,7 @@ def _memory(
         kept = out.peak_bytes[d]
         peak = kept
         now = kept
+        # First pass: the ends of buckets, a lower bound that leaves few buckets to the second.
         for bucket in range(d * buckets, (d + 1) * buckets):
             now += s.bucket_in[bucket] - s.bucket_out[bucket]
             peak = max(peak, now)

@@ -189,6 +189,7 @@ def find_gap(start: FloatArray, end: FloatArray, count: int, ready_s: float, len
             high = middle
         else:
             low = middle + 1
+    # Then one by one: the first few hold it, as a rule.
     while start[low] <= limit_s:
         if max(start[low], ready_s) + length_s <= end[low]:
             return low
@@ -202,6 +203,7 @@ def occupy(start: FloatArray, end: FloatArray, count: int, gap: int, from_s: flo
 
     Where there is no room for one more, the earliest is forgotten: nothing can run in it any more.
     """
+    # Idle before it, after it, both or neither: two intervals, one or none are left.
     before, after = start[gap] < from_s, to_s < end[gap]
     if before and after:
         if count == len(start):

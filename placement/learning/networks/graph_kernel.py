@@ -10,6 +10,11 @@ every device that a unit could go to it computes `N_FEATURES` numbers; the logit
 so that with a taste of 0 the likeliest device is the one that finishes the unit first.
 """
 
+# Letters
+# n, m, e, U, D, L   numbers of ops, tensors, edges (a tensor and a consumer), units, devices and links
+# F, H   features of a device, and neurons of the hidden layer; f, h, one of them
+# d   a device; t, a tensor; j, k, at, positions; s, a sample of a batch; _s   seconds
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,6 +110,7 @@ def _earliest(start: FloatArray, end: FloatArray, count: int, ready_s: float, le
 @inner
 def _take(start: FloatArray, end: FloatArray, count: int, from_s: float, to_s: float) -> int:
     """Take [from_s, to_s), which is idle, out of the intervals; returns their new number."""
+    # From the end: schedules grow there.
     gap = count - 1  # most often: schedules grow at their end
     while start[gap] > from_s:
         gap -= 1
@@ -127,6 +133,7 @@ def _transfer_start(
         now_s = max(now_s, own_free_s[link])
     if len(links) == 0 or length_s <= 0:
         return now_s
+    # Until one instant suits every link: a later start on one may not suit another.
     moved = True
     while moved:
         moved = False
@@ -152,6 +159,7 @@ def _choose(logit: FloatArray, mask: BoolArray, uniform: float) -> int:
             best = d
     if uniform < 0:
         return best
+    # Relative to the best, so that no exponential overflows.
     total = 0.0
     for d in range(len(logit)):
         if mask[d]:
@@ -246,6 +254,7 @@ def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Sched
             own_free_s[link] = from_s + length_s
         ready_s, ready_free_s = max(ready_s, from_s + length_s), max(ready_free_s, exists_s + length_s)
         added_s += length_s
+    # Only links that were used, which are few.
     for t in tensors:
         pair = schedule.device[instance.producer[t]] * n_devices + d
         for link in instance.route_link[instance.route_ptr[pair] : instance.route_ptr[pair + 1]]:
@@ -350,6 +359,7 @@ def _describe(
 @inner
 def _logit(row: Float32, base: Float32, w1: Float32, taste: FloatArray, sharpness: float) -> float:
     """The logit of a device from its features, float32 [F]; see the module."""
+    # By default the device with the earliest finish: feature 0 is how late it is.
     value = -float(row[0])
     for f in range(N_FEATURES):
         value += row[f] * taste[f]
@@ -357,6 +367,7 @@ def _logit(row: Float32, base: Float32, w1: Float32, taste: FloatArray, sharpnes
         net = base[h]
         for f in range(N_FEATURES):
             net += row[f] * w1[f, h]
+        # relu
         if net > 0:
             value += net * taste[N_FEATURES + h]
     return float(sharpness * value)
@@ -369,6 +380,7 @@ def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instanc
     for t in tensors:
         if schedule.arrival_s[t, d] < np.inf:
             continue
+        # As `_try` did, but for good: the links are taken.
         source = schedule.device[instance.producer[t]]
         length_s, exists_s = _length(t, source, d, instance), schedule.finish_s[instance.producer[t]]
         pair = source * n_devices + d
@@ -386,6 +398,7 @@ def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instanc
         schedule.gaps[d] = _take(schedule.gap_start[d], schedule.gap_end[d], schedule.gaps[d], begin_s, finish_s)
     schedule.load_s[d] += op_s
     schedule.last_s[d] = max(schedule.last_s[d], finish_s)
+    # No step can end before the longest path behind this op does.
     schedule.totals[0] = max(schedule.totals[0], finish_s + instance.tail_s[op])
     schedule.totals[1] += op_s
     for t in range(instance.output_ptr[op], instance.output_ptr[op + 1]):
@@ -440,6 +453,7 @@ def decode(
         size -= 1
         unit = instance.unit_of[op]
         reads = tensors[: _inputs_by_finish(op, instance, schedule, tensors)]
+        # The first op of a unit has decided for all.
         if placed[unit]:
             _try(op, choice[unit], reads, instance, schedule, trial)
         else:
@@ -451,6 +465,7 @@ def decode(
             for d in range(n_devices):
                 if possible[d]:
                     _try(op, d, reads, instance, schedule, trial)
+            # A replay needs features only where they are learned from.
             if mode != REPLAY or record:
                 _describe(op, reads, possible, choice, instance, schedule, trial, rows)
             if record:

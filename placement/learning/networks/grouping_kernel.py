@@ -1,5 +1,10 @@
 """Compiled bookkeeping of the hierarchical policy: what groups weigh, what placing one would cost, orders of ops."""
 
+# Letters
+# G, D, U   numbers of groups, devices and units; m, of groupings, or of tensors
+# k   a sample; w, its grouping; g, a group; d, q, devices; p, t, positions in the sequence of groups
+# i   an op; c, a consumer; x, an edge
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -35,16 +40,19 @@ def group_totals(
     seconds = np.zeros((n_groups, n_devices))
     kept = np.zeros(n_groups)
     wire_s = np.zeros((n_groups, n_groups))
+    # Ops first, then tensors: neither is in order of groups.
     for i in range(n):
         g = group[unit_of[i]]
         kept[g] += kept_bytes[i]
         for d in range(n_devices):
             seconds[g, d] += op_s[i, d]
+    # The last tensor counted for each group, which need not be cleared between tensors.
     last = np.full(n_groups, -1, np.int64)
     for t in range(len(tensor_producer)):
         source = group[unit_of[tensor_producer[t]]]
         for x in range(consumer_ptr[t], consumer_ptr[t + 1]):
             target = group[unit_of[consumers[x]]]
+            # A tensor is sent to a group once, whichever of its ops read it.
             if target != source and last[target] != t:
                 last[target] = t
                 wire_s[source, target] += transfer_s[t]
@@ -91,22 +99,27 @@ def device_features(
         g = sequence[w, t]
         there[:] = 0.0
         ready[:] = 0.0
+        # Not 0, by which it divides.
         share = 1e-30
         for p in range(t):
             before, q = sequence[w, p], device[k, p]
+            # Either way: a placed group may read from this one as well.
             both = wire_s[w, before, g] + wire_s[w, g, before]
             if both > 0:
                 share += both
                 there[q] += both
+                # But only what this one reads can make it wait.
                 if wire_s[w, before, g] > 0:
                     for d in range(n_devices):
                         ready[d] = max(ready[d], finish[k, p] + (0.0 if d == q else wire_s[w, before, g]))
         best, fastest, mean_load = np.inf, np.inf, 0.0
+        # First what the features are relative to, then the features.
         for d in range(n_devices):
             best = min(best, max(free[k, d], ready[d]) + seconds[w, g, d])
             fastest = min(fastest, seconds[w, g, d])
             mean_load += load[k, d] / n_devices
         for d in range(n_devices):
+            # Clipped, so that one bad device does not drown the others.
             end = max(free[k, d], ready[d]) + seconds[w, g, d]
             out[k, d, 0] = 1.0 if t > 0 and device[k, t - 1] == d else 0.0
             out[k, d, 1] = there[d] / share
@@ -132,6 +145,7 @@ def place(
     used: FloatArray,
 ) -> None:
     """Note in every partial placement that its next group goes to ``chosen`` int64 [k]."""
+    # The same estimate as `device_features`, for the one device that was chosen.
     for k in range(len(device)):
         w, d = which[k], chosen[k]
         g = sequence[w, t]
@@ -159,6 +173,7 @@ def path(
     path_s: FloatArray,
 ) -> None:
     """Seconds from the start of each op to the end of the graph, float64 [n], on ``device`` int64 [n]."""
+    # Consumers first.
     for at in range(len(topological) - 1, -1, -1):
         i = topological[at]
         longest = 0.0
@@ -190,7 +205,9 @@ def orders(
     """
     n = len(topological)
     for k in prange(len(device)):
+        # Scratch of its own for each turn, which may run on any thread.
         path_s = np.empty(n)
         path(device[k], topological, op_s, output_ptr, consumer_ptr, consumers, transfer_s, path_s)
+        # A stable sort: equal ops stay in order of their numbers.
         for place_in_line, i in enumerate(np.argsort(-(path_s + shift_s[k]), kind="mergesort")):
             out[k, i] = place_in_line
