@@ -81,7 +81,6 @@ def source_modules(module: str) -> set[str]:
     come from there), and so on through those of them that have kernels.
     """
     found: set[str] = set()
-    # Breadth or depth does not matter: the set is what counts.
     waiting = [module]
     while waiting:
         name = waiting.pop()

@@ -119,6 +119,7 @@ def all_ideals(
     grown = np.empty(words, np.uint64)
     # Breadth first: every ideal is found from one with an atom less, and so after all its subsets.
     while here < count:
+        # Every atom that may follow makes a larger ideal.
         for v in range(n):
             if not holds(may_follow[here], v):
                 continue

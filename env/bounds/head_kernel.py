@@ -138,7 +138,7 @@ def earliest(
         best = np.inf
         while size > 0:
             arrives = heap.arrives_s[0]
-            # Either the latest of those left runs elsewhere, and v waits for its outputs, or it runs here too: see below.
+            # Either the latest of those left runs elsewhere, and v waits for its outputs, or it runs here: see below.
             best = min(best, max(arrives, now))
             # The ops here take longer than any of those left would take to arrive.
             if now >= arrives:

@@ -4,6 +4,10 @@ A *row* is one of k environments that are stepped together. Tasks are padded to 
 units, so that one call serves rows of different tasks.
 """
 
+# Letters
+# s, p   the tasks and how far their rows are; g, one problem
+# r   a row; t, its task; u, a unit; d, a device; e, an edge between units; a, b, devices at its ends
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple

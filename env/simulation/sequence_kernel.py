@@ -122,6 +122,7 @@ class _Sequence:
 
     def next_op(self) -> IntArray:
         """int64 [n]: the op after each on its device, or -1."""
+        # Neighbours in the sequence, unless a new device begins there.
         result = np.full(len(self.device), -1)
         before, after = self.op_sequence[:-1], self.op_sequence[1:]
         same = self.device[before] == self.device[after]

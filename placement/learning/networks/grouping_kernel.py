@@ -110,6 +110,7 @@ def device_features(
                 there[q] += both
                 # But only what this one reads can make it wait.
                 if wire_s[w, before, g] > 0:
+                    # It is there at once, or after a transfer of mean length.
                     for d in range(n_devices):
                         ready[d] = max(ready[d], finish[k, p] + (0.0 if d == q else wire_s[w, before, g]))
         best, fastest, mean_load = np.inf, np.inf, 0.0
