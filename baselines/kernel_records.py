@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from baselines.memory import Allowance
     from env.problem import BoolArray, Problem
     from env.units import Units
     from graphs.opgraph import FloatArray, IntArray, OpGraph
@@ -79,8 +78,7 @@ def wire_of(problem: Problem) -> Wire:
     return Wire(graph.tensor_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s)
 
 
-def room_of(units: Units, allowance: Allowance) -> Room:
-    """Devices on which nothing is placed yet."""
+def room_of(units: Units, unit_bytes: IntArray, working_bytes: IntArray) -> Room:
+    """Devices on which nothing is placed yet, under these charges, int64 [U] each (`baselines.memory.Allowance`)."""
     used_bytes, largest_bytes = np.zeros((2, units.problem.cluster.n_devices), dtype=np.int64)
-    charges = allowance.unit_bytes, allowance.working_bytes
-    return Room(units.allowed, *charges, units.problem.capacity_bytes, used_bytes, largest_bytes)
+    return Room(units.allowed, unit_bytes, working_bytes, units.problem.capacity_bytes, used_bytes, largest_bytes)

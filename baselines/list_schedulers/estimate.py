@@ -102,7 +102,8 @@ def insert(
 
     problem = units.problem
     n, n_devices = problem.op_s.shape
-    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), room_of(units, allowance)
+    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.insert(
         order,
         np.zeros((n, n_devices)) if look_ahead_s is None else look_ahead_s,
@@ -138,7 +139,8 @@ def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourit
 
     problem, graph = units.problem, units.problem.graph
     n = graph.n_ops
-    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), room_of(units, allowance)
+    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.start_earliest(
         op_of,
         np.argsort(op_of),

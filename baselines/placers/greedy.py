@@ -31,7 +31,7 @@ def place_by_product(units: Units, order: IntArray, importance: FloatArray, mult
     device = np.empty(units.count, dtype=np.int64)
 
     def build(allowance: Allowance) -> Plan:
-        room = room_of(units, allowance)
+        room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
         failed = greedy_kernel.place(
             order,
             multi_objective,
