@@ -99,7 +99,7 @@ class Problem:
             slowest = self.latency_s + ROUTE_BYTES / self.bandwidth_bytes_per_s
             per_byte = (1.0 / self.bandwidth_bytes_per_s).max()
             links = np.diff(self.route[0]).max()
-            modelled = self.latency_s.max() + graph.tensor_bytes * per_byte
+            modelled = self.latency_s.max() + graph.transfer_bytes * per_byte
             sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
             sent_s = np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
             op_s = self.op_s.max(axis=1)
@@ -207,7 +207,7 @@ class Problem:
         pairs = n * (n - 1)
         inverse = (1.0 / self.bandwidth_bytes_per_s).sum() / pairs
         hops = len(self.route[1]) / pairs
-        modelled = self.latency_s.sum() / pairs + self.graph.tensor_bytes * inverse
+        modelled = self.latency_s.sum() / pairs + self.graph.transfer_bytes * inverse
         measured = self.graph.tensor_transfer_s * hops
         return _frozen(np.where(np.isnan(measured), modelled, measured))
 

@@ -150,7 +150,7 @@ def instance_of(units: Units) -> Instance:
 def charge(instance: Instance, units: Units, share: float) -> None:
     """Set what tensors are charged with in an instance: this share of their bytes, wherever they are."""
     graph = units.problem.graph
-    made = np.bincount(units.problem.group_of[graph.tensor_producer], graph.tensor_bytes, units.count)
+    made = np.bincount(units.problem.group_of[graph.tensor_producer], graph.tensor_memory_bytes, units.count)
     instance.unit["bytes"][:-1] = units.kept_bytes + np.ceil(share * made).astype(np.int64)
     instance.tensor["held"] = np.ceil(share * instance.tensor["bytes"])
 

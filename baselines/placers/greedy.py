@@ -60,4 +60,4 @@ def wire(units: Units) -> tuple[IntArray, FloatArray, IntArray, FloatArray, Floa
     problem, n_devices = units.problem, units.problem.cluster.n_devices
     hops = np.diff(problem.route[0]).reshape(n_devices, n_devices)
     graph = problem.graph
-    return graph.tensor_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s
+    return graph.transfer_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s

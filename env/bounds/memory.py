@@ -6,9 +6,9 @@ import numpy as np
 
 from env.bounds.memory_advice import devices_needed, smaller_op
 from env.problem import BoolArray, Problem
+from graphs.arrays import IntArray, sums
 from graphs.formatting import exact_bytes, format_bytes
-from graphs.kept import kept
-from graphs.opgraph import IntArray, sums
+from graphs.kept import kept_words
 
 
 def memory_reason(problem: Problem) -> str | None:
@@ -30,8 +30,8 @@ def working_set_bytes(problem: Problem) -> IntArray:
     graph = problem.graph
     _, consumer, tensor = graph.edge_list
     size = graph.workspace_bytes.copy()
-    np.add.at(size, graph.tensor_producer, graph.tensor_bytes)
-    np.add.at(size, consumer, graph.tensor_bytes[tensor])
+    np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
+    np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
     fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
     return np.where(fastest_s > 0, size, 0)
 
@@ -102,7 +102,7 @@ def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
     name, count = problem.cluster.name, problem.cluster.n_devices
     has = f"one device of {name!r} has" if count == 1 else f"{count} devices of {name!r} have"
     return (
-        f"the step keeps {kept(graph).words()}{besides}, {exact_bytes(needed)} in all, where the "
+        f"the step keeps {kept_words(graph)}{besides}, {exact_bytes(needed)} in all, where the "
         f"{has} {exact_bytes(room)} free{' together' * (count > 1)}: {format_bytes(needed - room)} too little; "
         f"{devices_needed(problem, working)}."
     )

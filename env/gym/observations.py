@@ -51,7 +51,7 @@ def describe(task: Task) -> Observation:
     """The arrays of one task, not padded."""
     problem, tick = task.problem, tick_s(task)
     edges = task.edges
-    mean_bytes = problem.graph.tensor_bytes.mean() if problem.graph.n_tensors else 0.0
+    mean_bytes = problem.graph.transfer_bytes.mean() if problem.graph.n_tensors else 0.0
     capacity = problem.capacity_bytes / max(1, problem.capacity_bytes.max())
     everyone = np.ones(task.n_devices)
     found: dict[str, NDArray[Any]] = {
@@ -87,7 +87,7 @@ def unit_features(task: Task) -> FloatArray:
     columns = [
         np.log1p(_unit_mean_s(task) / tick_s(task)),
         _amount(task.kept_bytes),
-        _amount(total(np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops))),
+        _amount(total(np.bincount(graph.tensor_producer, graph.tensor_memory_bytes, graph.n_ops))),
         _amount(task.working_bytes),
         task.kept_bytes / max(1, problem.capacity_bytes.max()),
         largest(task.upward_rank_s) / longest_s,

@@ -17,7 +17,7 @@ from graphs.records import ANY_DEVICE
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread
 from placement.report.trace import Measured, Span, Track, write_trace
-from placement.runtime.application import is_by_module, is_training, places_of
+from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch
 from placement.solving.result import Result
 
@@ -156,7 +156,7 @@ def try_out(
     """
     names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
     places = {name: str(place) for name, place in places_of(result).items()}
-    by_module = is_by_module(result.graph)
+    by_module = result.graph.origin.granularity == "module"
     is_plain = len(names) == 1 and not by_module
     if by_module:
         _check_training(result, train)
@@ -208,7 +208,7 @@ def try_out(
 def _trial(
     result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]
 ) -> Trial:
-    numbers, by_module = result.device_numbers(), is_by_module(result.graph)
+    numbers, by_module = result.device_numbers(), result.graph.origin.granularity == "module"
     # A step is over when the last process has ended it.
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     median_s, single_s = statistics.median(step_s), statistics.median(single["step_s"])
@@ -312,7 +312,7 @@ def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
 
 def _check_training(result: Result, train: bool) -> None:
     """Raises: MismatchError: the placement is for training and not asked for, or the other way round."""
-    if is_training(result.graph) != train:
+    if result.graph.is_training != train:
         kinds = {True: "a training step", False: "inference"}
         raise MismatchError(
             f"the placement is for {kinds[not train]} and asked for is {kinds[train]}; "

@@ -144,7 +144,7 @@ def peak_bytes(graph: OpGraph, order: list[int]) -> int:
     for t in range(graph.n_tensors):
         readers = [position[op] for op in graph.consumers_of(t).tolist()]
         start = position[int(graph.tensor_producer[t])]
-        lives.append((start, max(readers, default=len(order)), int(graph.tensor_bytes[t])))
+        lives.append((start, max(readers, default=len(order)), int(graph.tensor_memory_bytes[t])))
     return max(
         int(graph.workspace_bytes[op]) + sum(size for start, end, size in lives if start <= i <= end)
         for i, op in enumerate(order)

@@ -163,7 +163,7 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
         consumer_ptr=graph.consumer_ptr,
         consumers=graph.consumers,
         transfer_s=problem.mean_transfer_s,
-        tensor_bytes=np.where(measured, 0, graph.tensor_bytes).astype(np.float64),
+        tensor_bytes=np.where(measured, 0, graph.transfer_bytes).astype(np.float64),
         fixed_s=np.where(measured, graph.tensor_transfer_s, 0.0),
         latency_s=(~measured).astype(np.float64),
         pair_latency_s=problem.latency_s,
@@ -272,7 +272,7 @@ def _op_features(units: Units, instance: Instance, rank_s: FloatArray) -> Float3
     free_up, free_down = _longest(problem, mean_s, np.zeros_like(moved_s))
     depth, unit = _depth(problem), problem.group_of
     memory = max(1.0, float(np.mean(problem.capacity_bytes)))
-    output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, n)
+    output_bytes = np.bincount(graph.tensor_producer, graph.tensor_memory_bytes, n)
     own_s = mean_s + 0.25 * typical_s
     columns = [
         np.log1p(mean_s / typical_s),
