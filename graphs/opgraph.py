@@ -206,11 +206,12 @@ class OpGraph:
     def from_networkx(graph: nx.DiGraph, name: str | None = None) -> OpGraph:
         """Read a networkx DiGraph or MultiDiGraph; nodes are ops (named ``str(node)``), edges carry tensors.
 
-        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one name), and
-        ``outputs``, the bytes of each output tensor. Edge attributes: ``tensor``, the number of the producer's output
-        it carries (default 0), where the node has ``outputs``; otherwise ``bytes`` (default 0) and each edge is a
-        tensor of its own, except that edges of one node with the same ``tensor`` label are one tensor, sent once
-        per device. ``transfer_s`` may stand beside ``bytes``.
+        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one name,
+        ``split_rows`` are texts), ``outputs``, the bytes of each output tensor, and ``in_place``, the numbers of those
+        in place. Edge attributes: ``tensor``, the number of the producer's output it carries (default 0), where the
+        node has ``outputs``; otherwise ``bytes`` (default 0) and each edge is a tensor of its own, except that edges of
+        one node with the same ``tensor`` label are one tensor, sent once per device. ``transfer_s`` may stand beside
+        ``bytes``. The graph's attribute ``origin`` holds the fields of `Origin`.
 
         Raises:
             GraphError: not a directed graph, an unknown attribute or a broken rule of `OpGraph`.

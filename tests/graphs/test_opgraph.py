@@ -230,6 +230,33 @@ def test_plain_networkx_graph_needs_no_attributes() -> None:
     assert graph.name == "plain"
 
 
+def test_networkx_takes_kept_bytes_whole_or_in_parts() -> None:
+    source = OpGraph.build([Op("a", parameter_bytes=4, gradient_bytes=4), Op("b", kept_bytes=3)], []).to_networkx()
+    source.nodes["a"]["kept_bytes"] = 20  # as before there were parts
+    graph = OpGraph.from_networkx(source)
+    assert graph.parameter_bytes.tolist() == [16, 3]
+    assert graph.gradient_bytes.tolist() == [4, 0]
+    source.nodes["a"]["parameter_bytes"] = 16
+    with pytest.raises(GraphError, match="op 'a' has kept_bytes and parameter_bytes"):
+        OpGraph.from_networkx(source)
+
+
+def test_networkx_says_which_outputs_are_in_place() -> None:
+    source = nx.MultiDiGraph()
+    source.add_node("a", outputs=[4, 8], in_place=[1])
+    source.add_edge("a", "b", tensor=1)
+    assert OpGraph.from_networkx(source).tensor_in_place.tolist() == [False, True]
+    source.nodes["a"]["in_place"] = [2]
+    with pytest.raises(GraphError, match=r"op 'a' has in_place = \[2\]; expected numbers of its 2 outputs, from 0"):
+        OpGraph.from_networkx(source)
+
+
+def test_a_graph_from_networkx_says_so() -> None:
+    assert OpGraph.from_networkx(nx.DiGraph([(1, 2)])).origin == Origin("networkx")
+    with pytest.raises(GraphError, match="the origin has unknown field 'by'"):
+        OpGraph.from_networkx(nx.DiGraph([(1, 2)], origin={"by": "me"}))
+
+
 def test_edges_with_one_tensor_label_are_one_tensor() -> None:
     source = nx.DiGraph()
     source.add_edge("a", "b", tensor="x", bytes=8)
