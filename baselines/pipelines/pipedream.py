@@ -31,7 +31,7 @@ from graphs.optimizers import OPTIMIZERS
 _Find = Callable[[Chain, float, bool], Partition | None]  # layers, memory in bytes, whether stages may be replicated
 _LONGEST = 1000  # layers of the chain that is cut; takes about a second on 16 devices
 _LONGEST_HIERARCHICAL = 256  # there, all pairs of first and last layer are looked at, not only those that end the chain
-_PROFILED_COPIES = OPTIMIZERS["momentum"].kept_copies  # of a parameter, by PipeDream's SGD
+_PROFILED = OPTIMIZERS["momentum"]  # PipeDream's SGD
 
 
 def pipedream(problem: Problem, seed: int) -> Plan:
@@ -78,8 +78,8 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
 
     What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
     measured transfer time counts as the bytes that take it at this bandwidth. Weights are the parameters that have a
-    gradient (where kept bytes have no parts, a third of them, as with SGD's momentum), or none without a backward pass;
-    activations that a backward op reads are stashed. O(n + e).
+    gradient (where kept bytes have no parts, one copy of those that the optimizer keeps, three where it is unknown), or
+    none without a backward pass; activations that a backward op reads are stashed. O(n + e).
     """
     units, graph, main = Units(problem), problem.graph, main_devices(problem)
     at_unit = np.empty(units.count, dtype=np.int64)
@@ -101,7 +101,7 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     kept = np.bincount(at, graph.kept_bytes, n).astype(np.float64)
     weights = np.bincount(at, graph.gradient_bytes, n).astype(np.float64)
     if not weights.any():
-        weights = kept / _PROFILED_COPIES
+        weights = kept / OPTIMIZERS.get(graph.origin.optimizer or "", _PROFILED).kept_copies
     return Chain(
         time_s=np.bincount(at_unit, time_s, n).astype(np.float64),
         sent_bytes=np.maximum(crossing, 0.0),
