@@ -3,9 +3,9 @@
     python benchmarks/answers.py --seed 0 --write answers.json    # before
     python benchmarks/answers.py --seed 0 --check answers.json    # after: prints every row that differs, exit 1 if any
 
-Rows: zoo models on preset clusters, inference under latency and, on the first cluster, training under throughput. Methods: every heuristic to
-its end, and the searches with a number of evaluations instead of a time. A row is the objective and the lower bound,
-bit for bit, and a hash of the placement, the order of ops and the peak memory.
+Rows: zoo models on preset clusters, inference under latency and, on the first cluster, training under throughput.
+Methods: every heuristic to its end, and the searches with a number of evaluations instead of a time. A row is the
+objective and the lower bound, bit for bit, and a hash of the placement, the order of ops and the peak memory.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import networkx as nx
 from env.local import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.checks import BYTES_LIMIT
-from graphs.disk import stem
+from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.show import is_text
 
@@ -224,7 +224,7 @@ class Cluster:
         except RecursionError:
             raise ClusterError(f"{path} is not a TOML cluster file: it nests too deeply.") from None
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-            raise ClusterError(f"{path} is not a TOML cluster file: {error}.") from None
+            raise ClusterError(f"{path} is not a TOML cluster file: {plain_reason(error)}.") from None
         try:
             return _from_dict(data, default_name=stem(path))
         except ClusterError as error:

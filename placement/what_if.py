@@ -78,7 +78,9 @@ class WhatIf:
         if not self.is_sweep:
             fastest = min(fitting, key=lambda case: case.objective_s or 0.0, default=None)
             if fastest is None:
-                return f"{show(self.graph.name)} fits on none of these."
+                if all(case.proven_infeasible for case in self.cases):
+                    return f"{show(self.graph.name)} fits on none of these."
+                return f"No placement of {show(self.graph.name)} that fits was found on any of these."
             return f"Fastest: {show(fastest.cluster.name)}."
         return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
 

@@ -17,7 +17,6 @@ from env.presets import PRESETS
 from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept_words
-from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
 from placement.report.words import format_percent
 from placement.solving.methods import measure
@@ -107,7 +106,7 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
             outcome = "does not fit" if case.proven_infeasible else "none found"
             name = show(case.cluster.name)
             table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
-            reasons.append(Text(f" {name}  infeasible: {show_line(case.reason or '')}", style="red"))
+            reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
             continue
         by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
         single_s, speedup = case.comparison.single_device_s, case.speedup

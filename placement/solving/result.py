@@ -15,7 +15,7 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.problem import THROUGHPUT, scope
-from graphs.disk import read_text, write_atomically
+from graphs.disk import plain_reason, read_text, write_atomically
 from graphs.errors import BoundError, ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
 from graphs.formatting import format_bytes, format_seconds
@@ -361,7 +361,7 @@ def _parse(text: str, where: str) -> Any:
     except MismatchError:
         raise
     except ValueError as error:  # a number of thousands of digits
-        raise MismatchError(f"{where} holds a number that cannot be read: {error}.") from None
+        raise MismatchError(f"{where} holds a number that cannot be read: {plain_reason(error)}.") from None
 
 
 def _result_from_document(document: Any, where: str) -> Result:

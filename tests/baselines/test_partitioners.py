@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -26,7 +27,7 @@ from env.simulation.simulator import Simulator
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.generators import layered
-from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Phase, Tensor
+from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Origin, Phase, Tensor
 
 METHODS = {
     "min_cut": min_cut,

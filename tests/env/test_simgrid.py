@@ -23,7 +23,7 @@ from env.problem import Problem
 from env.simulation.simulator import Schedule, Simulator
 from graphs.opgraph import IntArray, Op, OpGraph, Tensor
 
-ORACLE = Path(__file__).parents[1] / "helpers" / "simgrid_oracle.py"
+ORACLE = Path(__file__).parents[1] / "workers" / "simgrid_oracle.py"
 
 
 @cache

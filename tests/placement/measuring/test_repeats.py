@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.cli.measuring import tell_steps
+from placement.cli.steps import tell_steps
 from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread, run_steps
 
 seconds = st.floats(1e-6, 1e3)

@@ -1,8 +1,9 @@
-"""The command that runs a placement for real."""
+"""``placement apply``: a placement, run for real."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placement.cli import options
-from placement.cli.measuring import tell_steps
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 
 
-def apply(
-    model: options.ModelToRun,
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    """Options of ``placement apply``."""
+
+    model: options.ModelToRun
     placement: Annotated[
         Path | None,
         typer.Argument(
@@ -33,7 +37,7 @@ def apply(
             show_default=False,
             help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
         ),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -42,8 +46,8 @@ def apply(
             show_default=False,
             help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
         ),
-    ] = None,
-    train: options.Train = False,
+    ] = None
+    train: options.Train = False
     steps: Annotated[
         int | None,
         typer.Option(
@@ -52,16 +56,16 @@ def apply(
             show_default=False,
             help="Steps to run, of which the first half warms up; by default as many as their median needs.",
         ),
-    ] = None,
+    ] = None
     method: Annotated[
         str | None,
         typer.Option(
             "--method", metavar="NAME", show_default=False, help="That places without PLACEMENT; auto by default."
         ),
-    ] = None,
-    seed: options.Seed = 0,
-    budget_s: options.BudgetSeconds = None,
-    dims: options.Dims = None,
+    ] = None
+    seed: options.Seed = 0
+    budget_s: options.BudgetSeconds = None
+    dim: options.Dims = None
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -70,86 +74,83 @@ def apply(
             show_default=False,
             help="Write what was predicted and what was measured as one trace for Perfetto.",
         ),
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the placement to this file."),
-    ] = None,
-    as_json: options.Json = False,
-) -> None:
+    ] = None
+    as_json: options.Json = False
+
+
+def apply(given: ApplyOptions) -> None:
     """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
-    check_outputs(trace, output, inputs=[model, placement, cluster])
-    sizes = options.parse_dims(dims)
-    if placement is None:
-        from placement.inputs.sources import LOCAL
-
-        with reason_as_json(as_json):
-            result = _placed(model, cluster or LOCAL, train, sizes, method or "auto", seed, budget_s)
+    check_outputs(given.trace, given.output, inputs=[given.model, given.placement, given.cluster])
+    sizes = options.parse_dims(given.dim)
+    if given.placement is None:
+        with reason_as_json(given.as_json):
+            result = _placed(given, sizes)
     else:
-        if method is not None or budget_s is not None:
-            raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
-        from placement.measuring.doubts import warn_of_doubts
-        from placement.solving.result import Result
-
-        result = Result.load(placement)
-        _check_cluster(result, cluster)
-        warn_of_doubts(result.cluster)
-    if output is not None:
-        result.save(output)
-    with progress(f"running {model}, predicted {_predicted(result)} a step") as bar:
-        from placement.measuring.trial import try_out
-
-        report = tell_steps(bar, model, sizes)
-        trial = try_out(model, result, train=train, dims=sizes, steps=steps, seed=seed, trace=trace, report=report)
-    if as_json:
-        emit_json({"model": model, "method": result.method, "cluster": result.cluster_name, **trial.to_dict()})
+        result = _loaded(given, given.placement)
+    if given.output is not None:
+        result.save(given.output)
+    trial = _tried(given, result, sizes)
+    if given.as_json:
+        head = {"model": given.model, "method": result.method, "cluster": result.cluster_name}
+        emit_json({**head, **trial.to_dict()})
     else:
-        _show(result, trial)
-        if trace is not None:
-            emit(f"trace      {trace}")
+        _show(trial)
+        if given.trace is not None:
+            emit(f"trace      {given.trace}")
     if trial.differs:
         raise typer.Exit(1)
 
 
-def _predicted(result: Result) -> str:
-    from graphs.formatting import format_seconds
+def _loaded(given: ApplyOptions, file: Path) -> Result:
+    """The placement in a file, for the cluster it was made for.
 
-    return "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
-
-
-def _check_cluster(result: Result, cluster: str | None) -> None:
-    """Raises: MismatchError: the placement is for another cluster than the command names."""
+    Raises:
+        typer.BadParameter: options that say how to place.
+        MismatchError: it is for another cluster than the command names.
+    """
+    if given.method is not None or given.budget_s is not None:
+        raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
+    from placement.measuring.doubts import warn_of_doubts
+    from placement.solving.result import Result
 
-    if cluster is None or cluster == LOCAL:  # it runs on this machine, measured now or before
-        return
-    if read_cluster(cluster).hash != result.cluster.hash:
+    result = Result.load(file)
+    # The cluster local is this machine, measured now or before.
+    if given.cluster not in (None, LOCAL) and read_cluster(given.cluster).hash != result.cluster.hash:
         raise MismatchError(
-            f"the placement is for cluster {result.cluster_name!r}, and --cluster {cluster} is another one; leave that "
-            "out to run the placement as it is, or leave out the placement to have one made for it."
+            f"the placement is for cluster {result.cluster_name!r}, and --cluster {given.cluster} is another one; "
+            "leave that out to run the placement as it is, or leave out the placement to have one made for it."
         )
+    warn_of_doubts(result.cluster)
+    return result
 
 
-def _placed(
-    model: str, cluster: str, train: bool, dims: dict[str, int], method: str, seed: int, budget_s: float | None
-) -> Result:
-    with progress(f"measuring {model}") as bar:
+def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
+    """A placement found now, of op times measured now."""
+    with progress(f"measuring {given.model}") as bar:
+        from env.problem import LATENCY
+        from env.simulation.simulator import Priority
         from graphs.errors import InfeasibleError
         from placement.inputs.examples import read_example
-        from placement.inputs.sources import read_cluster
+        from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
-        from placement.solving.methods import check_options
+        from placement.solving.methods import AUTO, check_options
 
+        method = given.method or AUTO
         with usage_errors():
-            check_options([method], seed, options.DEFAULT_OBJECTIVE, options.DEFAULT_PRIORITY, budget_s)
-        machine = read_cluster(cluster)
-        example = read_example(model, train=train, dims=dims, seed=seed)
-        report = partial(tell_steps(bar, model, dims), f"{model} op by op")
-        graph = _graph_of(example, machine, train, report)
+            check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
+        machine = read_cluster(given.cluster or LOCAL)
+        example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
+        report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
+        graph = _graph_of(example, machine, given.train, report)
     del example
     with progress(f"placing with {method}"):
-        result = optimize(graph, machine, method, seed=seed, budget_s=budget_s)
+        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
     return result
@@ -177,7 +178,27 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
     return capture(*own, train, granularity="module", name=example.name)
 
 
-def _show(result: Result, trial: Trial) -> None:
+def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
+    """The placement run for real, beside the plain model."""
+    from graphs.formatting import format_seconds
+
+    predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
+    with progress(f"running {given.model}, predicted {predicted} a step") as bar:
+        from placement.measuring.trial import try_out
+
+        return try_out(
+            given.model,
+            result,
+            train=given.train,
+            dims=dims,
+            steps=given.steps,
+            seed=given.seed,
+            trace=given.trace,
+            report=tell_steps(bar, given.model, dims),
+        )
+
+
+def _show(trial: Trial) -> None:
     from rich.table import Table
 
     from graphs.formatting import format_bytes, format_seconds

@@ -1,44 +1,37 @@
-"""The command that learns: train."""
+"""``placement train``: a policy, learned from placements."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placement.cli import completion, options
-from placement.cli.executing import check_scorer, executed
-from placement.cli.output import (
-    check_outputs,
-    command_line,
-    emit,
-    emit_json,
-    is_terminal,
-    note,
-    progress,
-    reason_as_json,
-    usage_errors,
-)
+from placement.cli.executing import HowToScore, check_scorer, executed
+from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
+from placement.cli.records import again, is_default
+from placement.cli.training_display import training_display
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.cli.executing import Running
-    from placement.learning.session import Session, Status
     from placement.learning.training import Training
 
 
-def train(
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(HowToScore):
+    """Options of ``placement train``."""
+
     graphs: Annotated[
         list[str],
         typer.Argument(metavar="GRAPH", show_default=False, help="As for `placement optimize`; one or several."),
-    ],
+    ]
     output: Annotated[
         Path,
         typer.Option(
@@ -49,8 +42,8 @@ def train(
             help="The policy file, policy.zip; beside it the best placements, policy.best.json, and, until the run is "
             "complete, policy.checkpoint: the same command goes on from there.",
         ),
-    ],
-    clusters: Annotated[
+    ]
+    cluster: Annotated[
         list[str] | None,
         typer.Option(
             "--cluster",
@@ -58,7 +51,7 @@ def train(
             show_default=False,
             help="As for `placement optimize`; several, repeated or with commas between, train on each.",
         ),
-    ] = None,
+    ] = None
     policy: Annotated[
         str,
         typer.Option(
@@ -67,7 +60,7 @@ def train(
             autocompletion=completion.one_of(completion.POLICIES),
             help="hierarchical, seq2seq, graph or ppo.",
         ),
-    ] = "hierarchical",
+    ] = "hierarchical"
     preset: Annotated[
         str,
         typer.Option(
@@ -76,7 +69,7 @@ def train(
             autocompletion=completion.one_of(completion.TRAINING_PRESETS),
             help="default, or paper: as published, where it is published.",
         ),
-    ] = "default",
+    ] = "default"
     evaluations: Annotated[
         int | None,
         typer.Option(
@@ -86,7 +79,7 @@ def train(
             min=0,
             help="How many placements to score: the same policy on any run with the same seed.",
         ),
-    ] = None,
+    ] = None
     budget_s: Annotated[
         float | None,
         typer.Option(
@@ -95,17 +88,17 @@ def train(
             show_default=False,
             help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
         ),
-    ] = None,
-    seed: options.Seed = 0,
+    ] = None
+    seed: options.Seed = 0
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Do not begin by imitating the best list schedule.")
-    ] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever checkpoint there is.")] = False,
+    ] = False
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever checkpoint there is.")] = False
     checkpoint_every_s: Annotated[
         float, typer.Option("--checkpoint-every-s", metavar="SECONDS", help="Time between checkpoints.")
-    ] = 30.0,
-    scorer: options.ScorerOption = options.DEFAULT_SCORER,
-    start_from: Annotated[
+    ] = 30.0
+    scorer: options.ScorerOption = "simulate"
+    from_: Annotated[
         Path | None,
         typer.Option(
             "--from",
@@ -113,88 +106,88 @@ def train(
             show_default=False,
             help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
         ),
-    ] = None,
+    ] = None
     log_dir: Annotated[
         Path | None,
         typer.Option("--log-dir", metavar="DIR", show_default=False, help="Write a log for TensorBoard there."),
-    ] = None,
-    train: options.Train = False,
-    granularity: options.Granularity = options.DEFAULT_GRANULARITY,
-    dims: options.Dims = None,
-    as_json: options.Json = False,
-) -> None:
+    ] = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+
+
+def train(given: TrainOptions) -> None:
     """Train a policy to place graphs, for --method policy:FILE, and save the best placements it finds."""
-    names = [name.strip() for text in clusters or () for name in text.split(",") if name.strip()]
-    check_outputs(output, inputs=[*graphs, *names, start_from])
-    if log_dir is not None and log_dir.exists() and not log_dir.is_dir():
-        raise typer.BadParameter(f"--log-dir {log_dir} is a file; give a folder.")
-    with progress("importing"):
-        from graphs.errors import InfeasibleError
-        from placement.learning import training
-    with usage_errors():
-        training.check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
-    check_scorer(scorer, granularity)
-    read, targets = _read(graphs, names, train, granularity, dims)
-    settings: dict[str, Any] = {
-        "--policy": policy,
-        "--preset": preset if preset != "default" else None,
-        "--evaluations": evaluations,
-        "--budget-s": budget_s,
-        "--seed": seed,
-        "--from-scratch": from_scratch,
-        "--scorer": scorer if scorer != options.DEFAULT_SCORER else None,
-        "--from": start_from,
-        "--train": train,
-        "--granularity": granularity if granularity != options.DEFAULT_GRANULARITY else None,
-        "--output": output,
-        "--log-dir": log_dir,
-    }
-    running: Running = contextlib.nullcontext(scorer)
-    if scorer != options.DEFAULT_SCORER:
-        running = executed(graphs, targets, train, dims)
-    with reason_as_json(as_json), running as make_scorer, _display() as (begin, show):
+    names = [name.strip() for text in given.cluster or () for name in text.split(",") if name.strip()]
+    given = dataclasses.replace(given, cluster=names)
+    _check(given, names)
+    graphs, targets = _read(given, names)
+    running: Running = contextlib.nullcontext(given.scorer)
+    if not is_default(given, "scorer"):
+        running = executed(given.graphs, targets, given)
+    from placement.learning import training
+
+    with reason_as_json(given.as_json), running as scorer, training_display() as (begin, show):
         found = training.train(
-            read,
+            graphs,
             targets,
-            policy,
-            output=output,
-            seed=seed,
-            evaluations=evaluations,
-            budget_s=budget_s,
-            preset=preset,
-            warm_start=not from_scratch,
-            scorer=make_scorer,
-            start_from=start_from,
-            log_dir=log_dir,
-            checkpoint_every_s=checkpoint_every_s,
-            restart=restart,
-            command=command_line("train", graphs, {"--cluster": names, **settings}, dims),
+            given.policy,
+            output=given.output,
+            seed=given.seed,
+            evaluations=given.evaluations,
+            budget_s=given.budget_s,
+            preset=given.preset,
+            warm_start=not given.from_scratch,
+            scorer=scorer,
+            start_from=given.from_,
+            log_dir=given.log_dir,
+            checkpoint_every_s=given.checkpoint_every_s,
+            restart=given.restart,
+            command=command_of(given),
             begin=begin,
             progress=show,
         )
-    if as_json:
+    if given.as_json:
         emit_json(_to_dict(found))
     else:
         emit("\n".join(_summary(found)))
-    for label, result in zip(found.labels, found.results, strict=True):
-        if result is None:
-            raise InfeasibleError(
-                f"none of {found.samples:,} placements of {label} fits; train longer, or see `placement optimize`."
-            )
+    _refuse_empty(found)
 
 
-def _read(
-    graphs: list[str], clusters: list[str], train: bool, granularity: str, dims: list[str] | None
-) -> tuple[list[OpGraph], list[Cluster]]:
+def command_of(given: TrainOptions) -> str:
+    """The command line that trains the same policy, into the same file."""
+    fields = (
+        *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
+        *("train", "granularity", "output", "log_dir", "dim"),
+    )
+    return again("train", given.graphs, given, fields)
+
+
+def _check(given: TrainOptions, clusters: list[str]) -> None:
+    """Refuse what cannot be trained, before anything is read."""
+    check_outputs(given.output, inputs=[*given.graphs, *clusters, given.from_])
+    if given.log_dir is not None and given.log_dir.exists() and not given.log_dir.is_dir():
+        raise typer.BadParameter(f"--log-dir {given.log_dir} is a file; give a folder.")
+    with progress("importing"):
+        from placement.learning.training import check_training
+    with usage_errors():
+        check_training(
+            given.policy, given.preset, given.seed, given.evaluations, given.budget_s, given.checkpoint_every_s
+        )
+    check_scorer(given)
+
+
+def _read(given: TrainOptions, clusters: list[str]) -> tuple[list[OpGraph], list[Cluster]]:
     """The graphs, and the clusters to place each of them on."""
     from placement.inputs.sources import cluster_for, read_source
 
-    sizes = options.parse_dims(dims)
+    sizes = options.parse_dims(given.dim)
     sources = []
-    with progress("reading", len(graphs)) as report:
-        for done, name in enumerate(graphs):
+    with progress("reading", len(given.graphs)) as report:
+        for done, name in enumerate(given.graphs):
             report(f"reading {name}", done)
-            sources.append(read_source(name, train=train, granularity=granularity, dims=sizes))
+            sources.append(read_source(name, train=given.train, granularity=given.granularity, dims=sizes))
     if clusters:
         targets = [cluster_for(sources[0], name) for name in clusters]
     else:
@@ -203,59 +196,6 @@ def _read(
             raise typer.BadParameter("these graphs bring different clusters of their own; say which with --cluster.")
         targets = list(own.values())
     return [source.graph for source in sources], targets
-
-
-@contextlib.contextmanager
-def _display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], None] | None]]:
-    """What to call at the beginning and after every update: a table on stderr that follows, where a person watches."""
-    sessions: list[Session] = []
-
-    def begin(session: Session) -> None:
-        sessions.append(session)
-        if session.resumed_from:
-            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
-
-    if not is_terminal(sys.stderr):
-        yield begin, None
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
-        live.update("preparing")
-        yield begin, lambda status: live.update(_table(sessions[0], status))
-
-
-def _table(session: Session, status: Status) -> RenderableType:
-    """A row for each problem, and a line about the run."""
-    from rich.console import Group
-    from rich.table import Table
-
-    from graphs.formatting import format_seconds
-    from graphs.show import show
-    from placement.solving.result import relative_gap
-
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    table.add_column("graph")
-    for header in ("best", "mean", "lower bound", "gap"):
-        table.add_column(header, justify="right")
-    for label, best_s, mean_s, solver in zip(
-        session.labels, status.best_s, status.mean_s, session.solvers, strict=True
-    ):
-        gap = "–" if best_s is None or session.is_measured else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
-        figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, solver.lower_bound_s)]
-        table.add_row(show(label), *figures, gap)
-    update = status.update
-    line = (
-        f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; entropy {update.entropy:.2f}, "
-        f"{update.feasible:.0%} fit; {_clock(status.left_s)} left"
-    )
-    return Group(table, line)
-
-
-def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def _to_dict(found: Training) -> dict[str, Any]:
@@ -291,6 +231,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 def _summary(found: Training) -> Iterator[str]:
     from env.problem import LATENCY, scope
     from graphs.formatting import format_seconds
+    from graphs.show import show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
@@ -299,10 +240,23 @@ def _summary(found: Training) -> Iterator[str]:
             if measured_s is not None:
                 predicted = format_seconds(result.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
-            yield f"{label}: {figures}: {path}"
+            yield f"{show(label)}: {figures}: {path}"
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:
         yield "the same command goes on from here"
+
+
+def _refuse_empty(found: Training) -> None:
+    """Raises: InfeasibleError: no placement of one of the problems fits."""
+    from graphs.errors import InfeasibleError
+    from graphs.show import show
+
+    for label, result in zip(found.labels, found.results, strict=True):
+        if result is None:
+            raise InfeasibleError(
+                f"none of {found.samples:,} placements of {show(label)} fits; train longer, or see "
+                "`placement optimize`."
+            )

@@ -1,8 +1,9 @@
-"""The command that hands a placement to other tools."""
+"""``placement export``: a placement, handed to other tools."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     from placement.exporters.pipeline import PipelineSplit
 
 
-def export(
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``placement export``."""
+
     file: Annotated[
         Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
-    ],
+    ]
     to: Annotated[
         str,
         typer.Option(
@@ -28,7 +32,7 @@ def export(
             show_default=False,
             help="device_map for transformers and accelerate, pipeline for torch.distributed.pipelining, or json.",
         ),
-    ],
+    ]
     model: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +42,7 @@ def export(
             help="The model that was placed, built in or file.py:function: its parameters that no op uses are then in "
             "the device map too.",
         ),
-    ] = None,
+    ] = None
     no_split: Annotated[
         str | None,
         typer.Option(
@@ -47,37 +51,46 @@ def export(
             show_default=False,
             help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
         ),
-    ] = None,
-    as_json: options.Json = False,
-    output: options.Output = None,
-) -> None:
+    ] = None
+    as_json: options.Json = False
+    output: options.Output = None
+
+
+def export(given: ExportOptions) -> None:
     """Write a saved placement as a device map, as pipeline stages, or as plain JSON for other tools."""
-    check_outputs(output, inputs=[file, model])
-    if no_split is not None and model is None:
+    check_outputs(given.output, inputs=[given.file, given.model])
+    if given.no_split is not None and given.model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
-    with progress("importing"):
-        from placement.exporters import exporting
-        from placement.exporters.device_map import DeviceMap
-        from placement.inputs.sources import read_model
-        from placement.solving.result import Result
-    result = Result.load(file)
-    classes = None if no_split is None else [name.strip() for name in no_split.split(",") if name.strip()]
-    with reason_as_json(as_json), progress(f"exporting {file}"):
-        known = None if model is None else read_model(model)
-        found = exporting.export(result, to, model=known, no_split=classes)
+    found = _exported(given)
     document = found if isinstance(found, dict) else found.to_dict()
-    if output is not None:
+    if given.output is not None:
         from graphs.disk import write_atomically
 
-        write_atomically(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_atomically(given.output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     from graphs.show import show_line
+    from placement.exporters.device_map import DeviceMap
 
-    if as_json or output is None:
+    if given.as_json or given.output is None:
         emit_json(document)
         if isinstance(found, DeviceMap):
             note(f"{_described(found)}.")
     else:
-        emit(f"{show_line(_described(found))}; saved to {output}")
+        emit(f"{show_line(_described(found))}; saved to {given.output}")
+
+
+def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit:
+    with progress("importing"):
+        from placement.exporters import exporting
+        from placement.inputs.sources import read_model
+        from placement.solving.result import Result
+    result = Result.load(given.file)
+    classes = None
+    if given.no_split is not None:
+        classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
+    with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
+        model = None if given.model is None else read_model(given.model)
+        found: dict[str, Any] | PipelineSplit = exporting.export(result, given.to, model=model, no_split=classes)
+    return found
 
 
 def _described(found: dict[str, Any] | PipelineSplit) -> str:
