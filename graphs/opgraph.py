@@ -11,17 +11,20 @@ import heapq
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, sums
 from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, kept_name, lookup
 from graphs.errors import GraphError
-from graphs.networkx_io import records_from_networkx, records_to_networkx
 from graphs.origin import UNKNOWN, Origin
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
-from graphs.rows import SplitRow
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from graphs.rows import SplitRow
 
 __all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor"]
 
@@ -216,11 +219,15 @@ class OpGraph:
         Raises:
             GraphError: not a directed graph, an unknown attribute or a broken rule of `OpGraph`.
         """
+        from graphs.networkx_io import records_from_networkx  # networkx takes a while to import
+
         ops, tensors, origin = records_from_networkx(graph)
         return OpGraph.build(ops, tensors, str(name or graph.graph.get("name") or "graph"), origin)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The graph for networkx: attributes as `from_networkx` reads them, and ``from_networkx`` gives it back."""
+        from graphs.networkx_io import records_to_networkx
+
         return records_to_networkx(*self.records(), self.name, self.origin)
 
     # -- sizes ------------------------------------------------------------------------------------------

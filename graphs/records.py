@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Mapping
 from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING
 
-from graphs.rows import SplitRow
+if TYPE_CHECKING:
+    from graphs.rows import SplitRow
 
 ANY_DEVICE = "*"  # key of a measured time that holds on every device
 
