@@ -11,7 +11,7 @@ from typing import Any
 
 from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
-from graphs.show import is_text
+from graphs.formatting import is_text
 
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphs.errors import GraphError
+from graphs.formatting import is_text
 from graphs.records import Phase
-from graphs.show import is_text
 
 if TYPE_CHECKING:
     from graphs.arrays import FloatArray, IntArray

@@ -24,7 +24,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
-from graphs.show import show_message
+from graphs.formatting import show_message
 
 
 class PlacementError(Exception):

@@ -21,12 +21,12 @@ from typing import Any
 
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
+from graphs.formatting import is_text
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.origin import origin_of
 from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
 from graphs.readers.version_1 import upgraded
 from graphs.rows import SplitRow
-from graphs.show import is_text
 
 SCHEMA = "placement.opgraph"
 VERSION = 2

@@ -15,7 +15,7 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "arrays formatting module_paths optimizers show",
+        "arrays formatting module_paths optimizers",
         "errors",
         "disk networkx_io origin records rows",
         "checks opgraph",
@@ -61,8 +61,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
     "placement.learning": (
         "networks",
+        "policies",
         "learners",
-        "archive event_log checkpoint policy_file placing by_name session training",
+        "by_name checkpoint event_log placing session training",
         "__init__",
     ),
 }

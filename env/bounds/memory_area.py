@@ -16,7 +16,7 @@ _CLOSE = 1e-9  # relative
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryRoom:
     """Work and what it keeps, by class of devices that treat every op alike and have as much memory.
 
     Attributes:
@@ -31,7 +31,7 @@ class Room:
     capacity: FloatArray
 
     @staticmethod
-    def of(problem: Problem) -> Room:
+    def of(problem: Problem) -> MemoryRoom:
         """The classes of a problem."""
         total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.unit_of, problem.n_units
         work, first = Work.classes(problem, problem.capacity_bytes)
@@ -39,7 +39,7 @@ class Room:
         weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
         share = weight / np.bincount(unit, weight, count)[unit]
         kept = np.bincount(unit, problem.graph.kept_bytes, count)[unit] * share
-        return Room(work, kept / total, problem.capacity_bytes[first] / total)
+        return MemoryRoom(work, kept / total, problem.capacity_bytes[first] / total)
 
     def may_raise(self, area_s: float) -> bool:
         """Whether memory may make the area of all ops larger than ``area_s``.

@@ -18,7 +18,7 @@ PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
 
 
 @dataclass(frozen=True)
-class State:
+class TracedState:
     """A tensor that is there before the step: a parameter, a buffer or a constant.
 
     Attributes:
@@ -83,7 +83,7 @@ class Trace:
     """
 
     graph: fx.Graph
-    states: Mapping[fx.Node, State]
+    states: Mapping[fx.Node, TracedState]
     inputs: Mapping[fx.Node, str]
     results: tuple[fx.Node, ...]
     writes: tuple[tuple[fx.Node, fx.Node], ...] = ()

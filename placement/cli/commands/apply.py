@@ -203,8 +203,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
 def _show(trial: Trial) -> None:
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_seconds
-    from graphs.show import show
+    from graphs.formatting import format_bytes, format_seconds, show
 
     table = Table(box=None, pad_edge=False)
     for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphs.show import show_line
+from graphs.formatting import show_line
 from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
 
 if TYPE_CHECKING:
