@@ -187,10 +187,11 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     import numpy as np
     import torch
 
-    from placement.learning.learners.hierarchical import LEVELS, Hierarchical
-    from placement.learning.learners.reinforce import Options, Reinforce
+    from placement.learning.learners.options import ReinforceOptions
+    from placement.learning.learners.reinforce import Reinforce
     from placement.learning.learners.starts import best_starts
     from placement.learning.networks.partition import coarse_groups
+    from placement.learning.policies.hierarchical import LEVELS, Hierarchical
 
     class Fixed(Hierarchical):
         """Groups that never change."""
@@ -214,7 +215,7 @@ def _without(what: str, problem: Any, seed: int) -> Any:
         with torch.no_grad():
             policy.placer.to_level.bias[LEVELS // 2] = 50.0
     starts = [None] if what == "no warm start" else best_starts([problem], seed)
-    options = Options(elites=0, imitation=0.0) if what == "no elites" else Options()
+    options = ReinforceOptions(elites=0, imitation=0.0) if what == "no elites" else ReinforceOptions()
     return Reinforce(policy, [problem], seed, options, starts)
 
 

@@ -1,8 +1,7 @@
-"""`Rows`: k environments of one kind that are stepped together. A single environment is one row."""
+"""`EnvBatch`: k environments of one kind that are stepped together. A single environment is a batch of one row."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation, stack, static_space
-from env.gym.rewards import Outcome, Reward, reward_of
-from env.gym.task import Impossible, Order, Task, Units, make_tasks
+from env.gym.options import SHARED, EnvOptions
+from env.gym.rewards import Outcome, reward_of
+from env.gym.task import Impossible, Task, make_tasks
 from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.simulation.simulator import BatchScores, Simulator
@@ -57,7 +57,7 @@ class Step:
     Attributes:
         reward: float64 [k].
         terminated, truncated: bool [k].
-        scored: bool [k], rows of which `Rows.outcome` is news.
+        scored: bool [k], rows of which `EnvBatch.outcome` is news.
     """
 
     reward: FloatArray
@@ -66,11 +66,12 @@ class Step:
     scored: BoolArray
 
 
-class Rows(ABC):
+class EnvBatch(ABC):
     """k environments as arrays: which task each row is at, and what its last placement scored.
 
     Attributes:
         count: k.
+        options: what it was made with.
         tasks: every pair of a graph and a cluster.
         task: int64 [k], index of each row's task.
         outcome: what each row's last placement scored (`env.gym.rewards.Outcome`, [k]).
@@ -78,23 +79,18 @@ class Rows(ABC):
         static: observations of each task that never change, [T, ...].
     """
 
+    own_keywords: ClassVar[tuple[str, ...]] = ()  # fields of `EnvOptions` that it has beside the shared ones
     saved: ClassVar[tuple[str, ...]] = ("task",)  # attributes that are the state of a run, beside the outcome
 
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        order: Order = "topological",
+        options: EnvOptions,
     ) -> None:
-        self.count = count
-        self.tasks = make_tasks(graph, cluster, units, order)
-        self._reward = reward_of(reward)
-        self._make_scorer = scorer_of(scorer)
+        self.count, self.options = count, options
+        self.tasks = make_tasks(options.graph, options.cluster, options.units, options.order)
+        self._reward = reward_of(options.reward)
+        self._make_scorer = scorer_of(options.scorer)
         self._scorers: dict[int, BatchScorer] = {}
         self.possible = [task if isinstance(task, Task) else None for task in self.tasks]
         self.n_units, self.n_ops, n_edges, self.n_devices = _sizes(self.tasks)
@@ -287,16 +283,19 @@ class Rows(ABC):
         return None if wanted is None else int(wanted)
 
 
-def check_options(kind: type[Rows], options: Mapping[str, Any]) -> None:
-    """Refuse keywords that an environment does not have.
+def make_batch(
+    kind: type[EnvBatch], count: int, graph: Graphs, cluster: Clusters, keywords: Mapping[str, Any]
+) -> EnvBatch:
+    """Make k environments of a kind with its keywords.
 
     Raises:
-        UnknownNameError: lists the valid names.
+        UnknownNameError: a keyword that it does not have; lists the valid names.
     """
-    known = [name for name in inspect.signature(kind).parameters if name != "count"]
-    for name in options:
+    known = (*SHARED, *kind.own_keywords)
+    for name in keywords:
         if name not in known:
             raise UnknownNameError("keyword", name, [*known, "render_mode"])
+    return kind(count, EnvOptions(graph, cluster, **keywords))
 
 
 def scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:

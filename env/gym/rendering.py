@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.gym.task import Task
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -16,7 +15,8 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
-    from env.gym.batch import Rows
+    from env.gym.batch import EnvBatch
+    from env.gym.task import Task
 
 RENDER_MODES = ("ansi", "rgb_array")
 
@@ -45,11 +45,11 @@ class Chart:
     step_time_s: float
 
 
-def render(rows: Rows, row: int, mode: str) -> str | NDArray[np.uint8]:
+def render(batch: EnvBatch, row: int, mode: str) -> str | NDArray[np.uint8]:
     """The chart of what a row last placed, as text (``"ansi"``) or pixels uint8 [H, W, 3] (``"rgb_array"``)."""
-    task = rows.possible[int(rows.task[row])]
+    task = batch.possible[int(batch.task[row])]
     assert task is not None, "an impossible task is refused at reset"
-    made = chart(task, *rows.shown(row))
+    made = chart(task, *batch.shown(row))
     return text(made) if mode == "ansi" else pixels(made)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import baselines
+from baselines.budget import Search
+from baselines.portfolio import stages
 from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
@@ -61,6 +63,11 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
         for name, method in baselines.METHODS.items()
         if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
     }
+
+
+def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
+    """What `auto` improves candidates by: `baselines.portfolio.stages` with the searches there are."""
+    return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
 def measure(objective: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, PortfolioOutcome, improve, stages, starts
+from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
@@ -24,7 +24,15 @@ from graphs.errors import InfeasibleError, NotFoundError
 from graphs.opgraph import IntArray, OpGraph
 from placement.solving.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
 from placement.solving.compiling import compile_for
-from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, Place, heuristics_for
+from placement.solving.methods import (
+    AUTO,
+    DEFAULT_BUDGET_S,
+    HEURISTICS,
+    PRETRAINED,
+    Place,
+    heuristics_for,
+    searches_of_auto,
+)
 from placement.solving.result import OWN_ORDER, Result, versions
 
 
@@ -189,10 +197,7 @@ class Solver:
 
     def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
-        if method == AUTO:
-            searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-        else:
-            searches = [(method, baselines.SEARCHES[method], 1.0)]
+        searches = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         found: list[Candidate] = []
         reason = ""
         try:

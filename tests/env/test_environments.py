@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import re
@@ -24,14 +23,17 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from strategies import problems
 
 import placement
+from baselines.paths import importance, upward_rank
 from env.cluster import Cluster, both_ways
 from env.gym.base import PlacementEnv
-from env.gym.group import GroupRows
-from env.gym.improve import ImproveRows
+from env.gym.group import GroupBatch
+from env.gym.improve import ImproveBatch
 from env.gym.observations import UNIT_FEATURES
+from env.gym.op_features import OpFeatures
+from env.gym.options import SHARED, EnvOptions
 from env.gym.registration import ENTRY_POINTS
 from env.gym.rewards import REWARDS, Outcome
-from env.gym.sequential import SequentialRows
+from env.gym.sequential import SequentialBatch
 from env.gym.task import ORDERS, Task, make_tasks
 from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
@@ -144,12 +146,7 @@ def test_the_documentation_lists_every_observation_and_keyword() -> None:
     table = text.partition("## Observations")[2].partition("The columns of")[0]
     documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert documented == {key for name in IDS for key in make(name, small_graph()).observation_space.spaces}
-    keywords = {
-        key
-        for kind in (GroupRows, SequentialRows, ImproveRows)
-        for key in inspect.signature(kind).parameters
-        if key != "count"
-    }
+    keywords = {key for kind in (GroupBatch, SequentialBatch, ImproveBatch) for key in (*SHARED, *kind.own_keywords)}
     table = text.partition("## Keywords")[2].partition("Units never")[0]
     assert keywords | {"render_mode"} == set(
         re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", table, re.M)))
@@ -194,9 +191,10 @@ def test_a_sequence_holds_every_unit_once_after_what_it_waits_for(order: str) ->
 
 def test_upward_rank_goes_first_to_the_longest_path() -> None:
     task = only_task(layered(60, 1), FOUR, order="upward_rank")
-    rank_s = task.upward_rank_s[task.sequence]
+    of_ops = task.of_ops
+    rank_s = of_ops.upward_rank_s[task.sequence]
     assert (np.diff(rank_s) <= 0).all()
-    assert rank_s[0] == pytest.approx((task.upward_rank_s + task.downward_rank_s).max())
+    assert rank_s[0] == pytest.approx((of_ops.upward_rank_s + of_ops.downward_rank_s).max())
 
 
 def test_the_reference_is_the_best_single_device() -> None:
@@ -373,6 +371,17 @@ def test_shaped_rewards_telescope(problem: Problem, reward: str, seed: int) -> N
     assert shaped_sum == pytest.approx(float(last) - start, rel=1e-9, abs=1e-9)
 
 
+@given(problems())
+@settings(max_examples=60)
+def test_ranks_are_those_that_list_schedulers_use(problem: Problem) -> None:
+    """Environments and networks compute them on their own, below the heuristics."""
+    of_ops = OpFeatures(problem)
+    assert np.array_equal(of_ops.upward_rank_s, upward_rank(problem))
+    assert np.array_equal(of_ops.upward_rank_s + of_ops.downward_rank_s, importance(problem))
+    producer, consumer, _ = problem.graph.edge_list
+    assert (of_ops.depth[consumer] >= of_ops.depth[producer] + 1).all()
+
+
 @given(problems(), st.integers(0, 99))
 @settings(max_examples=60)
 def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, seed: int) -> None:
@@ -385,7 +394,7 @@ def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, se
         seen.append(outcome.step_time_s.copy())
         return -outcome.step_time_s
 
-    rows = SequentialRows(1, problem.graph, problem.cluster, reward=remember, shaping="bound")
+    rows = SequentialBatch(1, EnvOptions(problem.graph, problem.cluster, reward=remember, shaping="bound"))
     rng = np.random.default_rng(seed)
     rows.begin(np.zeros(1, dtype=np.int64), [rng])
     done = False

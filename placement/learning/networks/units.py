@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.paths import importance, upward_rank
+from env.gym.op_features import OpFeatures
 from env.problem import Problem
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray, Phase
@@ -30,9 +29,13 @@ class UnitView:
         return Units.of(self.problem)
 
     @cached_property
+    def of_ops(self) -> OpFeatures:
+        return OpFeatures(self.problem)
+
+    @property
     def rank_s(self) -> FloatArray:
         """float64 [n]: upward rank of each op."""
-        return upward_rank(self.problem)
+        return self.of_ops.upward_rank_s
 
     @cached_property
     def position(self) -> FloatArray:
@@ -67,7 +70,7 @@ class UnitView:
         capacity = max(1.0, float(problem.capacity_bytes.max()))
         out_s = np.bincount(graph.tensor_producer, problem.mean_transfer_s, graph.n_ops)
         source, _, seconds = self.links
-        through = units.largest(importance(problem)) / max(self.rank_s.max(), 1e-30)
+        through = units.largest(self.of_ops.downward_rank_s + self.rank_s) / max(self.rank_s.max(), 1e-30)
         columns = [
             self.position,
             through,
@@ -80,8 +83,7 @@ class UnitView:
             *(units.largest((graph.phase == phase).astype(float)) for phase in Phase),
         ]
         kinds = np.zeros((count, KIND_BUCKETS))
-        bucket = np.array([zlib.crc32(kind.encode()) % KIND_BUCKETS for kind in graph.kinds])
-        np.add.at(kinds, (problem.unit_of, bucket), 1.0)
+        np.add.at(kinds, (problem.unit_of, self.of_ops.kind_bucket(KIND_BUCKETS)), 1.0)
         kinds /= kinds.sum(axis=1, keepdims=True)
         return torch.tensor(np.column_stack([*columns, kinds]), dtype=torch.float32)
 

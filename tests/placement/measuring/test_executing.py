@@ -27,7 +27,6 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownNameError
 from placement.cli import run as run_command
-from placement.learning.learners import registry
 from placement.learning.training import train
 from placement.measuring import pool
 from placement.measuring.executor import Execution, Executor
@@ -360,8 +359,7 @@ def test_what_cannot_be_run_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_training_is_rewarded_by_running(executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = ("softmax_policy", "SoftmaxPolicy", "softmax_policy")
-    monkeypatch.setitem(registry._HOME, "hierarchical", home)
+    softmax_policy.in_the_place_of_hierarchical(monkeypatch)
     before, output = executor.n_runs, tmp_path / "policy.zip"
     found = train(executor.graph, TWO, output=output, evaluations=2 * softmax_policy.BATCH, scorer=executor.scorer)
     assert executor.n_runs > before
@@ -399,7 +397,7 @@ def test_a_policy_of_the_simulator_is_gone_on_with(executor: Executor, tmp_path:
 
 
 def placement_policy(path: Path) -> dict[str, torch.Tensor]:
-    from placement.learning.policy_file import load_policy
+    from placement.learning.policies.policy_file import load_policy
 
     return dict(load_policy(path).policy.state_dict())
 

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env.gym.batch import ScorerFactory
 from env.plan import Plan
 from env.problem import Problem
-from placement.learning.learners.learner import Learner
 from placement.learning.networks.attention_placer import (
     MOST_OUTPUTS,
     AttentionPlacer,
@@ -23,7 +21,7 @@ from placement.learning.networks.attention_placer import (
 from placement.learning.networks.orders import check_devices, majority, on_devices, within_pins
 from placement.learning.networks.partition import coarse_groups
 from placement.learning.networks.placer import log_prob_entropy
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _KIND_WIDTH = 20
 
@@ -45,6 +43,10 @@ class Seq2Seq(PlacementPolicy):
         self.kind = nn.Embedding(len(kinds) + 1, _KIND_WIDTH)
         self.placer = AttentionPlacer(_KIND_WIDTH + MOST_OUTPUTS + groups, devices, hidden)
         self._known: dict[str, tuple[np.ndarray, Tensor, Tensor, Tensor]] = {}
+
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> Seq2Seq:
+        return cls(commonest_kinds(problems), problems[0].cluster.n_devices)
 
     def config(self) -> dict[str, Any]:
         return {"kinds": self.kinds, "devices": self.devices, "groups": self.groups, "hidden": self.hidden}
@@ -103,25 +105,3 @@ class Seq2Seq(PlacementPolicy):
             )
             self._known[key] = group, kind_numbers(problem, self.kinds), torch.log1p(sizes), torch.log1p(adjacency)
         return self._known[key]
-
-
-def learner(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    preset: str = "default",
-    warm_start: bool = True,
-    scorer: str | ScorerFactory = "simulate",
-    trained: Seq2Seq | None = None,
-) -> Learner:
-    """A training run; the model is that of the paper, whatever the preset, the gradient that of `preset`."""
-    from placement.learning.learners.reinforce import PAPER_OPTIONS, Options, Reinforce
-    from placement.learning.learners.starts import starts_of
-
-    torch.manual_seed(seed)
-    policy = trained or Seq2Seq(commonest_kinds(list(problems)), problems[0].cluster.n_devices)
-    more: dict[str, Any] = {"scorer": scorer, "is_trained": trained is not None}
-    if preset == "paper":
-        return Reinforce(policy, problems, seed, PAPER_OPTIONS, **more)
-    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
-    return Reinforce(policy, problems, seed, Options(patience=None), starts, **more)

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env.gym.batch import ScorerFactory
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
-from placement.learning.learners.learner import Learner
 from placement.learning.networks.attention_placer import (
     MOST_NEIGHBOURS,
     MOST_OUTPUTS,
@@ -25,7 +23,7 @@ from placement.learning.networks.attention_placer import (
 )
 from placement.learning.networks.orders import check_devices, majority, on_devices, within_pins
 from placement.learning.networks.placer import draw, log_prob_entropy
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _KIND_WIDTH = 20
 _GROUPER_HIDDEN = 64
@@ -52,6 +50,11 @@ class PaperHierarchical(PlacementPolicy):
         self.grouper = nn.Sequential(nn.Linear(width, _GROUPER_HIDDEN), nn.ReLU(), nn.Linear(_GROUPER_HIDDEN, groups))
         self.placer = AttentionPlacer(len(kinds) + 1 + MOST_OUTPUTS + groups, devices, hidden)
         self._known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> PaperHierarchical:
+        groups = min(256, max(problem.n_units for problem in problems))
+        return cls(commonest_kinds(problems), problems[0].cluster.n_devices, groups)
 
     def config(self) -> dict[str, Any]:
         return {"kinds": self.kinds, "devices": self.devices, "groups": self.groups, "hidden": self.hidden}
@@ -120,15 +123,3 @@ class PaperHierarchical(PlacementPolicy):
         if key not in self._known:
             self._known[key] = kind_numbers(problem, self.kinds), output_sizes(problem), neighbours(problem)
         return self._known[key]
-
-
-def learner(
-    problems: Sequence[Problem], seed: int, *, scorer: str | ScorerFactory, trained: PlacementPolicy | None
-) -> Learner:
-    """A training run as in the paper: one grouping and four placements an update, a moving average as the baseline."""
-    from placement.learning.learners.reinforce import PAPER_OPTIONS, Reinforce
-
-    torch.manual_seed(seed)
-    groups = min(256, max(problem.n_units for problem in problems))
-    policy = trained or PaperHierarchical(commonest_kinds(list(problems)), problems[0].cluster.n_devices, groups)
-    return Reinforce(policy, problems, seed, PAPER_OPTIONS, scorer=scorer, is_trained=trained is not None)

@@ -26,7 +26,7 @@ from placement.learning.networks.graph_features import (
     view_of,
 )
 from placement.learning.networks.graph_kernel import GREEDY, N_FEATURES, REPLAY, SAMPLE
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _TASTE = 0.1  # a taste of 1, in units of lateness
 
