@@ -73,7 +73,7 @@ def readers_of(graph: OpGraph) -> Readers:
 def wire_of(problem: Problem) -> Wire:
     """How long transfers take between the devices of a problem."""
     graph, hops = problem.graph, problem.hops.copy()  # numba compiles anew for arrays that may not be written
-    return Wire(graph.tensor_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s)
+    return Wire(graph.transfer_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s)
 
 
 def room_of(units: Units, unit_bytes: IntArray, working_bytes: IntArray) -> Room:

@@ -52,7 +52,8 @@ class MakespanInstance(NamedTuple):
     hops: FloatArray  # [D, D]
     route_ptr: Index  # [D * D + 1]
     route_link: Index  # [...], exclusive links only
-    tensor_bytes: IntArray  # [m]
+    tensor_bytes: IntArray  # [m], sent
+    memory_bytes: IntArray  # [m], held by the producer's device: 0 in place
     tensor_producer: IntArray  # [m]
     kept_bytes: IntArray  # [n]
     workspace_bytes: IntArray  # [n]
@@ -213,6 +214,7 @@ def instance_of(problem: Problem) -> MakespanInstance:
         route_ptr=_index(np.concatenate([[0], np.cumsum(exclusive)])[route_ptr]),
         route_link=_index(route_link[exclusive]),
         tensor_bytes=graph.tensor_bytes,
+        memory_bytes=graph.tensor_memory_bytes,
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,

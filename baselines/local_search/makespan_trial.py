@@ -266,7 +266,7 @@ def _fits_over_time(
                 k = _note(s, buckets, per_second, s.end_s[n_o + i], -g.workspace_bytes[i], k)
     for t in range(m):
         if s.device[g.tensor_producer[t]] == d:
-            k = _note(s, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+            k = _note(s, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
     for x in range(s.n_transfers[trial]):
         if s.transfer_target[x_o + x] == d:
             size = g.tensor_bytes[g.edge_tensor[s.transfer_edge[x_o + x]]]

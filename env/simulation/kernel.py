@@ -49,7 +49,8 @@ class Arrays(NamedTuple):
     edge_latency: FloatArray  # [e], 0 where the transfer time is measured, else 1
     edge_measured_s: FloatArray  # [e], per link of the route; 0 where modelled
     topological: Index  # [n]
-    tensor_bytes: IntArray  # [m]
+    tensor_bytes: IntArray  # [m], sent
+    memory_bytes: IntArray  # [m], held by the producer's device: 0 in place
     tensor_producer: IntArray  # [m]
     kept_bytes: IntArray  # [n]
     workspace_bytes: IntArray  # [n]
@@ -448,9 +449,9 @@ def _note_changes(
         if g.workspace_bytes[i] > 0:
             k = note_change(s, device[i] * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
     for t in range(m):
-        if g.tensor_bytes[t] > 0:
+        if g.memory_bytes[t] > 0:
             d = device[g.tensor_producer[t]]
-            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.tensor_bytes[t], k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
     for x in range(n_transfers):
         size = g.tensor_bytes[out.transfer_tensor[x]]
         if size > 0:
