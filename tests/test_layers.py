@@ -37,7 +37,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "deadline no_fit network_levels kernel_records path_kernel",
+        "deadline layers no_fit network_levels kernel_records path_kernel",
         "budget paths",
         "memory fitting portfolio",
         "placers local_search",

@@ -47,7 +47,7 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a slice is charged: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
+    """Memory charged to a slice: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
 
     own_bytes: IntArray
     top_bytes: IntArray
@@ -59,7 +59,7 @@ class OverBudgetError(Exception):
 
 @dataclass
 class Visits:
-    """How many slices may still be looked at."""
+    """Number of slices that may still be looked at."""
 
     left: int
 
@@ -82,7 +82,7 @@ class SliceChain:
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts:
-    """How many devices of each class are used: S combinations, mixed radix."""
+    """Numbers of devices used of each class: S combinations, mixed radix."""
 
     count: IntArray  # [C], devices that may be used
 
