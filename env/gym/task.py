@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import env.units
-from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.op_features import OpFeatures
 from env.plan import Plan
 from env.problem import Problem
@@ -19,6 +18,7 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
+    from env.gym.named import Clusters, Graphs
     from env.cluster import Cluster
 
 Units = int | Sequence[int] | IntArray | None
@@ -165,6 +165,8 @@ def make_tasks(
             that does not name every unit once; units or an order by number for more than one task.
         UnknownNameError: an unknown model, cluster or order.
     """
+    from env.gym.named import clusters_named, graphs_named  # models and files of every kind
+
     graphs, clusters = graphs_named(graph), clusters_named(cluster)
     if isinstance(order, str) and order not in ORDERS:
         raise UnknownNameError("order", order, ORDERS)
