@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from env.problem import Problem
-from env.simulation.simulator import Score, Simulator
+from env.simulation.simulator import Score
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
@@ -210,7 +210,7 @@ def try_out(
     else:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
-    score = Simulator(Problem(result.graph, result.cluster)).score(result.plan())
+    score, _ = result.schedule()
     with orderly_end(), temporary_folder() as folder:
         description = {
             "model": model,
