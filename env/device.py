@@ -66,7 +66,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
+        """Memory that placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
         return self.memory_bytes - self.reserved_bytes
 
     def flops_per_s(self, dtype: str) -> float:

@@ -74,7 +74,7 @@ class ClusterError(PlacementError, ValueError):
 
 
 class MismatchError(PlacementError, ValueError):
-    """What does not belong together: a placement and a graph or cluster, or a method and an objective."""
+    """Things that do not belong together: a placement and a graph or cluster, or a method and an objective."""
 
 
 class InfeasibleError(PlacementError):

@@ -28,7 +28,7 @@ TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by roun
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out of scoring a result again.
+    """The outcome of scoring a result again.
 
     Attributes:
         result: what was checked.

@@ -91,7 +91,7 @@ def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
 
 
 def _fitting(problem: Problem, found: Found) -> Found:
-    """What was found, if it fits.
+    """The placement found, if it fits.
 
     Raises:
         NotFoundError: it does not.

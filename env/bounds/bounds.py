@@ -25,7 +25,7 @@ _REFINED = 4  # subsets of ops whose area is computed with prices of their own
 
 @dataclass(frozen=True)
 class Bound:
-    """What no placement can beat, in seconds of the problem's objective.
+    """A value that no placement can beat, in seconds of the problem's objective.
 
     Attributes:
         critical_path_s: longest path, every op on its fastest allowed device, free transfers. For throughput 0: steps

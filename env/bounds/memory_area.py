@@ -1,4 +1,4 @@
-"""What memory forces on loads and paths: work that leaves the devices where it would be fastest."""
+"""Loads and paths under limits of memory: work that leaves the devices where it would be fastest."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MemoryRoom:
         return Programme(seconds[some], kept[some], work.size, self.capacity, one_by_one).best()
 
     def costs(self, prices: Prices) -> tuple[FloatArray, float]:
-        """What prices prove op by op: seconds [n] that each chosen op adds, and seconds of no op, often < 0."""
+        """Bound that prices prove, op by op: seconds [n] that each chosen op adds, and seconds of no op, often < 0."""
         allowed, size = np.isfinite(self.work.seconds), self.work.size
         memory = np.where(allowed, self.kept[:, None] * prices.memory, np.inf)
         idle = memory.min(axis=1)

@@ -1,4 +1,4 @@
-"""What memory forces on paths: not all ops of a path can be on the device that runs them fastest."""
+"""Paths under limits of memory: not all ops of a path can be on the device that runs them fastest."""
 
 from __future__ import annotations
 

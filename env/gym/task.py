@@ -18,8 +18,8 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
-    from env.gym.named import Clusters, Graphs
     from env.cluster import Cluster
+    from env.gym.named import Clusters, Graphs
 
 Units = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Charges:
-    """What moving a tensor from device a to device b costs whom (D devices).
+    """Charges for moving a tensor from device a to device b, by who pays (D devices).
 
     Under blocking communication a tensor from a to b keeps both ends busy for the time of the transfer (where the graph
     has it measured: of one link), but costs nothing at an end whose own link of the route is free.

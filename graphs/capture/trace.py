@@ -40,7 +40,7 @@ class TracedState:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model returns.
+    """The outputs of the model.
 
     Attributes:
         value: the traced output itself, its tensors without data.

@@ -33,7 +33,7 @@ CHECKPOINT_EVERY_S = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What a training run made (P problems).
+    """The outcome of a training run (P problems).
 
     Attributes:
         policy_file: for ``method="policy:FILE"``.
@@ -168,7 +168,7 @@ def _pairs(graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Clu
 
 
 def _files(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
-    """What the run writes, after a check that it can be written."""
+    """Files that the run writes, after a check that it can be written."""
     if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
         raise MissingPackageError("a log for TensorBoard", "tensorboard")
     if not isinstance(output, str | os.PathLike):
@@ -189,7 +189,7 @@ def _identity(
     seed: int,
     pairs: Sequence[tuple[OpGraph, Cluster]],
 ) -> dict[str, Any]:
-    """What makes it this run and no other; a checkpoint with the same goes on."""
+    """Identity of the run; a checkpoint with the same goes on."""
     return {
         "policy": policy,
         "preset": preset,

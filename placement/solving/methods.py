@@ -66,17 +66,17 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
 
 
 def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
-    """What `auto` improves candidates by: `baselines.portfolio.stages` with the searches there are."""
+    """The stages by which `auto` improves candidates: `baselines.portfolio.stages` with the searches there are."""
     return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
 def measure(objective: str) -> str:
-    """What an objective measures, in words."""
+    """The measure of an objective, in words."""
     return {LATENCY: "step time", THROUGHPUT: "largest load"}[objective]
 
 
 def default_methods(objective: str) -> tuple[str, ...]:
-    """What `compare` runs when nothing is asked for: every heuristic that serves the objective, and ``auto``."""
+    """Methods that `compare` runs when none is named: every heuristic that serves the objective, and ``auto``."""
     return tuple(name for name in (*HEURISTICS, AUTO) if supports(name, objective))
 
 

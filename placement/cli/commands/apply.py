@@ -225,7 +225,7 @@ def _show(trial: Trial) -> None:
 
 
 def _sentences(trial: Trial) -> list[str]:
-    """What was measured, what it was compared with, and how noisy it was."""
+    """Measured times, what they were compared with, and how noisy they were."""
     from graphs.formatting import format_seconds
 
     counted = trial.steps - trial.dropped

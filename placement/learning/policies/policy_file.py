@@ -44,7 +44,7 @@ class PolicyOrigin:
 
 @dataclass(frozen=True, eq=False)
 class LoadedPolicy:
-    """What a policy file holds."""
+    """Contents of a policy file."""
 
     policy: PlacementPolicy
     origin: PolicyOrigin
