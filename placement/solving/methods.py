@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import baselines
 from baselines.budget import Search
-from baselines.portfolio import stages
 from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
@@ -67,6 +66,8 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
 
 def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
     """The stages by which `auto` improves candidates: `baselines.portfolio.stages` with the searches there are."""
+    from baselines.portfolio import stages  # loads the simulator
+
     return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
