@@ -125,6 +125,18 @@ class _Cache(FunctionCache):
     def _index_key(self, *arguments: Any) -> tuple[Any, ...]:
         return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
 
+    def load_overload(self, *arguments: Any) -> Any:
+        """What was compiled before; nothing where that was by a version whose records had other names.
+
+        numba keeps the types of arguments pickled, by the names of their classes, and reads them before it compares
+        anything: a record renamed since would end every call in an `AttributeError`.
+        """
+        try:
+            return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+        except (AttributeError, ImportError):
+            self.flush()  # type: ignore[no-untyped-call]
+            return None
+
 
 # -- Kinds of functions ----------------------------------------------------------------------------------------
 
