@@ -173,6 +173,11 @@ class Cluster:
     def n_devices(self) -> int:
         return len(self.devices)
 
+    @property
+    def is_blocking(self) -> bool:
+        """Whether devices stop computing to communicate."""
+        return self.communication == BLOCKING
+
     @cached_property
     def compute_devices(self) -> NDArray[np.int64]:
         """int64: numbers of the devices that are no CPUs, or of all where there are only CPUs."""
