@@ -40,6 +40,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "deadline layers no_fit network_levels kernel_records path_kernel",
         "budget paths",
         "memory fitting portfolio",
+        "kernel_records",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",

@@ -12,7 +12,6 @@ from baselines.deadline import check_time, stopped_in_time
 from baselines.memory import Allowance
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
-from env.cluster import BLOCKING
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes
@@ -162,7 +161,7 @@ def best_chain(
     rows = _rows(atoms, lattice, memory, states)
     allotted = int(part * visits.left)
     left = np.array([allotted])
-    blocking = atoms.classes.problem.cluster.communication == BLOCKING
+    blocking = atoms.classes.problem.cluster.is_blocking
     check_time()
     with stopped_in_time(lambda: left.fill(-1)):
         status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import env.units
 from env.gym.op_features import OpFeatures
 from env.plan import Plan
 from env.problem import Problem
+from env.units import Units
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.gym.named import Clusters, Graphs
 
-Units = int | Sequence[int] | IntArray | None
+UnitSpec = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray
 Integer = TypeVar("Integer", np.int32, np.int64)
 ORDERS = ("topological", "upward_rank")
@@ -49,7 +49,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(env.units.Units):
+class Task(Units):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -147,7 +147,7 @@ class Impossible:
 def make_tasks(
     graph: Graphs,
     cluster: Clusters,
-    units: Units = None,
+    units: UnitSpec = None,
     order: Order = "topological",
 ) -> tuple[Task | Impossible, ...]:
     """A task for every pair of a graph and a cluster: all clusters of the first graph, then of the second, ...
@@ -199,7 +199,7 @@ def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> 
     return Task(problem, unit_of, _sequence(unsequenced, order))
 
 
-def _unit_of(graph: OpGraph, units: Units) -> IntArray:
+def _unit_of(graph: OpGraph, units: UnitSpec) -> IntArray:
     if units is None:
         return _numbered(_labels(graph.colocation))
     if isinstance(units, int):

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.device import BLOCKING
-
 if TYPE_CHECKING:
     from env.problem import Problem
     from graphs.opgraph import FloatArray, IntArray
@@ -31,7 +29,7 @@ class Charges:
     @property
     def blocking(self) -> bool:
         """Whether devices stop computing to communicate."""
-        return self.problem.cluster.communication == BLOCKING
+        return self.problem.cluster.is_blocking
 
     @cached_property
     def sender_pays(self) -> FloatArray:
