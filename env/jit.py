@@ -127,21 +127,6 @@ class _Cache(FunctionCache):
         super().__init__(function)  # type: ignore[no-untyped-call]
         self._sources = sources(function.__module__)  # now, while files are as they have been imported
 
-    def load_overload(self, *arguments: Any) -> Any:
-        """What was compiled before, or None where what is kept names classes of another version of this package."""
-        try:
-            return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
-        except (AttributeError, ImportError):
-            return None
-
-    def save_overload(self, *arguments: Any) -> None:
-        """Keep what was compiled, in a new index where the old one cannot be read."""
-        try:
-            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
-        except (AttributeError, ImportError):
-            self.flush()  # type: ignore[no-untyped-call]
-            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
-
     def _index_key(self, *arguments: Any) -> tuple[Any, ...]:
         return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
 
