@@ -6,29 +6,27 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
+from env.cluster import Cluster
+from env.gym.batch import BatchScorer
 from env.problem import Problem
 from env.simulation.simulator import BatchScores, Schedule, Simulator
 from graphs.capture import capture_program, example_inputs
+from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError, RankError
+from graphs.opgraph import OpGraph
 from placement.inputs.arguments import bound, check_states
 from placement.measuring.pool import Arrangement, TimedModel, WorkerPool
 from placement.measuring.workers import cores_for
 from placement.processes.processes import usable_cores
 from placement.runtime.application import check_same
 from placement.runtime.program.functional import functional
-
-if TYPE_CHECKING:
-    from env.cluster import Cluster
-    from env.gym.batch import BatchScorer
-    from graphs.capture.record import Loss
-    from graphs.opgraph import OpGraph
 
 
 @dataclass(frozen=True)
