@@ -210,9 +210,7 @@ def try_out(
     else:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
-    score = Simulator(Problem(result.graph, result.cluster)).score(
-        result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-    )
+    score = Simulator(Problem(result.graph, result.cluster)).score(result.plan())
     with orderly_end(), temporary_folder() as folder:
         description = {
             "model": model,

@@ -15,8 +15,7 @@ from env.simulation.simulator import Schedule
 from env.simulation.timeline import memory_steps
 from graphs.disk import write_atomically
 from graphs.opgraph import Phase
-from placement.report.schedules import schedule_of
-from placement.solving.result import Result
+from placement.solving.result import Result, schedule_of
 
 if TYPE_CHECKING:
     from placement.measuring.trial import Span, Timeline, Track

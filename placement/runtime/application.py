@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from env.problem import Problem
-from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
@@ -79,12 +77,11 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     """
     _check_arguments(program, result.graph)
     check_same(program.graph, result.graph)
-    numbers, order = result.device_numbers(), result.order_numbers()
+    numbers = result.device_numbers()
     used = sorted(set(numbers.tolist()))
     index = {device: i for i, device in enumerate(used)}
     places = places_of(result, devices)
-    problem = Problem(result.graph, result.cluster, result.objective)
-    _, schedule = Simulator(problem).schedule(numbers, order=order, transfer_order=result.transfer_numbers())
+    _, schedule = result.schedule()
     sequence = schedule.order.tolist()
     return DeviceLayout(
         functional(program),
@@ -108,7 +105,7 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     for name in devices or {}:
         if name not in result.cluster.device_index:
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
-    used = set((result.placement or {}).values())
+    used = result.answered().used
     here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
     gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}

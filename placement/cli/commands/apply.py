@@ -133,8 +133,8 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
 def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     """A placement found now, of op times measured now."""
     with progress(f"measuring {given.model}") as bar:
+        from env.plan import Priority
         from env.problem import LATENCY
-        from env.simulation.simulator import Priority
         from graphs.errors import InfeasibleError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster

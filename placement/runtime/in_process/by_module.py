@@ -128,9 +128,7 @@ def module_places(model: nn.Module, result: Result, places: Mapping[str, torch.d
     Raises:
         MismatchError: the result is infeasible.
     """
-    graph, placement = result.graph, result.placement
-    if placement is None:
-        raise MismatchError(f"{result.method} found no feasible placement, so there is none to use: {result.reason}")
+    graph, placement = result.graph, result.answered().placement
     own: dict[str, list[int]] = {}
     for i in _forward(graph):
         own.setdefault(graph.modules[i], []).append(i)

@@ -22,11 +22,11 @@ from torch import nn
 
 import placement
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownNameError
 from placement.cli import run as run_command
-from placement.learning.learners import registry
 from placement.learning.training import train
 from placement.measuring import pool
 from placement.measuring.executor import Execution, Executor
@@ -83,9 +83,9 @@ def executor() -> Iterator[Executor]:
 def spread_out(executor: Executor, seed: int = 0) -> np.ndarray:
     """int64 [n]: units on both devices at random."""
     problem = Problem(executor.graph, executor.cluster)
-    of_group = np.random.default_rng(seed).integers(0, 2, len(problem.groups))
+    of_group = np.random.default_rng(seed).integers(0, 2, problem.n_units)
     of_group[:2] = 0, 1
-    found: np.ndarray = of_group[problem.group_of]
+    found: np.ndarray = of_group[problem.unit_of]
     return found
 
 
@@ -147,7 +147,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         simulator = Simulator(Problem(executor.graph, TWO))
         for order in (np.arange(executor.graph.n_ops), -np.arange(executor.graph.n_ops)):
             assert executor.run(device, order).reason is None
-            sequence = simulator.schedule(device, order=order)[1].order.tolist()
+            sequence = simulator.schedule(Plan(device, order))[1].order.tolist()
             notes = sorted(tmp_path.iterdir())
             for rank, ops in enumerate(json.loads(notes[-1].read_text())):
                 assert ops == [op for op in sequence if device[op] == rank and op in ops]
@@ -157,7 +157,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_ops_that_stay_together_are_not_divided(executor: Executor) -> None:
     problem = Problem(executor.graph, TWO)
-    group = next(members for members in problem.groups if len(members) > 1)
+    group = next(members for members in problem.units if len(members) > 1)
     device = np.zeros(executor.graph.n_ops, dtype=np.int64)
     device[group[-1]] = 1
     with pytest.raises(MismatchError, match=r"ops '.*' and '.*' must stay together"):
@@ -292,7 +292,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_an_episode_is_scored_by_running(executor: Executor) -> None:
     env = gymnasium.make("placement/Group-v0", graph=executor.graph, cluster=TWO, scorer=executor.scorer)
     env.reset(seed=0)
-    units = Problem(executor.graph, TWO).groups
+    units = Problem(executor.graph, TWO).units
     device = spread_out(executor, 3)
     before = executor.n_runs
     _, reward, terminated, _, info = env.step([int(device[members[0]]) for members in units])
@@ -359,8 +359,7 @@ def test_what_cannot_be_run_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_training_is_rewarded_by_running(executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = ("softmax_policy", "SoftmaxPolicy", "softmax_policy")
-    monkeypatch.setitem(registry._HOME, "hierarchical", home)
+    softmax_policy.in_the_place_of_hierarchical(monkeypatch)
     before, output = executor.n_runs, tmp_path / "policy.zip"
     found = train(executor.graph, TWO, output=output, evaluations=2 * softmax_policy.BATCH, scorer=executor.scorer)
     assert executor.n_runs > before
@@ -398,7 +397,7 @@ def test_a_policy_of_the_simulator_is_gone_on_with(executor: Executor, tmp_path:
 
 
 def placement_policy(path: Path) -> dict[str, torch.Tensor]:
-    from placement.learning.policy_file import load_policy
+    from placement.learning.policies.policy_file import load_policy
 
     return dict(load_policy(path).policy.state_dict())
 

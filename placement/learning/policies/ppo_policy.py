@@ -13,17 +13,18 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor
 
 from env.gym.observations import UNIT_FEATURES
-from env.gym.sequential import SequentialRows
+from env.gym.options import EnvOptions
+from env.gym.sequential import SequentialBatch
 from env.gym.task import Task
 from env.gym.task_kernel import CLIP, DEVICE_STATE
 from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import IntArray
 from placement.learning.networks.orders import check_devices
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 SEEN = ("next_unit", "next_features", "device_state")  # what the network looks at of an observation
-LEARNING_RATE = 1e-3
+_RATE = 1e-3  # the network insists on an optimizer, which nothing uses: PPO has its own
 Distribution = Any  # sb3-contrib's, without types
 
 
@@ -68,7 +69,7 @@ class PpoPolicy(PlacementPolicy):
         super().__init__()
         self.units, self.devices = units, devices
         self.network = MaskableMultiInputActorCriticPolicy(
-            seen_space(units, devices), spaces.Discrete(devices), lambda _: LEARNING_RATE, **POLICY_OPTIONS
+            seen_space(units, devices), spaces.Discrete(devices), lambda _: _RATE, **POLICY_OPTIONS
         )
 
     def config(self) -> dict[str, Any]:
@@ -102,29 +103,29 @@ class PpoPolicy(PlacementPolicy):
         return torch.stack(log_prob, dim=1).sum(dim=1), torch.stack(entropy, dim=1).mean(dim=1)
 
     def actions_for(self, problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Tensor]:
-        task = _task(self._rows(problem, 1))
+        task = _task(self._batch(problem, 1))
         device = np.stack([unit_devices(task, plan.device) for plan in plans])
         return {"devices": torch.as_tensor(device[:, task.sequence])}
 
-    def _rows(self, problem: Problem, count: int) -> SequentialRows:
+    def _batch(self, problem: Problem, count: int) -> SequentialBatch:
         self.check(problem)
-        return SequentialRows(count, problem.graph, problem.cluster, units=self.units)
+        return SequentialBatch(count, EnvOptions(problem.graph, problem.cluster, units=self.units))
 
     def _episodes(
         self, problem: Problem, count: int, choose: Callable[[int, Distribution], Tensor]
     ) -> tuple[Task, Tensor]:
         """Place all units, `choose` taking devices from distributions; int64 [count, U], in the order of placing."""
         self.network.set_training_mode(False)
-        rows = self._rows(problem, count)
-        task = _task(rows)
-        rows.begin(np.arange(count), [np.random.default_rng(0)] * count)
+        batch = self._batch(problem, count)
+        task = _task(batch)
+        batch.begin(np.arange(count), [np.random.default_rng(0)] * count)
         chosen = []
         for step in range(task.n_units):
-            observation = rows.dynamic()
+            observation = batch.dynamic()
             seen = {key: torch.as_tensor(observation[key]) for key in SEEN}
-            chosen.append(choose(step, self.network.get_distribution(seen, action_masks=rows.masks())))
+            chosen.append(choose(step, self.network.get_distribution(seen, action_masks=batch.masks())))
             if step + 1 < task.n_units:  # the last step would only score
-                rows.act(chosen[-1].numpy())
+                batch.act(chosen[-1].numpy())
         return task, torch.stack(chosen, dim=1)
 
 
@@ -136,7 +137,7 @@ def unit_devices(task: Task, device: IntArray) -> IntArray:
     return best
 
 
-def _task(rows: SequentialRows) -> Task:
-    (task,) = rows.tasks
+def _task(batch: SequentialBatch) -> Task:
+    (task,) = batch.tasks
     assert isinstance(task, Task), "the bounds of a problem have shown by now that it has a placement"
     return task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -39,11 +39,19 @@ class PlacementPolicy(nn.Module, ABC):
     """A distribution over the placements of any problem it is fit for.
 
     Attributes:
-        name: key in `placement.learning.learners.registry.POLICIES`.
+        name: key in `placement.learning.policies.registry.POLICIES`.
     """
 
     name: ClassVar[str]
     explore = False  # draw with more noise than the probabilities say, where the policy knows how
+
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> Self:
+        """An untrained policy of the usual size for these problems; drawn from torch's own generator.
+
+        Unless a policy says otherwise, one that is made without arguments.
+        """
+        return cls()
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -71,7 +79,7 @@ class PlacementPolicy(nn.Module, ABC):
 
     def decisions(self, problem: Problem) -> int:
         """How many choices a placement is made of."""
-        return len(problem.groups)
+        return problem.n_units
 
     def refocus(self, problem: Problem, plan: Plan | None, stage: int, rng: np.random.Generator) -> bool:
         """Look at a problem anew when learning stands still; whether actions mean something else now.

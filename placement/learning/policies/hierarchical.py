@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,17 +18,12 @@ from torch.nn import functional
 from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
-from placement.learning.learners.learner import Learner
 from placement.learning.networks import grouping_kernel as kernel
 from placement.learning.networks.orders import check_devices, correction_of, majority, on_devices, within_pins
 from placement.learning.networks.partition import PerGraph, coarse_groups, groups_of_plan
 from placement.learning.networks.placer import Placer, draw, log_prob_entropy
-from placement.learning.networks.policy import PlacementPolicy, Proposals
 from placement.learning.networks.units import N_FEATURES, UnitView
-
-if TYPE_CHECKING:
-    from env.gym.batch import ScorerFactory
-    from placement.learning.learners.paper import PaperHierarchical
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _GROUPINGS = 4  # drawn for one batch of placements
 _NEIGHBOURS = 3  # groups next to its own that a unit may change to
@@ -65,7 +60,7 @@ class Hierarchical(PlacementPolicy):
     """Our own version of the hierarchical model.
 
     Source: A. Mirhoseini et al., "A Hierarchical Model for Device Placement", ICLR 2018: a feed-forward Grouper, and a
-    sequence-to-sequence Placer with attention over group embeddings (`placement.learning.learners.paper` keeps to it).
+    sequence-to-sequence Placer with attention over group embeddings (`PaperHierarchical` keeps to it).
     Beyond the paper, so that it learns faster: features of cost, rank and depth in place of indices; the Grouper
     starts from a coarsening of the graph, and a unit may move to the groups next to its own; the Placer sees what each
     device would mean for the group at hand; it chooses a priority for each group together with the device.
@@ -82,7 +77,12 @@ class Hierarchical(PlacementPolicy):
         self.placer = Placer(N_FEATURES + devices + 4, devices, kernel.N_FEATURES, LEVELS, hidden)
         self.partitions, self.corrections = PerGraph(), PerGraph()
         self._views: dict[str, UnitView] = {}
-        self._candidates: dict[str, Tensor] = {}
+        self._candidates: dict[str, tuple[Tensor, Tensor]] = {}  # of a graph: its partition, and what comes of it
+
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> Hierarchical:
+        devices = problems[0].cluster.n_devices
+        return cls(devices, max(64, 12 * devices))
 
     def config(self) -> dict[str, Any]:
         return {"devices": self.devices, "groups": self.groups, "hidden": self.hidden}
@@ -104,18 +104,18 @@ class Hierarchical(PlacementPolicy):
         key = problem.graph.hash
         if key not in self.partitions or not self._fits(problem, self.partitions[key]):
             self.regroup(problem, coarse_groups(problem, self.groups))
-        if key not in self._candidates:
-            self._candidates[key] = _candidates(self.view(problem), self.partitions[key].numpy())
-        return self._candidates[key]
+        partition = self.partitions[key]
+        if key not in self._candidates or self._candidates[key][0] is not partition:
+            self._candidates[key] = partition, _candidates(self.view(problem), partition.numpy())
+        return self._candidates[key][1]
 
     def _fits(self, problem: Problem, group: Tensor) -> bool:
         """Whether a partition, which may come from a file, is one of this problem."""
-        return len(group) == len(problem.groups) and bool(((group >= 0) & (group < self.groups)).all())
+        return len(group) == problem.n_units and bool(((group >= 0) & (group < self.groups)).all())
 
     def regroup(self, problem: Problem, group: IntArray) -> None:
         """Start the groups of a problem afresh from ``group`` int64 [U]."""
         self.partitions[problem.graph.hash] = torch.from_numpy(group)
-        self._candidates.pop(problem.graph.hash, None)
 
     def decisions(self, problem: Problem) -> int:
         return len(np.unique(self.candidates(problem)[:, 0].numpy()))
@@ -150,7 +150,7 @@ class Hierarchical(PlacementPolicy):
         group = self.candidates(problem).expand(len(choice), -1, -1).gather(2, choice.unsqueeze(2)).squeeze(2).numpy()
         structure = (graph.tensor_producer, graph.consumer_ptr, graph.consumers, problem.mean_transfer_s)
         totals = [
-            kernel.group_totals(row, problem.group_of, problem.op_s, graph.kept_bytes, *structure, self.groups)
+            kernel.group_totals(row, problem.unit_of, problem.op_s, graph.kept_bytes, *structure, self.groups)
             for row in group
         ]
         seconds, kept, wire_s = (np.stack(column) for column in zip(*totals, strict=True))
@@ -210,7 +210,7 @@ class Hierarchical(PlacementPolicy):
         """Each group goes where most of its work is in the plan; priorities are the usual ones."""
         count = len(plans)
         units = self.view(problem).units
-        groupings = self.groupings(problem, torch.zeros(1, units.count, dtype=torch.int64))
+        groupings = self.groupings(problem, torch.zeros(1, units.n_units, dtype=torch.int64))
         rollout = _Rollout(problem, groupings, np.zeros(count, dtype=np.int64))
         wanted = np.empty((count, self.groups), dtype=np.int64)
         for k, plan in enumerate(plans):
@@ -220,7 +220,7 @@ class Hierarchical(PlacementPolicy):
             rollout.place(t, torch.from_numpy(wanted[:, t]))
         device = torch.from_numpy(wanted[:, : rollout.length].copy())
         return {
-            "choice": torch.zeros(count, units.count, dtype=torch.int64),
+            "choice": torch.zeros(count, units.n_units, dtype=torch.int64),
             "device": device,
             "level": torch.full_like(device, LEVELS // 2),
             "seen": torch.from_numpy(rollout.record),
@@ -235,7 +235,7 @@ class Hierarchical(PlacementPolicy):
         sequence = groupings.sequence[which.numpy()][:, : device.shape[1]]
         np.put_along_axis(by_group[0], sequence, device.numpy(), axis=1)
         np.put_along_axis(by_group[1], sequence, level.numpy() - LEVELS // 2, axis=1)
-        of_op = groupings.group[:, problem.group_of][row[:, 0]]
+        of_op = groupings.group[:, problem.unit_of][row[:, 0]]
         placed = np.take_along_axis(by_group[0], of_op, axis=1)
         shift_s = np.take_along_axis(by_group[1], of_op, axis=1) * (_SHIFT * self.view(problem).rank_s.max())
         key = problem.graph.hash
@@ -278,27 +278,3 @@ def _candidates(view: UnitView, group: IntArray) -> Tensor:
         if len(rows[unit]) <= _NEIGHBOURS and g not in rows[unit]:
             rows[unit].append(g)
     return torch.tensor([row + [-1] * (1 + _NEIGHBOURS - len(row)) for row in rows])
-
-
-def learner(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    preset: str = "default",
-    warm_start: bool = True,
-    scorer: str | ScorerFactory = "simulate",
-    trained: Hierarchical | PaperHierarchical | None = None,
-) -> Learner:
-    """A training run of the hierarchical policy; see `placement.learning.learners.registry.make_learner`."""
-    from placement.learning.learners.reinforce import Options, Reinforce
-    from placement.learning.learners.starts import starts_of
-
-    if preset == "paper":
-        from placement.learning.learners import paper
-
-        return paper.learner(problems, seed, scorer=scorer, trained=trained)
-    torch.manual_seed(seed)
-    devices = problems[0].cluster.n_devices
-    policy = trained or Hierarchical(devices, max(64, 12 * devices))
-    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
-    return Reinforce(policy, problems, seed, Options(), starts, scorer=scorer, is_trained=trained is not None)

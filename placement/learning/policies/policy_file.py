@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from graphs.errors import PlacementError, PolicyFileError
-from placement.learning.archive import Kind, read_archive, write_archive
-from placement.learning.learners.registry import POLICIES
-from placement.learning.networks.policy import PlacementPolicy
+from placement.learning.policies.archive import Kind, read_archive, write_archive
+from placement.learning.policies.policy import PlacementPolicy
+from placement.learning.policies.registry import POLICIES
 
 _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 
@@ -28,6 +28,7 @@ class Origin:
         graphs, clusters: name and hash of each problem's graph and cluster, in the same order.
         versions: of Python and the packages that trained it.
         command: the command line that trained it, or "".
+        note: what else is worth knowing, for example what it reached in validation, or "".
     """
 
     preset: str
@@ -38,6 +39,7 @@ class Origin:
     clusters: tuple[tuple[str, str], ...]
     versions: Mapping[str, str]
     command: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ def save_policy(path: str | os.PathLike[str], policy: PlacementPolicy, origin: O
     Raises:
         OSError: the folder does not exist or cannot be written.
     """
-    record = {
+    record: dict[str, Any] = {
         "policy": policy.name,
         "config": policy.config(),
         "preset": origin.preset,
@@ -66,6 +68,8 @@ def save_policy(path: str | os.PathLike[str], policy: PlacementPolicy, origin: O
         "versions": dict(origin.versions),
         "command": origin.command,
     }
+    if origin.note:
+        record["note"] = origin.note
     write_archive(path, _KIND, record, policy.state_dict())
 
 
@@ -103,6 +107,7 @@ def _origin(record: Mapping[str, Any]) -> Origin:
         clusters,
         {str(key): str(value) for key, value in dict(record["versions"]).items()},
         str(record["command"]),
+        str(record.get("note", "")),
     )
 
 

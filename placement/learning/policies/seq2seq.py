@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env.gym.batch import ScorerFactory
 from env.plan import Plan
 from env.problem import Problem
-from placement.learning.learners.learner import Learner
 from placement.learning.networks.attention_placer import (
     MOST_OUTPUTS,
     AttentionPlacer,
@@ -23,7 +21,7 @@ from placement.learning.networks.attention_placer import (
 from placement.learning.networks.orders import check_devices, majority, on_devices, within_pins
 from placement.learning.networks.partition import coarse_groups
 from placement.learning.networks.placer import log_prob_entropy
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _KIND_WIDTH = 20
 
@@ -46,6 +44,10 @@ class Seq2Seq(PlacementPolicy):
         self.placer = AttentionPlacer(_KIND_WIDTH + MOST_OUTPUTS + groups, devices, hidden)
         self._known: dict[str, tuple[np.ndarray, Tensor, Tensor, Tensor]] = {}
 
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> Seq2Seq:
+        return cls(commonest_kinds(problems), problems[0].cluster.n_devices)
+
     def config(self) -> dict[str, Any]:
         return {"kinds": self.kinds, "devices": self.devices, "groups": self.groups, "hidden": self.hidden}
 
@@ -60,7 +62,7 @@ class Seq2Seq(PlacementPolicy):
     def propose(self, problem: Problem, count: int, generator: torch.Generator, greedy: bool = False) -> Proposals:
         encoded = self.placer.encode(self._describe(problem))
         device = self.placer.decode(encoded, count, generator, greedy, self.explore)
-        placed = within_pins(problem, device.numpy()[:, self._features(problem)[0][problem.group_of]])
+        placed = within_pins(problem, device.numpy()[:, self._features(problem)[0][problem.unit_of]])
         return Proposals(placed, on_devices(problem, placed), {"device": device})
 
     def evaluate(self, problem: Problem, actions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,7 @@ class Seq2Seq(PlacementPolicy):
     def _describe(self, problem: Problem) -> Tensor:
         """float32 [G, F], the groups in the graph's order."""
         group, kind, sizes, adjacency = self._features(problem)
-        of_op = torch.from_numpy(group[problem.group_of])
+        of_op = torch.from_numpy(group[problem.unit_of])
         count = int(group.max()) + 1
         summed = torch.zeros(count, _KIND_WIDTH).index_add_(0, of_op, self.kind(kind))
         ops = torch.bincount(of_op, minlength=count).unsqueeze(1)
@@ -89,13 +91,13 @@ class Seq2Seq(PlacementPolicy):
             graph = problem.graph
             rough = coarse_groups(problem, self.groups)
             count = int(rough.max()) + 1
-            mean = np.bincount(rough[problem.group_of], graph.topological_position, count) / np.bincount(
-                rough[problem.group_of], minlength=count
+            mean = np.bincount(rough[problem.unit_of], graph.topological_position, count) / np.bincount(
+                rough[problem.unit_of], minlength=count
             )
             rank = np.empty(count, dtype=np.int64)
             rank[np.argsort(mean, kind="stable")] = np.arange(count)
             group = rank[rough]
-            of_op = torch.from_numpy(group[problem.group_of])
+            of_op = torch.from_numpy(group[problem.unit_of])
             sizes = torch.zeros(count, MOST_OUTPUTS).index_add_(0, of_op, output_sizes(problem).clamp_min(0))
             producer, consumer, _ = graph.edge_list
             adjacency = torch.zeros(count, self.groups).index_put_(
@@ -103,25 +105,3 @@ class Seq2Seq(PlacementPolicy):
             )
             self._known[key] = group, kind_numbers(problem, self.kinds), torch.log1p(sizes), torch.log1p(adjacency)
         return self._known[key]
-
-
-def learner(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    preset: str = "default",
-    warm_start: bool = True,
-    scorer: str | ScorerFactory = "simulate",
-    trained: Seq2Seq | None = None,
-) -> Learner:
-    """A training run; the model is that of the paper, whatever the preset, the gradient that of `preset`."""
-    from placement.learning.learners.reinforce import PAPER_OPTIONS, Options, Reinforce
-    from placement.learning.learners.starts import starts_of
-
-    torch.manual_seed(seed)
-    policy = trained or Seq2Seq(commonest_kinds(list(problems)), problems[0].cluster.n_devices)
-    more: dict[str, Any] = {"scorer": scorer, "is_trained": trained is not None}
-    if preset == "paper":
-        return Reinforce(policy, problems, seed, PAPER_OPTIONS, **more)
-    starts = starts_of(problems, seed, warm_start=warm_start, scorer=scorer, trained=trained)
-    return Reinforce(policy, problems, seed, Options(patience=None), starts, **more)

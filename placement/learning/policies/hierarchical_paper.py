@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env.gym.batch import ScorerFactory
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
-from placement.learning.learners.learner import Learner
 from placement.learning.networks.attention_placer import (
     MOST_NEIGHBOURS,
     MOST_OUTPUTS,
@@ -25,7 +23,7 @@ from placement.learning.networks.attention_placer import (
 )
 from placement.learning.networks.orders import check_devices, majority, on_devices, within_pins
 from placement.learning.networks.placer import draw, log_prob_entropy
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _KIND_WIDTH = 20
 _GROUPER_HIDDEN = 64
@@ -53,6 +51,11 @@ class PaperHierarchical(PlacementPolicy):
         self.placer = AttentionPlacer(len(kinds) + 1 + MOST_OUTPUTS + groups, devices, hidden)
         self._known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
+    @classmethod
+    def for_problems(cls, problems: Sequence[Problem]) -> PaperHierarchical:
+        groups = min(256, max(problem.n_units for problem in problems))
+        return cls(commonest_kinds(problems), problems[0].cluster.n_devices, groups)
+
     def config(self) -> dict[str, Any]:
         return {"kinds": self.kinds, "devices": self.devices, "groups": self.groups, "hidden": self.hidden}
 
@@ -71,7 +74,7 @@ class PaperHierarchical(PlacementPolicy):
         group = draw(logits, generator, greedy)
         encoded = self.placer.encode(self._describe(problem, group))
         device = self.placer.decode(encoded, count, generator, greedy, self.explore)
-        placed = within_pins(problem, device.numpy()[:, group.numpy()[problem.group_of]])
+        placed = within_pins(problem, device.numpy()[:, group.numpy()[problem.unit_of]])
         actions = {"group": group.expand(count, -1), "device": device}
         return Proposals(placed, on_devices(problem, placed), actions)
 
@@ -97,14 +100,14 @@ class PaperHierarchical(PlacementPolicy):
     def _group_logits(self, problem: Problem) -> Tensor:
         """float32 [U, groups], from the first op of each unit."""
         kind, sizes, adjacent = self._features(problem)
-        first = torch.from_numpy(Units(problem).first_op)
+        first = torch.from_numpy(Units.of(problem).first_op)
         logits: Tensor = self.grouper(torch.cat([self.kind(kind[first]), sizes[first], adjacent[first]], dim=1))
         return logits
 
     def _describe(self, problem: Problem, group: Tensor) -> Tensor:
         """float32 [G, F]: counts of kinds, summed outputs and adjacency of groups, orders of magnitude."""
         kind, sizes, _ = self._features(problem)
-        of_op = group[torch.tensor(problem.group_of)]
+        of_op = group[torch.tensor(problem.unit_of)]
         counts = torch.zeros(self.groups, len(self.kinds) + 1).index_put_(
             (of_op, kind), torch.tensor(1.0), accumulate=True
         )
@@ -120,15 +123,3 @@ class PaperHierarchical(PlacementPolicy):
         if key not in self._known:
             self._known[key] = kind_numbers(problem, self.kinds), output_sizes(problem), neighbours(problem)
         return self._known[key]
-
-
-def learner(
-    problems: Sequence[Problem], seed: int, *, scorer: str | ScorerFactory, trained: PlacementPolicy | None
-) -> Learner:
-    """A training run as in the paper: one grouping and four placements an update, a moving average as the baseline."""
-    from placement.learning.learners.reinforce import PAPER_OPTIONS, Reinforce
-
-    torch.manual_seed(seed)
-    groups = min(256, max(len(problem.groups) for problem in problems))
-    policy = trained or PaperHierarchical(commonest_kinds(list(problems)), problems[0].cluster.n_devices, groups)
-    return Reinforce(policy, problems, seed, PAPER_OPTIONS, scorer=scorer, is_trained=trained is not None)
