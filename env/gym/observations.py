@@ -52,7 +52,7 @@ def describe(task: Task) -> Observation:
     """The arrays of one task, not padded."""
     problem, tick = task.problem, tick_s(task)
     edges = task.edges
-    mean_bytes = problem.graph.tensor_bytes.mean() if problem.graph.n_tensors else 0.0
+    mean_bytes = problem.graph.transfer_bytes.mean() if problem.graph.n_tensors else 0.0
     capacity = problem.capacity_bytes / max(1, problem.capacity_bytes.max())
     everyone = np.ones(task.n_devices)
     found: dict[str, NDArray[Any]] = {

@@ -11,8 +11,9 @@ from networkx.utils import UnionFind
 
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
-from placement.exporters.module_tree import compressed, is_under, prefixes, runs_modules
+from placement.exporters.module_tree import compressed, is_under, runs_modules
 from placement.exporters.stretches import Needs, Stretches, chain, nearest, needs, no_stretches
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from env.problem import THROUGHPUT, BoolArray, Problem
 from env.simulation.loads import loads
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.formatting import format_seconds
+from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
-from placement.exporters.module_tree import compressed, prefixes, runs_modules
+from placement.exporters.module_tree import compressed, runs_modules
 from placement.exporters.stretches import chain, nearest, needs, no_stretches
 
 if TYPE_CHECKING:

@@ -87,8 +87,8 @@ def needs(graph: OpGraph, part: IntArray, kept: IntArray, copies: Sequence[tuple
     is_stored &= graph.phase[producer] == Phase.FORWARD
     # What lives only for a while, at each place of the program.
     change = np.zeros(n_ops + 1, dtype=np.int64)
-    np.add.at(change, position[producer][~is_stored], graph.tensor_bytes[~is_stored])
-    np.add.at(change, last[~is_stored] + 1, -graph.tensor_bytes[~is_stored])
+    np.add.at(change, position[producer][~is_stored], graph.tensor_memory_bytes[~is_stored])
+    np.add.at(change, last[~is_stored] + 1, -graph.tensor_memory_bytes[~is_stored])
     live = np.cumsum(change[:-1])[position] + graph.workspace_bytes
     # What is stored elsewhere is copied to be read here.
     read = is_stored[tensor] & (part[producer[tensor]] != part[graph.consumers])
