@@ -100,9 +100,13 @@ def source_modules(module: str) -> set[str]:
 def _imports(module: str) -> Iterator[str]:
     """The modules of this project that are imported at the top of a loaded module, for more than annotations."""
     own = {"graphs", "env", "baselines", "placement", module.partition(".")[0]}
-    # The rest need not be parsed, which would take longer than loading a kernel from the cache.
-    top = _BODY.split(_source(module), maxsplit=1)[0]
-    for node in ast.parse(top).body:
+    source = _source(module)
+    try:
+        # The rest need not be parsed, which would take longer than loading a kernel from the cache.
+        tree = ast.parse(_BODY.split(source, maxsplit=1)[0])
+    except SyntaxError:  # a string with such a line
+        tree = ast.parse(source)
+    for node in tree.body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

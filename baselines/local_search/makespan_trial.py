@@ -1,7 +1,4 @@
-"""What one trial does to a chain of the makespan search, and how it is taken back or kept.
-
-Compiled functions without a cache of their own: `baselines.local_search.makespan_moves` compiles them into its own.
-"""
+"""What one trial does to a chain of the makespan search, and how it is taken back or kept."""
 
 # Letters
 # g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise

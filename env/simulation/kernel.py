@@ -1,6 +1,5 @@
 """The compiled event loop behind `env.simulation.simulator`. It is docs/score.md, on flat arrays.
 
-
 Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
 producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
@@ -9,9 +8,6 @@ an op's ready time is known when its last input is requested: only ends of ops a
 event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
 link that is always free, and every route is padded to the same number of links. Memory over time is summed up
 afterwards, in buckets of time; only buckets that may hold the peak are sorted.
-
-One file on purpose: numba's cache looks at the file of the compiled function only, so a helper in another file could
-change without the loop being compiled again.
 """
 
 # Letters

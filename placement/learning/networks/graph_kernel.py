@@ -1,7 +1,6 @@
 """Compiled decoder of the graph policy: list scheduling in which a small network picks the device of every unit.
 
 Ops are placed one after another, always the ready one of highest priority. The decoder keeps its own estimate of the
-
 schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. Of
 every device that a unit could go to it computes `N_FEATURES` numbers; the logit of a device is
 
