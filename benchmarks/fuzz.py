@@ -19,7 +19,7 @@ from pathlib import Path
 
 from table import Printer, parser
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "workers"))
 from fuzzing import FINE, FORMATS, OUTCOMES, Worker, make_files
 
 SAID = {

@@ -25,6 +25,7 @@ from table import parser
 
 import baselines
 from env.cluster import Cluster, Device, Link, both_ways
+from env.plan import Plan
 from env.presets import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -67,8 +68,8 @@ class Task:
                 continue
         if not plans:
             raise InfeasibleError(f"nothing fits for {graph.name} on {cluster.name}")
-        score = self.simulator.score(plans[0].device, order=plans[0].order)
-        self.heft_s = max(min(score.step_time_s, self.simulator.score(plans[0].device).step_time_s), 1e-12)
+        score = self.simulator.score(plans[0])
+        self.heft_s = max(min(score.step_time_s, self.simulator.score(Plan(plans[0].device)).step_time_s), 1e-12)
 
     def values(self, proposals: Proposals) -> FloatArray:
         """float64 [k], of HEFT's step time: the faster of a plan's own order and the default priority."""

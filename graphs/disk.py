@@ -227,7 +227,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     except GraphFileError:
         raise
     except ValueError as error:  # a number with thousands of digits
-        raise GraphFileError(f"{where} holds a number that cannot be read: {error}.") from None
+        raise GraphFileError(f"{where} holds a number that cannot be read: {plain_reason(error)}.") from None
+
+
+def plain_reason(error: Exception) -> str:
+    """What Python says of a value, without its advice to programmers."""
+    return str(error).partition("; use sys.")[0]
 
 
 def _mode(target: Path) -> int:

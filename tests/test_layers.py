@@ -1,44 +1,71 @@
-"""The four packages stand in one direction, and importing them is cheap."""
+"""The packages, and the rooms inside each, stand in one direction, and importing them is cheap."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
 import pytest
+from source_tree import LAYERS, ROOT, import_graph, imported_names
 
-ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("graphs", "env", "baselines", "placement")
-
-
-def imported_names(source: str, at_load: bool = False) -> Iterator[str]:
-    """Every module a file imports, wherever in the file (or at load: when it is imported itself), and every name."""
-    waiting: list[ast.AST] = [ast.parse(source)]
-    while waiting:
-        node = waiting.pop()
-        if at_load and (isinstance(node, ast.FunctionDef) or is_for_type_checkers(node)):
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the layer"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # the name may be a module
-        waiting += ast.iter_child_nodes(node)
-
-
-def is_for_type_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+# What may import what: files and rooms of a floor, from the ground up. A file or room may import those of the lines
+# before its own; the files of one line may import each other, the rooms of one line may not.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "graphs": (
+        "records formatting optimizers show",
+        "errors",
+        "disk networkx_io",
+        "checks opgraph",
+        "kept generators capture transforms",
+        "readers",
+        "files",
+        "zoo",
+        "__init__",
+    ),
+    "env": (
+        "compiling local device",
+        "jit presets",
+        "cluster routes",
+        "published problem",
+        "plan units",
+        "simulation checking",
+        "bounds",
+        "gym",
+        "__init__",
+    ),
+    "baselines": (
+        "deadline no_fit network_levels path_kernel",
+        "budget paths",
+        "memory fitting portfolio",
+        "placers local_search",
+        "list_schedulers pipelines",
+        "exact",
+        "registry",
+        "__init__",
+    ),
+    "placement": (
+        "processes inputs namesakes",
+        "solving",
+        "learning runtime exporters",
+        "verification measured_best",
+        "optimization",
+        "comparison",
+        "what_if measuring",
+        "report",
+        "cli",
+        "__init__ __main__",
+    ),
+    "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
+    "placement.learning": (
+        "networks",
+        "learners",
+        "archive event_log checkpoint policy_file placing by_name session training",
+        "__init__",
+    ),
+}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -53,15 +80,37 @@ def test_imports_only_from_the_left(layer: str) -> None:
     assert wrong == []
 
 
+def child_of(package: str, module: str) -> str | None:
+    """The file or room of a package that a module is or stands in; None outside of it."""
+    if module == package:
+        return "__init__"
+    return module.removeprefix(package + ".").split(".")[0] if module.startswith(package + ".") else None
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_only_from_below(package: str) -> None:
+    level = {name: k for k, line in enumerate(FLOORS[package]) for name in line.split()}
+    is_room = {name: (ROOT / package.replace(".", "/") / name).is_dir() for name in level}
+    graph = import_graph(at_load=False)
+    children = {module: child for module in graph if (child := child_of(package, module)) is not None}
+    assert set(children.values()) == set(level), "every file and room of a package has its place in FLOORS"
+    wrong = []
+    for module, other in graph.edges:
+        here, there = children.get(module), children.get(other)
+        if here is None or there is None or here == there or level[there] < level[here]:
+            continue
+        if level[there] > level[here] or is_room[here] or is_room[there]:
+            wrong.append(f"{module} imports {other}")
+    assert sorted(wrong) == []
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    files = {module_name(path): path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    graph = nx.DiGraph()
-    for name, path in files.items():
-        found = files.keys() & set(imported_names(path.read_text(encoding="utf-8"), at_load=True))
-        # A module taken from a package by name needs that module, not the package that lists it.
-        found -= {other.rpartition(".")[0] for other in found}
-        graph.add_edges_from((name, other) for other in found)
-    assert sorted(nx.simple_cycles(graph)) == []
+    assert sorted(nx.simple_cycles(import_graph(at_load=True))) == []
+
+
+def test_chains_of_imports_are_short() -> None:
+    chain = nx.dag_longest_path(import_graph(at_load=True))
+    assert len(chain) <= 12, " -> ".join(chain)
 
 
 def test_the_walk_sees_nested_imports() -> None:

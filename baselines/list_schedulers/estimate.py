@@ -39,7 +39,7 @@ def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]
     Raises:
         InfeasibleError: as `place_within_memory`.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     schedule = scheduler(units)
 
     def build(allowance: Allowance) -> Plan:
@@ -59,7 +59,7 @@ def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]
     Raises:
         InfeasibleError: a unit finds no room.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
 
 
@@ -109,7 +109,7 @@ def insert(
         order,
         np.zeros((n, n_devices)) if look_ahead_s is None else look_ahead_s,
         np.full(n, -1, dtype=np.int64) if first_choice is None else first_choice,
-        problem.group_of,
+        problem.unit_of,
         (*problem.graph.inputs, problem.graph.tensor_producer),
         wire(units),
         problem.op_s,
@@ -145,7 +145,7 @@ def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourit
         op_of,
         np.argsort(op_of),
         favourite,
-        problem.group_of,
+        problem.unit_of,
         (*graph.inputs, graph.tensor_producer),
         (graph.output_ptr, graph.consumer_ptr, graph.consumers),
         wire(units),

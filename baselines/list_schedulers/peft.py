@@ -39,7 +39,7 @@ def optimistic_cost_s(problem: Problem) -> FloatArray:
     peft_kernel.optimistic_cost(
         graph.topological_order,
         (graph.output_ptr, graph.consumer_ptr, graph.consumers),
-        problem.group_of,
+        problem.unit_of,
         problem.allowed,
         problem.op_s,
         problem.mean_transfer_s,

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from baselines.local_search.load_state import Instance, State
+from baselines.local_search.load_state import LoadInstance as Instance
+from baselines.local_search.load_state import LoadState as State
 from env.jit import njit
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])

@@ -33,8 +33,8 @@ from baselines.local_search.makespan_state import (
     TEMPERATURE,
     TOP,
     TRIAL,
-    Instance,
-    State,
+    MakespanInstance,
+    MakespanState,
 )
 from baselines.local_search.makespan_trial import (
     accept,
@@ -381,7 +381,7 @@ COMPILED_FROM = (makespan_state, makespan_kernel, makespan_trial, kernel)  # and
 _anneal = _compiled_from(hashlib.sha256("".join(map(inspect.getsource, COMPILED_FROM)).encode()).hexdigest())
 
 
-def anneal(instance: Instance, state: State, evaluations: int, begin: bool = False) -> bool:
+def anneal(instance: MakespanInstance, state: MakespanState, evaluations: int, begin: bool = False) -> bool:
     """Try so many changes of the accepted schedule; needs no Python lock.
 
     Args:

@@ -29,14 +29,14 @@ def place_by_product(units: Units, order: IntArray, importance: FloatArray, mult
     n_devices = problem.cluster.n_devices
     structure = (*graph.inputs, graph.output_ptr, graph.tensor_producer)
     relative_slowness = slowness(problem)
-    device = np.empty(units.count, dtype=np.int64)
+    device = np.empty(units.n_units, dtype=np.int64)
     used_bytes, largest_bytes = np.empty(n_devices, np.int64), np.empty(n_devices, np.int64)
 
     def build(allowance: Allowance) -> Plan:
         failed = greedy_kernel.place(
             order,
             multi_objective,
-            (units.ptr, units.members, problem.group_of),
+            (units.ptr, units.members, problem.unit_of),
             structure,
             wire(units),
             units.op_s,
@@ -50,14 +50,14 @@ def place_by_product(units: Units, order: IntArray, importance: FloatArray, mult
         )
         if failed >= 0:
             raise no_room(units, allowance, failed, used_bytes, largest_bytes)
-        return Plan(device[problem.group_of])
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)
 
 
 def wire(units: Units) -> tuple[IntArray, FloatArray, IntArray, FloatArray, FloatArray]:
     """Arrays that say how long a tensor takes: bytes and measured seconds [m], hops, latency and bandwidth [D, D]."""
-    problem, n_devices = units.problem, units.problem.cluster.n_devices
-    hops = np.diff(problem.route[0]).reshape(n_devices, n_devices)
+    problem = units.problem
+    hops = problem.hops.copy()  # numba compiles anew for arrays that may not be written
     graph = problem.graph
     return graph.tensor_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s

@@ -7,20 +7,23 @@ devices than said cannot do; that so many do is for a search to find.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import Problem
 from graphs.formatting import format_bytes
 from graphs.kept import kept, trained_bytes
 from graphs.opgraph import IntArray, sums
+
+if TYPE_CHECKING:
+    from env.problem import Problem
 
 _HALVED = ("float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The same step done in another way (n ops, G groups of `Problem.groups`).
+    """The same step done in another way (n ops, G groups of `Problem.units`).
 
     Attributes:
         name: the way, in words; empty for the graph as it is.
@@ -49,7 +52,7 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
             return np.where(wide, size // 2, size) if is_half else size
 
         by_op = sized(graph.kept_bytes) - sized(state) * is_stateless
-        by_group = sums(problem.group_of, by_op, len(problem.groups))
+        by_group = sums(problem.unit_of, by_op, problem.n_units)
         return Variant(name, by_group, sized(working_bytes))
 
     found = [variant("", False, False)]
@@ -86,7 +89,7 @@ def smaller_op(problem: Problem, working_bytes: IntArray, op: int) -> str:
     room = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).max())
     words = []
     for variant in variants(problem, working_bytes):
-        needed = int(variant.kept_bytes[problem.group_of[op]] + variant.working_bytes[op])
+        needed = int(variant.kept_bytes[problem.unit_of[op]] + variant.working_bytes[op])
         if variant.name and needed <= room:
             words.append(f"with {variant.name} ({format_bytes(needed)})")
     return f"; it would fit {_either(words)}" if words else "; a device with more memory is needed"

@@ -16,6 +16,7 @@ from env.gym.observations import Observation, stack, static_space
 from env.gym.options import SHARED, EnvOptions
 from env.gym.rewards import Outcome, reward_of
 from env.gym.task import Impossible, Task, make_tasks
+from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.simulation.simulator import BatchScores, Simulator
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
@@ -40,7 +41,7 @@ class Simulated:
         """`Simulator.batch`."""
         if len(placed := np.asarray(devices)) != 1:
             return self._simulator.batch(placed, orders=orders)
-        score = self._simulator.score(placed[0], order=None if orders is None else np.asarray(orders)[0])
+        score = self._simulator.score(Plan(placed[0], None if orders is None else np.asarray(orders)[0]))
         return BatchScores(*(np.array([getattr(score, field.name)]) for field in fields(BatchScores)))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.formatting import format_seconds
@@ -64,7 +65,7 @@ def chart(task: Task, unit_device: IntArray, order: FloatArray | None) -> Chart:
     if len(op) < task.n_ops:
         problem = Problem(_without_the_rest(problem.graph, op), problem.cluster)
         order = None
-    _, found = Simulator(problem).schedule(device[op], order=None if order is None else order[op])
+    _, found = Simulator(problem).schedule(Plan(device[op], None if order is None else order[op]))
     return Chart(names, op, device[op], found.op_start_s, found.op_end_s, task.n_ops, found.step_time_s)
 
 

@@ -218,7 +218,7 @@ def _paths(task: Task) -> Paths:
         modelled=modelled.astype(np.float64),
         measured_s=np.where(modelled, 0.0, measured_s),
         op_s=problem.op_s.copy(),
-        fastest_s=np.where(problem.allowed, problem.op_s, np.inf).min(axis=1),
+        fastest_s=problem.fastest_s.copy(),
         latency_s=problem.latency_s.copy(),
         s_per_byte=1.0 / problem.bandwidth_bytes_per_s,
         hops=_hops(task),
@@ -227,7 +227,7 @@ def _paths(task: Task) -> Paths:
 
 def _hops(task: Task) -> FloatArray:
     """float64 [D, D]: links of each route."""
-    return np.diff(task.problem.route[0]).reshape(task.n_devices, task.n_devices).astype(np.float64)
+    return task.problem.hops.astype(np.float64)
 
 
 class SequentialEnv(PlacementEnv):

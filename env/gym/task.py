@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+import env.units
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.op_features import OpFeatures
+from env.plan import Plan
 from env.problem import Problem
-from env.unit_totals import UnitTotals
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.transforms.coarsen import to_size
@@ -49,7 +50,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(UnitTotals):
+class Task(env.units.Units):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -87,7 +88,7 @@ class Task(UnitTotals):
         elsewhere = np.where(self.allowed, self.op_s, np.inf).argmin(axis=1)
         plans = np.array([np.where(self.allowed[:, d], d, elsewhere) for d in range(self.n_devices)], dtype=np.int64)
         simulator = Simulator(self.problem)
-        scores = [simulator.score(plan[self.unit_of]) for plan in plans]  # a batch would compile a second loop
+        scores = [simulator.score(Plan(plan[self.unit_of])) for plan in plans]  # a batch would compile a second loop
         best = min(range(len(plans)), key=lambda d: (not scores[d].feasible, scores[d].step_time_s))
         return plans[best], scores[best].step_time_s, scores[best].feasible
 
@@ -154,7 +155,7 @@ def make_tasks(
 
     Args:
         graph, cluster: one or several, each an object, a name or a file (`env.gym.named`).
-        units: None for colocation groups and free ops (`Problem.groups`); a number to coarsen into about that many
+        units: None for colocation groups and free ops (`Problem.units`); a number to coarsen into about that many
             units (`graphs.transforms.coarsen.to_size`); or int [n], the unit of each op of the only graph.
         order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
             task in the order in which they are placed.

@@ -11,34 +11,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from env.jit import njit
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation import kernel
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
 
 _WAITS_SHOWN = 6  # of a deadlock, in its message
 
 
-def run(
-    problem: Problem, arrays: kernel.Arrays, device: kernel.Index, order: FloatArray, transfer_order: ArrayLike
-) -> tuple[float, int, int, kernel.Output]:
+def run(problem: Problem, arrays: kernel.Arrays, plan: Plan) -> tuple[float, int, int, kernel.Output]:
     """Simulate one step: ``(step time s, number of transfers, bytes transferred, Output)``.
 
     Args:
         arrays: ``problem`` for the kernels.
-        device: int32 [n], device of each op.
-        order: float64 [n], lower first on each device, equal numbers by op number.
-        transfer_order: int [x, 2], (tensor, receiving device) in sequence. The output has its transfers in sequence of
-            start, those of one instant as given.
+        plan: with an order of ops, equal numbers by op number, and of transfers. The output has its transfers in
+            sequence of start, those of one instant as given.
 
     Raises:
         MismatchError: not exactly the transfers that the placement needs, or the sequences wait for each other.
     """
-    sequence = _Sequence(problem, device, order, transfer_order)
+    device = plan.device.astype(np.int32)
+    assert plan.order is not None
+    assert plan.transfer_order is not None
+    sequence = _Sequence(problem, device, plan.order, plan.transfer_order)
     n, x = problem.graph.n_ops, len(sequence.tensor)
     seconds = np.concatenate([problem.op_s[np.arange(n), device], sequence.transfer_s])
     start_s, done = longest_path(
@@ -75,7 +75,7 @@ class _Sequence:
         op_sequence: int64 [n], ops by device, each device's in its order.
     """
 
-    def __init__(self, problem: Problem, device: kernel.Index, order: FloatArray, transfer_order: ArrayLike) -> None:
+    def __init__(self, problem: Problem, device: kernel.Index, order: FloatArray, transfer_order: IntArray) -> None:
         graph, n_devices = problem.graph, problem.cluster.n_devices
         self.problem, self.device = problem, device
         self.tensor, self.target = _pairs(problem, transfer_order)
@@ -188,23 +188,15 @@ class _Sequence:
         return f"output {number} of op {graph.op_names[producer]!r} to {cluster.devices[target].name}"
 
 
-def _pairs(problem: Problem, transfer_order: ArrayLike) -> tuple[IntArray, IntArray]:
+def _pairs(problem: Problem, transfer_order: IntArray) -> tuple[IntArray, IntArray]:
     """Tensors and receiving devices, each int64 [x]."""
-    given = np.asarray(transfer_order)
-    if given.size == 0:
-        given = np.empty((0, 2), dtype=np.int64)
-    if given.ndim != 2 or given.shape[1] != 2 or given.dtype.kind not in "iu":
-        raise MismatchError(
-            "a transfer order has two whole numbers per transfer, tensor and receiving device, "
-            f"got an array of {given.dtype} and shape {given.shape}."
-        )
     tops = (problem.graph.n_tensors, problem.cluster.n_devices)
-    for what, column, top in zip(("tensor", "device"), given.T, tops, strict=True):
+    for what, column, top in zip(("tensor", "device"), transfer_order.T, tops, strict=True):
         if column.size and (column.min() < 0 or column.max() >= top):
             raise MismatchError(
                 f"{what} numbers of a transfer order go from 0 to {top - 1}, got {column.min()} to {column.max()}."
             )
-    tensor, target = given.T.astype(np.int64, order="C")  # each contiguous, for one compiled form
+    tensor, target = transfer_order.T.copy()  # each contiguous, for one compiled form
     return tensor, target
 
 

@@ -165,14 +165,20 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return TensorInfo(
-            Layout(_numbers(shape), _row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
+            Layout(_numbers(shape), row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
         )
     storage = tensor.untyped_storage()
     layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
     return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether strides mean the same; that of a dimension of one element means nothing."""
+    return all(a == b or extent == 1 for extent, a, b in zip(shape, one, other, strict=True))
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
     strides = [1]
     for extent in reversed(shape[1:]):
         strides.append(strides[-1] * max(extent, 1))

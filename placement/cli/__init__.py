@@ -9,12 +9,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from placement.cli.commands import app
     from placement.cli.entry import run
+    from placement.cli.registry import app
 
 __all__ = ["app", "main", "run"]
 
-_HOME = {"app": "placement.cli.commands", "run": "placement.cli.entry"}
+_HOME = {"app": "placement.cli.registry", "run": "placement.cli.entry"}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What the shell may complete: names and values of options. Files it completes itself.
+"""Names and values of options that the shell completes. Files it completes itself.
 
 The names are copies: the registries that own them import torch, numba and NumPy, for which nobody who presses the tab
-key should wait. `tests/placement/cli/test_cli_help.py` compares each with its registry.
+key should wait. `tests/placement/cli/test_completion.py` compares each with its registry.
 """
 
 from __future__ import annotations

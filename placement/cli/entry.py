@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from placement.cli.commands import app
+from placement.cli.registry import app
 
 TRACEBACK = "PLACEMENT_TRACEBACK"  # environment variable: show the traceback of an error that nobody foresaw
 _REFUSED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

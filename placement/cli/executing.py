@@ -1,4 +1,4 @@
-"""What ``--scorer execute`` means for a command: a model to run, and the processes that run it."""
+"""Running placements for ``--scorer execute``: the model, and the processes that run it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from placement.cli import options
+from placement.cli.options import parse_dims
 from placement.cli.output import progress
+from placement.cli.reading import HowToRead
+from placement.cli.records import is_default
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -22,42 +24,46 @@ if TYPE_CHECKING:
     Running = AbstractContextManager[str | ScorerFactory]
 
 
-def check_scorer(scorer: str, granularity: str, objective: str = options.DEFAULT_OBJECTIVE) -> None:
+class HowToScore(HowToRead):
+    """The options of a record that say who tells how fast a placement is, and on which graph."""
+
+    scorer: str
+
+
+def check_scorer(how: HowToScore) -> None:
     """Refuse what is no scorer, and what cannot be run.
 
     Raises:
         UnknownNameError: lists the valid names.
-        typer.BadParameter: a graph of modules, or an objective other than the step time.
+        typer.BadParameter: a graph of modules.
     """
-    if scorer == options.DEFAULT_SCORER:
+    if is_default(how, "scorer"):
         return
     from env.gym.batch import EXECUTE, SCORERS
     from graphs.errors import UnknownNameError
 
-    if scorer not in (*SCORERS, EXECUTE):
-        raise UnknownNameError("scorer", scorer, (*SCORERS, EXECUTE))
-    if scorer == EXECUTE and granularity != options.DEFAULT_GRANULARITY:
+    if how.scorer not in (*SCORERS, EXECUTE):
+        raise UnknownNameError("scorer", how.scorer, (*SCORERS, EXECUTE))
+    if not is_default(how, "granularity"):
         raise typer.BadParameter("--scorer execute runs a model op by op; leave out --granularity.")
-    if objective != options.DEFAULT_OBJECTIVE:
-        raise typer.BadParameter(f"--scorer execute measures step times; leave out --objective {objective}.")
 
 
-def profiled(model: str, cluster: str | None, train: bool, dims: list[str] | None) -> tuple[OpGraph, Cluster, Running]:
+def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, Cluster, Running]:
     """The graph of a model with measured op times, the cluster, and what runs its placements there."""
     from placement.inputs.sources import LOCAL, read_cluster
     from placement.measuring.executor import cores_of
 
     target = read_cluster(cluster or LOCAL)
     cores_of(target)  # says at once what cannot be run
-    example = _example(model, train, dims)
+    example = _example(model, how)
     with progress(f"measuring {model}"):
         from placement.measuring.profiling import profile
 
-        graph = profile(example.model, example.args, example.kwargs, target, train, name=example.name)
-    return graph, target, _running(example, target, train)
+        graph = profile(example.model, example.args, example.kwargs, target, how.train, name=example.name)
+    return graph, target, _running(example, target, how.train)
 
 
-def executed(models: list[str], clusters: list[Cluster], train: bool, dims: list[str] | None) -> Running:
+def executed(models: list[str], clusters: list[Cluster], how: HowToRead) -> Running:
     """What runs placements of the one model on the one cluster.
 
     Raises:
@@ -66,14 +72,14 @@ def executed(models: list[str], clusters: list[Cluster], train: bool, dims: list
     for what, values in (("GRAPH", models), ("--cluster", clusters)):
         if len(values) != 1:
             raise typer.BadParameter(f"--scorer execute runs one model on one cluster; give one {what}.")
-    return _running(_example(models[0], train, dims), clusters[0], train)
+    return _running(_example(models[0], how), clusters[0], how.train)
 
 
-def _example(model: str, train: bool, dims: list[str] | None) -> Example:
+def _example(model: str, how: HowToRead) -> Example:
     with progress(f"reading {model}"):
         from placement.inputs.examples import read_example
 
-        return read_example(model, train=train, dims=options.parse_dims(dims))
+        return read_example(model, train=how.train, dims=parse_dims(how.dim))
 
 
 @contextlib.contextmanager

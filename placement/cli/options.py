@@ -1,4 +1,8 @@
-"""Arguments and options that several commands share, each defined once."""
+"""Arguments and options that several commands share, each defined once.
+
+Their defaults stand in the records of the commands. Those of the library are copies, for `--help` prints them and loads
+nothing of it; `tests/placement/cli/test_records.py` compares each with the function that it is for.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,6 @@ from typing import Annotated
 import typer
 
 from placement.cli import completion
-
-DEFAULT_OBJECTIVE = "latency"
-DEFAULT_PRIORITY = "longest_path"
-DEFAULT_GRANULARITY = "op"
-DEFAULT_SCORER = "simulate"
 
 Graph = Annotated[
     str,

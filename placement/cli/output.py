@@ -188,17 +188,13 @@ def _file_of(argument: str) -> str:
     return file if file.endswith(".py") else argument
 
 
-def command_line(
-    command: str, arguments: Sequence[str], settings: Mapping[str, object], dims: Sequence[str] | None
-) -> str:
+def command_line(command: str, arguments: Sequence[str], settings: Mapping[str, object]) -> str:
     """A command line to be pasted into a shell; settings that are None or False are left out, lists are repeated."""
     words = ["placement", command, *arguments]
     for option, given in settings.items():
         for value in given if isinstance(given, list) else [given]:
             if value is not None and value is not False:
                 words += [option] if value is True else [option, str(value)]
-    for dim in dims or ():
-        words += ["--dim", dim]
     return " ".join(map(_quoted, words))
 
 

@@ -14,10 +14,11 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from placement.exporters.module_tree import compressed, is_under, prefixes, runs_modules
 from placement.exporters.stretches import Needs, Stretches, chain, nearest, needs, no_stretches
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from placement.solving.result import Result
 
 CPU = "cpu"
 _CONSTANT = "constant"  # kind of an op that stands for data which no module holds

@@ -13,8 +13,8 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.gym.batch import ScorerFactory
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
@@ -23,8 +23,7 @@ from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learne
 from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy_file import Origin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
-from placement.optimization import check_problem
-from placement.solving.methods import check_count, check_seconds
+from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
 

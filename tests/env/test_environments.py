@@ -36,6 +36,7 @@ from env.gym.rewards import REWARDS, Outcome
 from env.gym.sequential import SequentialBatch
 from env.gym.task import ORDERS, Task, make_tasks
 from env.gym.vector import PlacementVecEnv
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
@@ -168,7 +169,7 @@ def test_coarse_units_divide_no_group_and_mix_no_pins(problem: Problem, units: i
     (found,) = make_tasks(problem.graph, problem.cluster, units)
     if not isinstance(found, Task):
         return
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(found.unit_of[members].tolist())) == 1
     for op in range(problem.graph.n_ops):
         assert np.array_equal(found.allowed[found.unit_of[op]], problem.allowed[op])
@@ -221,7 +222,7 @@ def test_group_scores_what_the_simulator_scores() -> None:
         action = env.action_space.sample()
         env.reset()
         observation, reward, terminated, truncated, info = env.step(action)
-        score = Simulator(Problem(graph, FOUR)).score(action)
+        score = Simulator(Problem(graph, FOUR)).score(Plan(action))
         assert info == {"step_time_s": score.step_time_s, "feasible": True}
         assert reward == -np.sqrt(score.step_time_s)
         assert (terminated, truncated) == (True, False)
@@ -236,7 +237,7 @@ def test_group_with_order_runs_the_ops_in_that_order() -> None:
     env.action_space.seed(1)
     action = env.action_space.sample()
     *_, info = env.step(action)
-    assert info["step_time_s"] == Simulator(Problem(graph, FOUR)).score(action[:40], order=action[40:]).step_time_s
+    assert info["step_time_s"] == Simulator(Problem(graph, FOUR)).score(Plan(action[:40], action[40:])).step_time_s
     assert env.action_masks().shape == (40 * 4 + 40 * 40,)
 
 
@@ -283,7 +284,7 @@ def test_sequential_scores_the_whole_placement_at_the_end(order: Any) -> None:
     (task,) = env.tasks
     assert isinstance(task, Task)
     rewards, info = play(env, [device[unit] for unit in task.sequence.tolist()])
-    score = Simulator(Problem(graph, cluster)).score([0, 1, 1, 2])
+    score = Simulator(Problem(graph, cluster)).score(Plan([0, 1, 1, 2]))
     assert rewards == [0.0, 0.0, -np.sqrt(score.step_time_s)]
     assert info == {"step_time_s": score.step_time_s, "feasible": True}
 
@@ -415,7 +416,7 @@ def test_improve_earns_the_difference_and_simulates_once_a_step() -> None:
     total, done, steps, first = 0.0, False, 0, None
     device = env.reset(seed=3)[0]["placement"].copy()
     simulator = Simulator(Problem(graph, FOUR))
-    first = -np.sqrt(simulator.score(device).step_time_s)
+    first = -np.sqrt(simulator.score(Plan(device)).step_time_s)
     while not done:
         before = len(counting.asked)
         action = int(env.action_space.sample())
@@ -425,7 +426,7 @@ def test_improve_earns_the_difference_and_simulates_once_a_step() -> None:
         assert sum(counting.asked[before:]) <= 1
         assert not terminated
         assert observation["placement"].tolist() == device.tolist()
-        assert info["step_time_s"] == simulator.score(device).step_time_s
+        assert info["step_time_s"] == simulator.score(Plan(device)).step_time_s
     assert steps == 25
     assert total == pytest.approx(-np.sqrt(info["step_time_s"]) - first)
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import captured_models
 import pytest
 import torch
 from captured_models import FLOAT, Failing, Perceptron, Tied, Unrolled, edges_of, ops_of, state_bytes
@@ -446,13 +447,13 @@ def test_an_exported_program_gives_the_same_graph(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_failure_names_module_line_and_way_out(train: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    source = Path(__file__).read_text(encoding="utf-8").splitlines()
-    line = next(i for i, text in enumerate(source, start=1) if text.endswith("# the line"))
+    file = Path(captured_models.__file__)
+    line = next(i for i, text in enumerate(file.read_text().splitlines(), 1) if text.endswith("# the line"))
     with pytest.raises(CaptureError) as caught:
         capture(Failing(), torch.zeros(3, 4), train=train)
     message = str(caught.value)
     assert "'blocks.1.0' (Choosing)" in message
-    assert f"{__file__}:{line}" in message
+    assert f"{file}:{line}" in message
     assert "depends on the data" in message
     assert message.endswith('pass granularity="module" to capture leaf modules as ops.')
     assert "\n" not in message
@@ -475,7 +476,7 @@ def test_a_shape_error_names_the_users_line(train: bool, capsys: pytest.CaptureF
     level, handler = log.level, logging.StreamHandler()  # to the stderr of this test
     log.addHandler(handler)
     try:
-        with pytest.raises(CaptureError, match=re.escape("'first' (Linear)") + ".*test_capture.py:") as caught:
+        with pytest.raises(CaptureError, match=re.escape("'first' (Linear)") + ".*captured_models.py:") as caught:
             capture(Perceptron(), torch.zeros(3, 5), train=train)
     finally:
         log.removeHandler(handler)

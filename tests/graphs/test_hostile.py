@@ -155,7 +155,7 @@ def test_a_file_whose_name_is_not_utf_8_is_read_written_and_repeated(
     assert "compare $&#x27;\\xff.json&#x27; " in (evil / "r.html").read_text(encoding="utf-8")
     assert json.loads((evil / "r.json").read_text(encoding="utf-8"))["command"].startswith("placement compare $'\\xff")
     assert disk.stem("folder/" + odd) == "\\xff"
-    assert command_line("optimize", ["it's\x1b"], {}, None) == "placement optimize $'it\\x27s\\x1b'"
+    assert command_line("optimize", ["it's\x1b"], {}) == "placement optimize $'it\\x27s\\x1b'"
 
 
 # -- full disks -----------------------------------------------------------------------------------------------------

@@ -37,12 +37,12 @@ class SoftmaxPolicy(PlacementPolicy):
         return {"units": self.logits.shape[0], "devices": self.logits.shape[1]}
 
     def check(self, problem: Problem) -> None:
-        have, want = (len(problem.groups), problem.cluster.n_devices), tuple(self.logits.shape)
+        have, want = (problem.n_units, problem.cluster.n_devices), tuple(self.logits.shape)
         if have != want:
             raise MismatchError(f"this policy is for (units, devices) {want}, the problem has {have}; train another.")
 
     def _masked(self, problem: Problem) -> Tensor:
-        allowed = torch.as_tensor(np.array([problem.allowed[members[0]] for members in problem.groups]))
+        allowed = torch.as_tensor(np.array([problem.allowed[members[0]] for members in problem.units]))
         return self.logits.masked_fill(~allowed, -math.inf)
 
     def propose(self, problem: Problem, count: int, generator: torch.Generator, greedy: bool = False) -> Proposals:
@@ -52,14 +52,14 @@ class SoftmaxPolicy(PlacementPolicy):
                 units = logits.argmax(1).expand(count, -1)
             else:
                 units = torch.multinomial(logits.softmax(1), count, replacement=True, generator=generator).T
-        return Proposals(units.numpy()[:, problem.group_of], None, {"units": units})
+        return Proposals(units.numpy()[:, problem.unit_of], None, {"units": units})
 
     def evaluate(self, problem: Problem, actions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         chosen = torch.distributions.Categorical(logits=self._masked(problem), validate_args=False)
         return chosen.log_prob(actions["units"]).sum(1), chosen.entropy().mean().expand(len(actions["units"]))
 
     def actions_for(self, problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Tensor]:
-        first = [members[0] for members in problem.groups]
+        first = [members[0] for members in problem.units]
         return {"units": torch.as_tensor(np.array([plan.device[first] for plan in plans]))}
 
 
@@ -72,7 +72,7 @@ class SoftmaxLearner:
         self.problems = problems
         torch.manual_seed(seed)
         assert isinstance(beginning.trained, SoftmaxPolicy | None)
-        self.policy = beginning.trained or SoftmaxPolicy(len(problems[0].groups), problems[0].cluster.n_devices)
+        self.policy = beginning.trained or SoftmaxPolicy(problems[0].n_units, problems[0].cluster.n_devices)
         for problem in problems:
             self.policy.check(problem)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.1)

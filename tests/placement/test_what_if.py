@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tight_problems import tight_graph
 
 import baselines
 from env.cluster import Cluster, Device, both_ways
@@ -103,6 +104,12 @@ def test_clusters_that_are_too_small_are_rows_with_a_reason() -> None:
     assert found.verdict() == "Fastest: box."
     nowhere = what_if(graph, [cluster(1, memory_bytes=150)], ["heft"])
     assert nowhere.verdict() == "branches fits on none of these."
+
+
+def test_a_search_that_failed_is_no_proof() -> None:
+    graph, tight = tight_graph(5)  # some placement fits, but no list scheduler finds it
+    found = what_if(graph, [tight], ["heft"])
+    assert found.verdict() == "No placement of tight5 that fits was found on any of these."
 
 
 def test_throughput_too() -> None:

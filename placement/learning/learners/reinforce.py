@@ -95,7 +95,7 @@ class Reinforce:
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._scale = [math.sqrt(lower_bound(p).value_s or 1.0) if options.reference else 1.0 for p in problems]
-        self._first = [Units(problem).first_op for problem in problems]
+        self._first = [Units.of(problem).first_op for problem in problems]
         self._memories = [_Memory(best=best) for best in (starts or [None] * len(problems))]
         self._updates = self._samples = 0
         for env in self._envs:

@@ -51,7 +51,7 @@ def starts_of(problems: Sequence[Problem], seed: int, beginning: Beginning) -> l
 def _likeliest(problem: Problem, trained: PlacementPolicy) -> Best | None:
     trained.check(problem)
     plan = trained.propose(problem, 1, torch.Generator(), greedy=True).plan(0)
-    value_s = Scorer(problem).value(plan.device, plan.order)
+    value_s = Scorer(problem).value(plan)
     return Best(plan, value_s, trained.name) if math.isfinite(value_s) else None
 
 
@@ -78,5 +78,5 @@ def _best_start(problem: Problem, seed: int) -> Best | None:
         found.append(Best(first.plan, first.value_s, first.method))
     with contextlib.suppress(InfeasibleError):
         plan = propose_pretrained(problem, seed, Budget(seconds=0.0))
-        found.append(Best(plan, Scorer(problem).value(plan.device, plan.order), _PRETRAINED))
+        found.append(Best(plan, Scorer(problem).value(plan), _PRETRAINED))
     return min(found, key=lambda best: best.value_s, default=None)

@@ -74,7 +74,7 @@ class Network:
 
 def view_of(problem: Problem) -> View:
     """Features and arrays of a problem. O(n log n + e D)."""
-    units, of_ops = Units(problem), OpFeatures(problem)
+    units, of_ops = Units.of(problem), OpFeatures(problem)
     rank_s = of_ops.upward_rank_s
     instance, level_s = _instance(units, of_ops)
     producer, consumer, _ = problem.graph.edge_list
@@ -154,7 +154,7 @@ def _instance(units: Units, of_ops: OpFeatures) -> tuple[Instance, float]:
         op_s=problem.op_s,
         mean_op_s=problem.mean_op_s,
         tail_s=rank_s - problem.mean_op_s,
-        unit_of=problem.group_of,
+        unit_of=problem.unit_of,
         unit_s=units.op_s,
         input_ptr=graph.inputs[0],
         inputs=graph.inputs[1],
@@ -187,7 +187,7 @@ def _scale(of_ops: OpFeatures) -> FloatArray:
     """`Instance.scale`."""
     problem, rank_s = of_ops.problem, of_ops.upward_rank_s
     work_s = float(problem.mean_op_s.sum())
-    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+    fastest_s = problem.fastest_s.copy()  # numba compiles anew for arrays that may not be written
     return np.array(
         [
             work_s / max(1, problem.graph.n_ops),
@@ -213,7 +213,7 @@ def _within_memory(units: Units, instance: Instance, rank_s: FloatArray) -> Inst
             np.zeros((1, graph_kernel.N_FEATURES + 1)),
         )
         order = starting_order(units.problem, decoded.start_s)
-        return Plan(decoded.choice[0][units.problem.group_of], order[0])
+        return Plan(decoded.choice[0][units.problem.unit_of], order[0])
 
     try:
         place_within_memory(units, build)
@@ -255,7 +255,7 @@ def _op_features(units: Units, instance: Instance, of_ops: OpFeatures) -> Float3
     least_s, most_s = np.nanmin(allowed_s, axis=1), np.nanmax(allowed_s, axis=1)
     up, down = of_ops.upward_rank_s, of_ops.downward_rank_s
     free_up, free_down = (path(mean_s, np.zeros_like(moved_s)) for path in (of_ops.behind_s, of_ops.before_s))
-    depth, unit = of_ops.depth, problem.group_of
+    depth, unit = of_ops.depth, problem.unit_of
     memory = max(1.0, float(np.mean(problem.capacity_bytes)))
     own_s = mean_s + 0.25 * typical_s
     columns = [

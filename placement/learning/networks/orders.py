@@ -16,9 +16,9 @@ def within_pins(problem: Problem, device: IntArray) -> IntArray:
     allowed = problem.allowed[np.arange(problem.graph.n_ops), device]
     if allowed.all():
         return device
-    unit_s = np.zeros((len(problem.groups), problem.cluster.n_devices))
-    np.add.at(unit_s, problem.group_of, np.where(problem.allowed, problem.op_s, np.inf))
-    return np.where(allowed, device, unit_s.argmin(axis=1)[problem.group_of])
+    unit_s = np.zeros((problem.n_units, problem.cluster.n_devices))
+    np.add.at(unit_s, problem.unit_of, np.where(problem.allowed, problem.op_s, np.inf))
+    return np.where(allowed, device, unit_s.argmin(axis=1)[problem.unit_of])
 
 
 def on_devices(problem: Problem, device: IntArray, shift_s: FloatArray | None = None) -> IntArray:
@@ -57,7 +57,7 @@ def _structure(problem: Problem) -> tuple[IntArray | FloatArray, ...]:
 def majority(problem: Problem, group: IntArray, device: IntArray, n_groups: int) -> IntArray:
     """int64 [n_groups]: the device with most of the work of each group; ``group`` int64 [U], ``device`` int64 [n]."""
     n_devices = problem.cluster.n_devices
-    key = group[problem.group_of] * n_devices + device
+    key = group[problem.unit_of] * n_devices + device
     share = np.bincount(key, problem.mean_op_s + 1e-12, n_groups * n_devices).reshape(n_groups, n_devices)
     found: IntArray = share.argmax(axis=1)
     return found

@@ -26,7 +26,7 @@ class UnitView:
 
     @cached_property
     def units(self) -> Units:
-        return Units(self.problem)
+        return Units.of(self.problem)
 
     @cached_property
     def of_ops(self) -> OpFeatures:
@@ -46,14 +46,14 @@ class UnitView:
     @cached_property
     def total_s(self) -> float:
         """Seconds of all ops, each on its fastest device."""
-        return float(np.where(self.problem.allowed, self.problem.op_s, np.inf).min(axis=1).sum()) or 1e-30
+        return float(self.problem.fastest_s.sum()) or 1e-30
 
     @cached_property
     def links(self) -> tuple[IntArray, IntArray, FloatArray]:
         """``(source, target, seconds)``: transfers between units, both ways, the heaviest first."""
         problem = self.problem
         producer, consumer, tensor = problem.graph.edge_list
-        a, b = problem.group_of[producer], problem.group_of[consumer]
+        a, b = problem.unit_of[producer], problem.unit_of[consumer]
         weight = problem.mean_transfer_s[tensor]
         apart = a != b
         source, target = np.concatenate([a[apart], b[apart]]), np.concatenate([b[apart], a[apart]])
@@ -66,7 +66,7 @@ class UnitView:
         """float32 [U, F]."""
         problem, units = self.problem, self.units
         graph = problem.graph
-        count = units.count
+        count = units.n_units
         capacity = max(1.0, float(problem.capacity_bytes.max()))
         out_s = np.bincount(graph.tensor_producer, problem.mean_transfer_s, graph.n_ops)
         source, _, seconds = self.links
@@ -83,7 +83,7 @@ class UnitView:
             *(units.largest((graph.phase == phase).astype(float)) for phase in Phase),
         ]
         kinds = np.zeros((count, KIND_BUCKETS))
-        np.add.at(kinds, (problem.group_of, self.of_ops.kind_bucket(KIND_BUCKETS)), 1.0)
+        np.add.at(kinds, (problem.unit_of, self.of_ops.kind_bucket(KIND_BUCKETS)), 1.0)
         kinds /= kinds.sum(axis=1, keepdims=True)
         return torch.tensor(np.column_stack([*columns, kinds]), dtype=torch.float32)
 

@@ -113,7 +113,7 @@ class GraphPolicy(PlacementPolicy):
                 correction += self.log_noise.exp() * torch.randn(correction.shape, generator=generator)
         found = run(view, mode, _priority(view, correction), network, _weights(taste), uniform.numpy())
         actions = {"taste": taste, "priority": correction, "choice": torch.from_numpy(found.choice)}
-        return Proposals(found.choice[:, problem.group_of], starting_order(problem, found.start_s), actions)
+        return Proposals(found.choice[:, problem.unit_of], starting_order(problem, found.start_s), actions)
 
     def log_taste(self, problem: Problem, taste: Tensor) -> Tensor:
         """Log-density of tastes, float32 [k], with gradients."""
@@ -143,7 +143,7 @@ class GraphPolicy(PlacementPolicy):
             embedding = self._embed(view)
             taste = self._taste(embedding).repeat(len(plans), 1)
             correction = self._correction(view, embedding, taste)
-        first = Units(problem).first_op
+        first = Units.of(problem).first_op
         choice = np.stack([plan.device[first] for plan in plans])
         return {"taste": taste, "priority": correction, "choice": torch.from_numpy(choice)}
 

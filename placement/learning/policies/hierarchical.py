@@ -111,7 +111,7 @@ class Hierarchical(PlacementPolicy):
 
     def _fits(self, problem: Problem, group: Tensor) -> bool:
         """Whether a partition, which may come from a file, is one of this problem."""
-        return len(group) == len(problem.groups) and bool(((group >= 0) & (group < self.groups)).all())
+        return len(group) == problem.n_units and bool(((group >= 0) & (group < self.groups)).all())
 
     def regroup(self, problem: Problem, group: IntArray) -> None:
         """Start the groups of a problem afresh from ``group`` int64 [U]."""
@@ -150,7 +150,7 @@ class Hierarchical(PlacementPolicy):
         group = self.candidates(problem).expand(len(choice), -1, -1).gather(2, choice.unsqueeze(2)).squeeze(2).numpy()
         structure = (graph.tensor_producer, graph.consumer_ptr, graph.consumers, problem.mean_transfer_s)
         totals = [
-            kernel.group_totals(row, problem.group_of, problem.op_s, graph.kept_bytes, *structure, self.groups)
+            kernel.group_totals(row, problem.unit_of, problem.op_s, graph.kept_bytes, *structure, self.groups)
             for row in group
         ]
         seconds, kept, wire_s = (np.stack(column) for column in zip(*totals, strict=True))
@@ -210,7 +210,7 @@ class Hierarchical(PlacementPolicy):
         """Each group goes where most of its work is in the plan; priorities are the usual ones."""
         count = len(plans)
         units = self.view(problem).units
-        groupings = self.groupings(problem, torch.zeros(1, units.count, dtype=torch.int64))
+        groupings = self.groupings(problem, torch.zeros(1, units.n_units, dtype=torch.int64))
         rollout = _Rollout(problem, groupings, np.zeros(count, dtype=np.int64))
         wanted = np.empty((count, self.groups), dtype=np.int64)
         for k, plan in enumerate(plans):
@@ -220,7 +220,7 @@ class Hierarchical(PlacementPolicy):
             rollout.place(t, torch.from_numpy(wanted[:, t]))
         device = torch.from_numpy(wanted[:, : rollout.length].copy())
         return {
-            "choice": torch.zeros(count, units.count, dtype=torch.int64),
+            "choice": torch.zeros(count, units.n_units, dtype=torch.int64),
             "device": device,
             "level": torch.full_like(device, LEVELS // 2),
             "seen": torch.from_numpy(rollout.record),
@@ -235,7 +235,7 @@ class Hierarchical(PlacementPolicy):
         sequence = groupings.sequence[which.numpy()][:, : device.shape[1]]
         np.put_along_axis(by_group[0], sequence, device.numpy(), axis=1)
         np.put_along_axis(by_group[1], sequence, level.numpy() - LEVELS // 2, axis=1)
-        of_op = groupings.group[:, problem.group_of][row[:, 0]]
+        of_op = groupings.group[:, problem.unit_of][row[:, 0]]
         placed = np.take_along_axis(by_group[0], of_op, axis=1)
         shift_s = np.take_along_axis(by_group[1], of_op, axis=1) * (_SHIFT * self.view(problem).rank_s.max())
         key = problem.graph.hash

@@ -53,7 +53,7 @@ class PaperHierarchical(PlacementPolicy):
 
     @classmethod
     def for_problems(cls, problems: Sequence[Problem]) -> PaperHierarchical:
-        groups = min(256, max(len(problem.groups) for problem in problems))
+        groups = min(256, max(problem.n_units for problem in problems))
         return cls(commonest_kinds(problems), problems[0].cluster.n_devices, groups)
 
     def config(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class PaperHierarchical(PlacementPolicy):
         group = draw(logits, generator, greedy)
         encoded = self.placer.encode(self._describe(problem, group))
         device = self.placer.decode(encoded, count, generator, greedy, self.explore)
-        placed = within_pins(problem, device.numpy()[:, group.numpy()[problem.group_of]])
+        placed = within_pins(problem, device.numpy()[:, group.numpy()[problem.unit_of]])
         actions = {"group": group.expand(count, -1), "device": device}
         return Proposals(placed, on_devices(problem, placed), actions)
 
@@ -100,14 +100,14 @@ class PaperHierarchical(PlacementPolicy):
     def _group_logits(self, problem: Problem) -> Tensor:
         """float32 [U, groups], from the first op of each unit."""
         kind, sizes, adjacent = self._features(problem)
-        first = torch.from_numpy(Units(problem).first_op)
+        first = torch.from_numpy(Units.of(problem).first_op)
         logits: Tensor = self.grouper(torch.cat([self.kind(kind[first]), sizes[first], adjacent[first]], dim=1))
         return logits
 
     def _describe(self, problem: Problem, group: Tensor) -> Tensor:
         """float32 [G, F]: counts of kinds, summed outputs and adjacency of groups, orders of magnitude."""
         kind, sizes, _ = self._features(problem)
-        of_op = group[torch.tensor(problem.group_of)]
+        of_op = group[torch.tensor(problem.unit_of)]
         counts = torch.zeros(self.groups, len(self.kinds) + 1).index_put_(
             (of_op, kind), torch.tensor(1.0), accumulate=True
         )

@@ -79,7 +79,7 @@ class PlacementPolicy(nn.Module, ABC):
 
     def decisions(self, problem: Problem) -> int:
         """How many choices a placement is made of."""
-        return len(problem.groups)
+        return problem.n_units
 
     def refocus(self, problem: Problem, plan: Plan | None, stage: int, rng: np.random.Generator) -> bool:
         """Look at a problem anew when learning stands still; whether actions mean something else now.

@@ -62,7 +62,7 @@ class Seq2Seq(PlacementPolicy):
     def propose(self, problem: Problem, count: int, generator: torch.Generator, greedy: bool = False) -> Proposals:
         encoded = self.placer.encode(self._describe(problem))
         device = self.placer.decode(encoded, count, generator, greedy, self.explore)
-        placed = within_pins(problem, device.numpy()[:, self._features(problem)[0][problem.group_of]])
+        placed = within_pins(problem, device.numpy()[:, self._features(problem)[0][problem.unit_of]])
         return Proposals(placed, on_devices(problem, placed), {"device": device})
 
     def evaluate(self, problem: Problem, actions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class Seq2Seq(PlacementPolicy):
     def _describe(self, problem: Problem) -> Tensor:
         """float32 [G, F], the groups in the graph's order."""
         group, kind, sizes, adjacency = self._features(problem)
-        of_op = torch.from_numpy(group[problem.group_of])
+        of_op = torch.from_numpy(group[problem.unit_of])
         count = int(group.max()) + 1
         summed = torch.zeros(count, _KIND_WIDTH).index_add_(0, of_op, self.kind(kind))
         ops = torch.bincount(of_op, minlength=count).unsqueeze(1)
@@ -91,13 +91,13 @@ class Seq2Seq(PlacementPolicy):
             graph = problem.graph
             rough = coarse_groups(problem, self.groups)
             count = int(rough.max()) + 1
-            mean = np.bincount(rough[problem.group_of], graph.topological_position, count) / np.bincount(
-                rough[problem.group_of], minlength=count
+            mean = np.bincount(rough[problem.unit_of], graph.topological_position, count) / np.bincount(
+                rough[problem.unit_of], minlength=count
             )
             rank = np.empty(count, dtype=np.int64)
             rank[np.argsort(mean, kind="stable")] = np.arange(count)
             group = rank[rough]
-            of_op = torch.from_numpy(group[problem.group_of])
+            of_op = torch.from_numpy(group[problem.unit_of])
             sizes = torch.zeros(count, MOST_OUTPUTS).index_add_(0, of_op, output_sizes(problem).clamp_min(0))
             producer, consumer, _ = graph.edge_list
             adjacency = torch.zeros(count, self.groups).index_put_(

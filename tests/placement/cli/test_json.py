@@ -15,7 +15,7 @@ from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.cli import run
-from placement.cli.commands import EXAMPLES
+from placement.cli.registry import EXAMPLES
 from placement.measuring.trial import DeviceTrial, Trial
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "json.md").read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def _devices(count: int, rate: float = 12e9) -> Cluster:
 
 def _value(problem: Problem, plan: Plan) -> float:
     scorer = Scorer(problem)
-    return min(scorer.value(plan.device, plan.order), scorer.value(plan.device))
+    return min(scorer.value(plan), scorer.value(Plan(plan.device)))
 
 
 @SETTINGS
@@ -65,7 +65,7 @@ def test_proposals_respect_pins_groups_and_orders(policy: GraphPolicy, data: st.
     n = problem.graph.n_ops
     assert found.device.shape == (3, n)
     assert problem.allowed[np.arange(n), found.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert (found.device[:, members] == found.device[:, members[:1]]).all()
     assert found.order is not None
     assert (np.sort(found.order, axis=1) == np.arange(n)).all()
@@ -125,7 +125,7 @@ def test_untrained_is_earliest_finish() -> None:
     plan = GraphPolicy().propose(problem, 1, torch.Generator(), greedy=True).plan(0)
     heft = baselines.METHODS["heft"](problem, 0)
     assert plan.device.tolist() == heft.device.tolist()
-    assert Scorer(problem).value(plan.device, plan.order) == pytest.approx(80.0)
+    assert Scorer(problem).value(plan) == pytest.approx(80.0)
 
 
 def test_transfers_wait_for_each_other() -> None:
@@ -148,7 +148,7 @@ def test_any_plan_can_be_replayed(policy: GraphPolicy, data: st.DataObject) -> N
     actions = policy.actions_for(problem, [plan, plan])
     log_probability, _ = policy.evaluate(problem, actions)
     assert torch.isfinite(log_probability).all()
-    replayed = actions["choice"].numpy()[:, problem.group_of]
+    replayed = actions["choice"].numpy()[:, problem.unit_of]
     assert (replayed == plan.device).all()
 
 

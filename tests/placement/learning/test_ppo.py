@@ -14,6 +14,7 @@ from training_runs import fans
 
 from env.checking.checker import audit
 from env.cluster import Cluster, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import MismatchError
@@ -49,7 +50,7 @@ def test_it_learns_a_known_optimum(seed: int) -> None:
     assert found.best[0] is not None
     assert found.best[0].value_s == 4.0
     proposed = found.policy.propose(problem, 1, torch.Generator(), greedy=True)
-    assert Simulator(problem).score(proposed.device[0]).step_time_s == 4.0
+    assert Simulator(problem).score(Plan(proposed.device[0])).step_time_s == 4.0
 
 
 def test_an_update_is_one_rollout_of_whole_episodes() -> None:
@@ -61,7 +62,9 @@ def test_an_update_is_one_rollout_of_whole_episodes() -> None:
     assert 0 < update.entropy <= math.log(2)
     best = found.best[0]
     assert best is not None
-    assert Simulator(problem).score(best.plan.device).step_time_s == best.value_s == update.best_s <= update.mean_s
+    assert (
+        Simulator(problem).score(Plan(best.plan.device)).step_time_s == best.value_s == update.best_s <= update.mean_s
+    )
 
 
 def updates(run: Learner, count: int) -> list[object]:
@@ -117,9 +120,8 @@ def test_its_policy_respects_pins_and_colocation() -> None:
     graph = OpGraph.build([*ops, Op("d", time_s={"*": 1.0}, pins=("gpu1",))], [Tensor("a", 1, ("c", "d"))], "bound")
     problem = Problem(graph, PAIR)
     proposed = PpoPolicy(units=8, devices=2).propose(problem, 20, torch.Generator().manual_seed(0))
-    names = [d.name for d in PAIR.devices]
     for row in proposed.device:
-        found = audit(graph, PAIR, {op: names[d] for op, d in zip(graph.op_names, row.tolist(), strict=True)})
+        found = audit(graph, PAIR, Plan(row))
         assert found.problems == ()
     assert len({tuple(row) for row in proposed.device.tolist()}) == 4
 

@@ -77,7 +77,7 @@ def test_what_is_drawn_is_allowed(name: str, problem: Problem, seed: int) -> Non
         n = problem.graph.n_ops
         assert found.device.shape == (3, n)
         assert problem.allowed[np.arange(n), found.device].all()
-        for members in problem.groups:
+        for members in problem.units:
             assert (found.device[:, members] == found.device[:, members[:1]]).all()
         assert found.order is not None
         assert found.order.shape == (3, n)
@@ -267,18 +267,18 @@ def test_a_run_that_stands_still_looks_at_the_graph_anew() -> None:
 def test_groups_of_a_plan_lie_on_one_device_each(problem: Problem, seed: int) -> None:
     policy = POLICIES["hierarchical"](problem)
     plan = policy.propose(problem, 1, torch.Generator().manual_seed(seed)).plan(0)
-    n_groups = len(problem.groups)
+    n_groups = problem.n_units
     group = groups_of_plan(problem, plan, n_groups, np.random.default_rng(seed))
-    assert group.shape == (len(problem.groups),)
+    assert group.shape == (problem.n_units,)
     for g in np.unique(group):
-        on = {int(plan.device[members[0]]) for members, of in zip(problem.groups, group, strict=True) if of == g}
+        on = {int(plan.device[members[0]]) for members, of in zip(problem.units, group, strict=True) if of == g}
         assert len(on) == 1
 
 
 @given(problem=problems(), n_groups=st.integers(1, 6))
 def test_coarse_groups_are_no_more_than_asked_for(problem: Problem, n_groups: int) -> None:
     group = coarse_groups(problem, n_groups)
-    assert group.shape == (len(problem.groups),)
+    assert group.shape == (problem.n_units,)
     assert group.min() == 0
     assert group.max() < n_groups
 

@@ -1,0 +1,262 @@
+"""``placement apply``: a placement, run for real."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.steps import tell_steps
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from placement.inputs.examples import Example
+    from placement.measuring.trial import Trial
+    from placement.processes.progress import Report
+    from placement.solving.result import Result
+
+_MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    """Options of ``placement apply``."""
+
+    model: options.ModelToRun
+    placement: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PLACEMENT",
+            show_default=False,
+            help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
+        ),
+    ] = None
+    train: options.Train = False
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=2,
+            show_default=False,
+            help="Steps to run, of which the first half warms up; by default as many as their median needs.",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method", metavar="NAME", show_default=False, help="That places without PLACEMENT; auto by default."
+        ),
+    ] = None
+    seed: options.Seed = 0
+    budget_s: options.BudgetSeconds = None
+    dim: options.Dims = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            show_default=False,
+            help="Write what was predicted and what was measured as one trace for Perfetto.",
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the placement to this file."),
+    ] = None
+    as_json: options.Json = False
+
+
+def apply(given: ApplyOptions) -> None:
+    """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
+    check_outputs(given.trace, given.output, inputs=[given.model, given.placement, given.cluster])
+    sizes = options.parse_dims(given.dim)
+    if given.placement is None:
+        with reason_as_json(given.as_json):
+            result = _placed(given, sizes)
+    else:
+        result = _loaded(given, given.placement)
+    if given.output is not None:
+        result.save(given.output)
+    trial = _tried(given, result, sizes)
+    if given.as_json:
+        head = {"model": given.model, "method": result.method, "cluster": result.cluster_name}
+        emit_json({**head, **trial.to_dict()})
+    else:
+        _show(trial)
+        if given.trace is not None:
+            emit(f"trace      {given.trace}")
+    if trial.differs:
+        raise typer.Exit(1)
+
+
+def _loaded(given: ApplyOptions, file: Path) -> Result:
+    """The placement in a file, for the cluster it was made for.
+
+    Raises:
+        typer.BadParameter: options that say how to place.
+        MismatchError: it is for another cluster than the command names.
+    """
+    if given.method is not None or given.budget_s is not None:
+        raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
+    from graphs.errors import MismatchError
+    from placement.inputs.sources import LOCAL, read_cluster
+    from placement.measuring.doubts import warn_of_doubts
+    from placement.solving.result import Result
+
+    result = Result.load(file)
+    # The cluster local is this machine, measured now or before.
+    if given.cluster not in (None, LOCAL) and read_cluster(given.cluster).hash != result.cluster.hash:
+        raise MismatchError(
+            f"the placement is for cluster {result.cluster_name!r}, and --cluster {given.cluster} is another one; "
+            "leave that out to run the placement as it is, or leave out the placement to have one made for it."
+        )
+    warn_of_doubts(result.cluster)
+    return result
+
+
+def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
+    """A placement found now, of op times measured now."""
+    with progress(f"measuring {given.model}") as bar:
+        from env.plan import Priority
+        from env.problem import LATENCY
+        from graphs.errors import InfeasibleError
+        from placement.inputs.examples import read_example
+        from placement.inputs.sources import LOCAL, read_cluster
+        from placement.optimization import optimize
+        from placement.solving.methods import AUTO, check_options
+
+        method = given.method or AUTO
+        with usage_errors():
+            check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
+        machine = read_cluster(given.cluster or LOCAL)
+        example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
+        report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
+        graph = _graph_of(example, machine, given.train, report)
+    del example
+    with progress(f"placing with {method}"):
+        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s)
+    if not result.feasible:
+        raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
+    return result
+
+
+def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -> OpGraph:
+    """With measured op times; of a model that cannot be traced one by module, whose times are the cost model's."""
+    from graphs.capture import capture
+    from graphs.capture.failure import TO_MODULES
+    from graphs.errors import CaptureError
+    from placement.measuring.profiling import measured_profile, step_to_measure
+
+    own = (example.model, example.args, example.kwargs)
+    try:
+        step = step_to_measure(*own, train, name=example.name)
+        return measured_profile(step, machine, report=report).graph
+    except CaptureError as error:
+        if error.way_out != TO_MODULES:
+            raise
+        reason = error.reason
+    warnings.warn(
+        f"{reason}; so it is placed by leaf module, with times of the cost model, and all modules run in one process, "
+        "one at a time.",
+        stacklevel=1,
+    )
+    return capture(*own, train, granularity="module", name=example.name)
+
+
+def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
+    """The placement run for real, beside the plain model."""
+    from graphs.formatting import format_seconds
+
+    predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
+    with progress(f"running {given.model}, predicted {predicted} a step") as bar:
+        from placement.measuring.trial import try_out
+        from placement.report import write_trace
+
+        return try_out(
+            given.model,
+            result,
+            train=given.train,
+            dims=dims,
+            steps=given.steps,
+            seed=given.seed,
+            recorded=None if given.trace is None else partial(write_trace, result, given.trace),
+            report=tell_steps(bar, given.model, dims),
+        )
+
+
+def _show(trial: Trial) -> None:
+    from rich.table import Table
+
+    from graphs.formatting import format_bytes, format_seconds
+    from graphs.show import show
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
+        table.add_column(column, justify="left" if column == "device" else "right")
+    for device in trial.devices:
+        table.add_row(
+            show(device.name),
+            f"{device.ops:,}",
+            "-" if device.busy_s is None else format_seconds(device.busy_s),
+            format_seconds(device.predicted_busy_s),
+            "-" if device.peak_bytes is None else format_bytes(device.peak_bytes),
+            format_bytes(device.predicted_peak_bytes),
+            format_bytes(device.kept_bytes),
+        )
+    emit_rich(table)
+    if trial.by_module:
+        emit("placed by module: all modules run in one process, one at a time; the prediction takes them to overlap")
+    emit("\n".join(_sentences(trial)))
+
+
+def _sentences(trial: Trial) -> list[str]:
+    """What was measured, what it was compared with, and how noisy it was."""
+    from graphs.formatting import format_seconds
+
+    counted = trial.steps - trial.dropped
+    noise = f"median of {counted} steps, spread {trial.spread:.1%}"
+    error = trial.predicted_step_s / trial.measured_step_s - 1
+    model = "" if trial.op_times == "measured" else "; op times are the cost model's, `placement profile` measures them"
+    measured, predicted = format_seconds(trial.measured_step_s), format_seconds(trial.predicted_step_s)
+    prediction = f"{predicted} predicted ({error:+.1%}{model})"
+    if trial.speedup is None:
+        lines = [f"one device is best: the model runs as it is; {measured}, {noise}", f"step       {prediction}"]
+    else:
+        lines = [f"step       {measured} measured ({noise}), {prediction}"]
+        within = abs(trial.speedup - 1) <= trial.spread + trial.single_spread
+        lines.append(
+            f"one device {format_seconds(trial.measured_single_step_s)} measured (median of "
+            f"{trial.single_steps - trial.single_dropped} steps, spread {trial.single_spread:.1%}), speed-up "
+            f"{trial.speedup:.2f}x{', within the noise' if within else ''}"
+        )
+    checks = [
+        f"{what} {'equal' if is_equal else 'DIFFERENT'}"
+        for what, is_equal in (("outputs", trial.outputs_equal), ("gradients", trial.gradients_equal))
+        if is_equal is not None
+    ]
+    if checks:
+        lines.append(f"compared   {', '.join(checks)}, to the plain model")
+    kept = trial.kept_memory
+    if kept is not None and kept.given_back_faults - kept.faults >= _MANY_FAULTS:
+        lines.append(
+            f"memory     freed memory is kept: {kept.faults:,.0f} page faults and "
+            f"{format_seconds(kept.system_s)} of system time a step of the plain model, "
+            f"{kept.given_back_faults:,.0f} and {format_seconds(kept.given_back_system_s)} without"
+        )
+    return lines

@@ -1,0 +1,73 @@
+"""``placement capture``: a graph, read or captured, saved as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit_json, emit_rich
+from placement.cli.reading import HowToRead, read_graph
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions(HowToRead):
+    """Options of ``placement capture``."""
+
+    graph: options.Graph
+    output: options.Output = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+
+
+def capture(given: CaptureOptions) -> None:
+    """Read or capture a graph and save it as JSON."""
+    if given.output is None and not given.as_json:
+        from placement.inputs.sources import check_name
+
+        check_name(given.graph)
+        raise typer.BadParameter(
+            "capture saves a graph; say where with --output FILE, or print its figures with --json."
+        )
+    check_outputs(given.output, inputs=[given.graph])
+    captured = read_graph(given.graph, given).graph
+    if given.output is not None:
+        from graphs.files import save_graph
+
+        save_graph(captured, given.output)
+    figures = _figures(captured) | {"file": None if given.output is None else str(given.output)}
+    if given.as_json:
+        emit_json(figures)
+        return
+    from placement.cli.tables import graph_figures
+
+    emit_rich(*graph_figures(captured, figures), f"saved to {given.output}")
+
+
+def _figures(graph: OpGraph) -> dict[str, Any]:
+    from graphs.kept import kept
+    from placement.solving.speedup_limit import peak_bytes, reference_device
+
+    parts = kept(graph)
+    return {
+        "graph": graph.name,
+        "hash": graph.hash,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "flops": float(graph.flops.sum()),
+        "bytes_moved": float(graph.bytes_moved.sum()),
+        "kept_bytes": parts.total_bytes,
+        "parameter_bytes": parts.parameter_bytes,
+        "gradient_bytes": parts.gradient_bytes,
+        "optimizer_bytes": parts.optimizer_bytes,
+        "optimizer": None if parts.optimizer is None else parts.optimizer.name,
+        "activation_bytes": parts.activation_bytes,
+        "peak_bytes": peak_bytes(graph, reference_device()),
+    }

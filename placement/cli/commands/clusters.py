@@ -1,0 +1,159 @@
+"""``placement clusters``: the clusters there are, one of them in full, and this machine measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from placement.measuring.doubts import MeasuredMachine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClustersOptions:
+    """Options of ``placement clusters``."""
+
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME|FILE", show_default=False, help="Show this cluster in full; all of them by default."
+        ),
+    ] = None
+    as_json: options.Json = False
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print the named cluster as TOML, to be changed.")] = False
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the named cluster as TOML."),
+    ] = None
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine: the cluster 'local' from now on.")
+    ] = False
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="COUNT",
+            min=1,
+            show_default=False,
+            help="With --measure: take that many CPU cores as devices, instead of all cores or all GPUs and the CPU.",
+        ),
+    ] = None
+
+
+def clusters(given: ClustersOptions) -> None:
+    """List the clusters there are: devices, memory, links, and where the figures come from."""
+    _check(given)
+    if given.measure:
+        machine = _measured_now(given.devices)
+        _write(given, machine.cluster)
+        if not _printed(given, machine.cluster):
+            _show_measured(machine, given.devices, given.output)
+    elif given.name is None:
+        _list_presets(given.as_json)
+    else:
+        from placement.cli.tables import cluster_details
+        from placement.inputs.sources import read_cluster
+
+        cluster = read_cluster(given.name)
+        _write(given, cluster)
+        if not _printed(given, cluster) and not given.output:
+            emit_rich(*cluster_details(cluster))
+
+
+def _check(given: ClustersOptions) -> None:
+    """Raises: typer.BadParameter: options that do not go together."""
+    from env.presets import PRESETS
+
+    if given.name is None and (given.as_toml or given.output) and not given.measure:
+        raise typer.BadParameter(f"--toml and --output need the name of a cluster, one of {', '.join(PRESETS)}.")
+    if given.measure and given.name not in (None, "local"):
+        raise typer.BadParameter(f"--measure is about this machine, not about {given.name}; leave one of them out.")
+    if given.devices is not None and not given.measure:
+        raise typer.BadParameter("--devices says what to --measure; give it too.")
+    check_outputs(given.output, inputs=[given.name])
+
+
+def _list_presets(as_json: bool) -> None:
+    from env.cluster import Cluster
+    from env.presets import PRESETS
+
+    known = [Cluster.preset(key) for key in PRESETS]
+    if as_json:
+        from placement.inputs.cluster_json import cluster_to_dict
+
+        emit_json({"clusters": [cluster_to_dict(cluster) for cluster in known]})
+        return
+    from placement.cli.tables import clusters_table
+
+    emit_rich(*clusters_table(known))
+
+
+def _write(given: ClustersOptions, cluster: Cluster) -> None:
+    if given.output:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, cluster.to_toml())
+
+
+def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
+    """Whether the cluster was asked for as JSON or TOML, and so is printed."""
+    if given.as_json:
+        from placement.inputs.cluster_json import cluster_to_dict
+
+        emit_json(cluster_to_dict(cluster))
+    elif given.as_toml:
+        emit(cluster.to_toml())
+    return given.as_json or given.as_toml
+
+
+def _measured_now(devices: int | None) -> MeasuredMachine:
+    """This machine, measured now; doubtful figures are warned of."""
+    with progress("measuring devices and links"):
+        from placement.measuring import machine as measure
+        from placement.measuring.doubts import warn_of_doubts
+
+        found = measure.measured_machine(devices)
+        warn_of_doubts(found.cluster)
+        return found
+
+
+def _show_measured(found: MeasuredMachine, devices: int | None, output: Path | None) -> None:
+    """What was measured, how far it can be trusted, and where it is saved."""
+    from rich.table import Table
+
+    from graphs.formatting import format_bytes, format_seconds
+    from placement.cli.tables import cluster_details, format_count
+
+    spreads = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("of", "figure", "measured", "spread", "share of a core"):
+        spreads.add_column(column, justify="left" if column in ("of", "figure") else "right")
+    for name, speed in found.speeds.items():
+        for what, rate in speed.peak_flops.items():
+            spreads.add_row(name, what, f"{format_count(rate.value)}FLOP/s", f"{rate.spread:.1%}", f"{rate.share:.0%}")
+        for what, figure, value in (
+            ("bandwidth", speed.memory_bytes_per_s, f"{format_bytes(speed.memory_bytes_per_s.value)}/s"),
+            ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),
+        ):
+            spreads.add_row(name, what, value, f"{figure.spread:.1%}", f"{figure.share:.0%}")
+    for (source, target), link in found.links.items():
+        value = f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
+        spreads.add_row(f"{source} to {target}", "transfers", value, f"{link.spread:.1%}", "")
+    emit_rich(*cluster_details(found.cluster), spreads)
+    if found.others is not None:
+        emit(f"other processes had {found.others:.0%} of the processor time meanwhile")
+    if output is not None:
+        emit(f"written to {output}")
+    name = "the cluster 'local'" if devices is None else f"Cluster.local({devices}) in Python"
+    if found.file is None:
+        emit(f"not kept as {name}: the cache cannot be written")
+    elif found.is_cached:
+        emit(f"kept as {name} in {found.file}")
+    else:
+        emit(f"not kept as {name}: the earlier figures in {found.file} are not doubtful, and stay")

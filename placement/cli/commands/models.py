@@ -1,0 +1,73 @@
+"""``placement models``: the built-in models, and how much placement can gain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import emit_json, emit_rich, progress
+
+if TYPE_CHECKING:
+    from env.cluster import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Options of ``placement models``."""
+
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")
+    ] = None
+    train: options.Train = False
+    as_json: options.Json = False
+
+
+def models(given: ModelsOptions) -> None:
+    """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
+    from graphs.errors import UnknownNameError
+    from graphs.zoo import MODELS
+    from placement.solving.speedup_limit import reference_device
+
+    chosen = given.names or list(MODELS)
+    for name in chosen:
+        if name not in MODELS:
+            raise UnknownNameError("model", name, MODELS)
+    device = reference_device()
+    rows = []
+    with progress("starting", len(chosen)) as report:
+        for done, name in enumerate(chosen):
+            report(f"reading {name} (captured once, then kept)", done)
+            rows.append(_row(name, given.train, device))
+    if given.as_json:
+        emit_json({"train": given.train, "device": device.model, "models": rows})
+        return
+    from placement.cli.tables import models_table
+
+    emit_rich(*models_table(rows, device.model))
+
+
+def _row(name: str, train: bool, device: Device) -> dict[str, Any]:
+    """The figures of one model, as they are printed as JSON."""
+    from graphs.zoo import MODELS
+    from graphs.zoo.cache import model_graph
+    from placement.solving.speedup_limit import potential
+
+    graph = model_graph(name, train)
+    gain = potential(graph, device)
+    return {
+        "name": name,
+        "summary": MODELS[name].summary,
+        "source": MODELS[name].source,
+        "batch_size": MODELS[name].batch_size,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "flops": float(graph.flops.sum()),
+        "bytes_moved": float(graph.bytes_moved.sum()),
+        "kept_bytes": int(graph.kept_bytes.sum()),
+        "work_s": gain.work_s,
+        "critical_path_s": gain.critical_path_s,
+        "best_speedup": gain.best_speedup,
+    }

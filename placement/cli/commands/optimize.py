@@ -1,0 +1,128 @@
+"""``placement optimize``: a placement, saved with everything needed to replay and verify it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import completion, options
+from placement.cli.executing import HowToScore, check_scorer, profiled
+from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
+from placement.cli.reading import read_graph
+from placement.cli.records import again, is_default
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from placement.cli.executing import Running
+    from placement.solving.result import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeOptions(HowToSearch, HowToScore):
+    """Options of ``placement optimize``."""
+
+    graph: options.Graph
+    cluster: options.ClusterOption = None
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            autocompletion=completion.list_of(completion.METHODS),
+            help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
+            "search and exact solvers, keeping the best.",
+        ),
+    ] = "auto"
+    seed: options.Seed = 0
+    objective: options.Objective = "latency"
+    budget_s: options.BudgetSeconds = None
+    evaluations: options.Evaluations = None
+    communication: options.Communication = None
+    memory_fraction: options.MemoryFraction = None
+    priority: options.PriorityOption = "longest_path"
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    scorer: options.ScorerOption = "simulate"
+    as_json: options.Json = False
+    html: options.Html = None
+    trace: options.Trace = None
+    output: options.Output = None
+
+
+def optimize(given: OptimizeOptions) -> None:
+    """Find a placement, and save it with everything needed to replay and verify it."""
+    check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
+    with progress("importing"):
+        from placement import optimization
+    search = checked_search([given.method], given)
+    graph, cluster, running = _problem(given)
+    with reason_as_json(given.as_json), running as scorer, progress(f"placing with {given.method}"):
+        result = optimization.optimize(graph, cluster, given.method, scorer=scorer, **search)
+    result = dataclasses.replace(result, command=command_of(given))
+    written = list(_write(result, given)) if result.feasible else []
+    if given.as_json:
+        emit_json(result.to_dict())
+    elif result.feasible:
+        from placement.cli.tables import at_peak
+
+        note = at_peak(result.graph, result.cluster)
+        emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
+    if not result.feasible:
+        _refuse(given.method, result)
+
+
+def command_of(given: OptimizeOptions) -> str:
+    """The command line that gives the same answer."""
+    return again("optimize", [given.graph], given, ("cluster", "method", "scorer", *ANSWER_FIELDS))
+
+
+def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
+    """The graph, the cluster, and what scores placements there."""
+    from placement.inputs.sources import check_cluster_argument, cluster_for
+
+    check_scorer(given)
+    is_simulated = is_default(given, "scorer")
+    if not is_simulated and not is_default(given, "objective"):
+        raise typer.BadParameter(f"--scorer execute measures step times; leave out --objective {given.objective}.")
+    if given.cluster is not None:
+        check_cluster_argument(given.cluster)
+    if not is_simulated:
+        return profiled(given.graph, given.cluster, given)
+    source = read_graph(given.graph, given)
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    return source.graph, cluster, contextlib.nullcontext(given.scorer)
+
+
+def _write(result: Result, given: OptimizeOptions) -> Iterator[str]:
+    """Write the files asked for; yields a sentence about each."""
+    if given.html is not None:
+        from placement.comparison import with_one_device
+        from placement.report import write_html
+
+        write_html(with_one_device(result), given.html, result.command)
+        yield f"report: {given.html}"
+    if given.trace is not None:
+        from placement.report import write_trace
+
+        write_trace(result, given.trace)
+        yield f"trace: {given.trace}"
+    if given.output is not None:
+        result.save(given.output)
+        yield f"saved to {given.output}"
+
+
+def _refuse(method: str, result: Result) -> None:
+    """Raises: InfeasibleError: says why nothing was found, and what may find something."""
+    from graphs.errors import InfeasibleError
+    from placement.solving.methods import HEURISTICS
+
+    others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
+    raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")

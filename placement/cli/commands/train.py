@@ -1,0 +1,262 @@
+"""``placement train``: a policy, learned from placements."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from placement.cli import completion, options
+from placement.cli.executing import HowToScore, check_scorer, executed
+from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
+from placement.cli.records import again, is_default
+from placement.cli.training_display import training_display
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from placement.cli.executing import Running
+    from placement.learning.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(HowToScore):
+    """Options of ``placement train``."""
+
+    graphs: Annotated[
+        list[str],
+        typer.Argument(metavar="GRAPH", show_default=False, help="As for `placement optimize`; one or several."),
+    ]
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="The policy file, policy.zip; beside it the best placements, policy.best.json, and, until the run is "
+            "complete, policy.checkpoint: the same command goes on from there.",
+        ),
+    ]
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="As for `placement optimize`; several, repeated or with commas between, train on each.",
+        ),
+    ] = None
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            autocompletion=completion.one_of(completion.POLICIES),
+            help="hierarchical, seq2seq, graph or ppo.",
+        ),
+    ] = "hierarchical"
+    preset: Annotated[
+        str,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            autocompletion=completion.one_of(completion.TRAINING_PRESETS),
+            help="default, or paper: as published, where it is published.",
+        ),
+    ] = "default"
+    evaluations: Annotated[
+        int | None,
+        typer.Option(
+            "--evaluations",
+            metavar="COUNT",
+            show_default=False,
+            min=0,
+            help="How many placements to score: the same policy on any run with the same seed.",
+        ),
+    ] = None
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-s",
+            metavar="SECONDS",
+            show_default=False,
+            help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
+        ),
+    ] = None
+    seed: options.Seed = 0
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Do not begin by imitating the best list schedule.")
+    ] = False
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever checkpoint there is.")] = False
+    checkpoint_every_s: Annotated[
+        float, typer.Option("--checkpoint-every-s", metavar="SECONDS", help="Time between checkpoints.")
+    ] = 30.0
+    scorer: options.ScorerOption = "simulate"
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            show_default=False,
+            help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
+        ),
+    ] = None
+    log_dir: Annotated[
+        Path | None,
+        typer.Option("--log-dir", metavar="DIR", show_default=False, help="Write a log for TensorBoard there."),
+    ] = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+
+
+def train(given: TrainOptions) -> None:
+    """Train a policy to place graphs, for --method policy:FILE, and save the best placements it finds."""
+    names = [name.strip() for text in given.cluster or () for name in text.split(",") if name.strip()]
+    given = dataclasses.replace(given, cluster=names)
+    _check(given, names)
+    graphs, targets = _read(given, names)
+    running: Running = contextlib.nullcontext(given.scorer)
+    if not is_default(given, "scorer"):
+        running = executed(given.graphs, targets, given)
+    from placement.learning import training
+
+    with reason_as_json(given.as_json), running as scorer, training_display() as (begin, show):
+        found = training.train(
+            graphs,
+            targets,
+            given.policy,
+            output=given.output,
+            seed=given.seed,
+            evaluations=given.evaluations,
+            budget_s=given.budget_s,
+            preset=given.preset,
+            warm_start=not given.from_scratch,
+            scorer=scorer,
+            start_from=given.from_,
+            log_dir=given.log_dir,
+            checkpoint_every_s=given.checkpoint_every_s,
+            restart=given.restart,
+            command=command_of(given),
+            begin=begin,
+            progress=show,
+        )
+    if given.as_json:
+        emit_json(_to_dict(found))
+    else:
+        emit("\n".join(_summary(found)))
+    _refuse_empty(found)
+
+
+def command_of(given: TrainOptions) -> str:
+    """The command line that trains the same policy, into the same file."""
+    fields = (
+        *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
+        *("train", "granularity", "output", "log_dir", "dim"),
+    )
+    return again("train", given.graphs, given, fields)
+
+
+def _check(given: TrainOptions, clusters: list[str]) -> None:
+    """Refuse what cannot be trained, before anything is read."""
+    check_outputs(given.output, inputs=[*given.graphs, *clusters, given.from_])
+    if given.log_dir is not None and given.log_dir.exists() and not given.log_dir.is_dir():
+        raise typer.BadParameter(f"--log-dir {given.log_dir} is a file; give a folder.")
+    with progress("importing"):
+        from placement.learning.training import check_training
+    with usage_errors():
+        check_training(
+            given.policy, given.preset, given.seed, given.evaluations, given.budget_s, given.checkpoint_every_s
+        )
+    check_scorer(given)
+
+
+def _read(given: TrainOptions, clusters: list[str]) -> tuple[list[OpGraph], list[Cluster]]:
+    """The graphs, and the clusters to place each of them on."""
+    from placement.inputs.sources import cluster_for, read_source
+
+    sizes = options.parse_dims(given.dim)
+    sources = []
+    with progress("reading", len(given.graphs)) as report:
+        for done, name in enumerate(given.graphs):
+            report(f"reading {name}", done)
+            sources.append(read_source(name, train=given.train, granularity=given.granularity, dims=sizes))
+    if clusters:
+        targets = [cluster_for(sources[0], name) for name in clusters]
+    else:
+        own = {cluster.hash: cluster for source in sources for cluster in [cluster_for(source, None)]}
+        if len(own) > 1:
+            raise typer.BadParameter("these graphs bring different clusters of their own; say which with --cluster.")
+        targets = list(own.values())
+    return [source.graph for source in sources], targets
+
+
+def _to_dict(found: Training) -> dict[str, Any]:
+    return {
+        "policy_file": str(found.policy_file),
+        "samples": found.samples,
+        "seconds": found.seconds,
+        "proven": found.proven,
+        "interrupted": found.interrupted,
+        "resumed_from": found.resumed_from,
+        "problems": [
+            {
+                "name": label,
+                "step_time_s": None if result is None else result.step_time_s,
+                "lower_bound_s": bound_s,
+                "gap": None if result is None else result.gap,
+                "chosen": None if result is None else result.chosen,
+                "measured_step_s": measured_s,
+                "file": None if result is None else str(path),
+            }
+            for label, result, path, bound_s, measured_s in zip(
+                found.labels, found.results, found.result_files, found.lower_bounds_s, _measured(found), strict=True
+            )
+        ],
+    }
+
+
+def _measured(found: Training) -> tuple[float | None, ...]:
+    """P: measured step times, None where there are none."""
+    return found.measured_s or (None,) * len(found.results)
+
+
+def _summary(found: Training) -> Iterator[str]:
+    from env.problem import LATENCY, scope
+    from graphs.formatting import format_seconds
+    from graphs.show import show
+
+    rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
+    for label, result, path, measured_s in rows:
+        if result is not None and (answer := result.answer) is not None:
+            figures = f"{format_seconds(answer.step_time_s)}, gap {answer.gap:.1%}, found by {result.chosen}"
+            if measured_s is not None:
+                predicted = format_seconds(answer.step_time_s)
+                figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
+            yield f"{show(label)}: {figures}: {path}"
+    proven = f"proven optimal {scope(LATENCY)} after"
+    how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
+    yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
+    yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
+    if found.interrupted:
+        yield "the same command goes on from here"
+
+
+def _refuse_empty(found: Training) -> None:
+    """Raises: InfeasibleError: no placement of one of the problems fits."""
+    from graphs.errors import InfeasibleError
+    from graphs.show import show
+
+    for label, result in zip(found.labels, found.results, strict=True):
+        if result is None:
+            raise InfeasibleError(
+                f"none of {found.samples:,} placements of {show(label)} fits; train longer, or see "
+                "`placement optimize`."
+            )

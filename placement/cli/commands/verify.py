@@ -1,0 +1,64 @@
+"""``placement verify``: a saved placement, scored again by code that no method shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from placement.cli import options
+from placement.cli.output import emit, emit_json, progress
+from placement.cli.reading import HowToRead, read_graph
+from placement.cli.records import is_default
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(HowToRead):
+    """Options of ``placement verify``."""
+
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
+    ]
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            "--graph",
+            metavar="GRAPH",
+            show_default=False,
+            help="The graph it should be for; the one in FILE by default.",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="The cluster it should be for; the one in FILE by default.",
+        ),
+    ] = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+
+
+def verify(given: VerifyOptions) -> None:
+    """Score a saved placement again, with code that no method shares, and compare every figure."""
+    if given.graph is None and (given.train or given.dim or not is_default(given, "granularity")):
+        raise typer.BadParameter("--train, --granularity and --dim say how to read --graph GRAPH; give that too.")
+    with progress("importing"):
+        from placement import verification
+        from placement.inputs.sources import read_cluster
+    expected = None if given.graph is None else read_graph(given.graph, given).graph
+    target = None if given.cluster is None else read_cluster(given.cluster)
+    with progress(f"verifying {given.file}"):
+        found = verification.verify(given.file, expected, target)
+    if given.as_json:
+        emit_json(found.to_dict())
+    else:
+        emit(found.summary())
+    if not found.holds:
+        raise typer.Exit(1)

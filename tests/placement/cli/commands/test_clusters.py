@@ -1,0 +1,66 @@
+"""``placement clusters``, really run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_lines import Call, refused
+
+from env.cluster import Cluster
+from env.presets import PRESETS
+from graphs.errors import ClusterError
+
+
+def test_clusters_lists_every_preset(call: Call) -> None:
+    code, out, err = call("clusters")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in PRESETS)
+    document = json.loads(call("clusters", "--json")[1])
+    assert [cluster["name"] for cluster in document["clusters"]] == list(PRESETS)
+
+
+def test_one_cluster_in_full(call: Call, tmp_path: Path) -> None:
+    out = call("clusters", "4xV100-pcie")[1]
+    cluster = Cluster.preset("4xV100-pcie")
+    assert cluster.source in out
+    assert all(device.name in out for device in cluster.devices)
+    assert len(json.loads(call("clusters", "4xV100-pcie", "--json")[1])["devices"]) == 4
+    path = tmp_path / "mine.toml"
+    assert call("clusters", "4xV100-pcie", "-o", path)[:2] == (0, "")
+    assert Cluster.from_toml(path) == cluster
+    assert call("clusters", "4xV100-pcie", "--toml")[1] == path.read_text(encoding="utf-8")
+    assert call("clusters", path)[1] == out
+
+
+def test_bad_clusters(call: Call, tmp_path: Path) -> None:
+    refused(call("clusters", "4xV100"), "unknown cluster '4xV100', did you mean '4xV100-pcie'?")
+    refused(call("clusters", "--toml"), "need the name of a cluster")
+    (tmp_path / "bad.toml").write_text("devices = 3", encoding="utf-8")
+    refused(call("clusters", "bad.toml"), "bad.toml")
+    refused(call("clusters", "none.toml"), "cannot read cluster file none.toml")
+
+
+def test_the_links_of_a_cluster_say_how_many_transfers_they_carry(call: Call) -> None:
+    toml = Cluster.preset("2xK40-pcie").to_toml()
+    Path("free.toml").write_text(toml.replace("latency_s", "exclusive = false\nlatency_s"), encoding="utf-8")
+    assert "one transfer at a time" in call("clusters", "2xK40-pcie")[1]
+    shown = call("clusters", "free.toml")[1]
+    assert "any number at once" in shown
+    assert "one transfer at a time" not in shown
+
+
+def test_misspelt_keys_of_a_cluster_have_near_names(tmp_path: Path) -> None:
+    toml = Cluster.preset("2xK40-pcie").to_toml()
+    both = toml + '\n[[links]]\nbetween = ["gpu0", "gpu1"]\nbandwith_bytes_per_s = 1e9\n'
+    for text, expected in {
+        both: "did you mean 'bandwidth_bytes_per_s'? Known: src, dst, .*between",
+        toml.replace("src =", "betwen ="): "did you mean 'between'?",
+        toml.replace("kind =", "knd ="): "unknown key 'knd', did you mean 'kind'?",
+        "comunication = 'blocking'\n" + toml: "unknown key 'comunication', did you mean 'communication'?",
+        "zzz = 1\n" + toml: "unknown key 'zzz'; known: name",
+    }.items():
+        (tmp_path / "c.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(ClusterError, match=expected.replace("?", r"\?")):
+            Cluster.from_toml(tmp_path / "c.toml")

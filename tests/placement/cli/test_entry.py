@@ -1,0 +1,74 @@
+"""From a command line to an exit code: errors nobody foresaw, misspelt words, and the command as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_lines import CLUSTER, Call, process, refused
+
+from graphs.errors import MismatchError
+
+
+def test_no_arguments_is_help(call: Call) -> None:
+    assert call()[1] == call("--help")[1]
+
+
+def test_an_error_that_nobody_foresaw(call: Call, graph_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise LookupError("of all things\nand more")
+
+    monkeypatch.setattr("placement.inputs.sources.read_source", broken)
+    refused(
+        call("capture", graph_file, "--json"), "did not foresee (LookupError: of all things); PLACEMENT_TRACEBACK=1"
+    )
+    monkeypatch.setenv("PLACEMENT_TRACEBACK", "1")
+    with pytest.raises(LookupError, match="of all things"):
+        call("capture", graph_file, "--json")
+
+
+def test_the_command_line_gives_no_advice_in_python(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = call("optimize", "alexnet", "--cluster", "4xV100-pcie", "--scorer", "execute")
+    assert code == 2
+    assert "Cluster.local" not in err
+    assert "`placement clusters --measure --devices 2`" in err
+    error = MismatchError("it is so; pass x={}.").but_on_command_line("it is so; give --x.")
+    assert str(error) == "it is so; pass x={}."
+    monkeypatch.setattr("placement.inputs.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(error))
+    assert call("capture", "alexnet", "--json")[2] == "placement: it is so; give --x.\n"
+
+
+def test_the_command_as_a_process(graph_file: Path, tmp_path: Path) -> None:
+    started = process("compare", graph_file, *CLUSTER, "--json", cwd=tmp_path)
+    out, err = started.communicate(timeout=300)
+    assert (started.returncode, err) == (0, "")
+    assert json.loads(out)["graph"] == "branches"
+
+
+def test_a_reader_who_leaves_is_no_error(tmp_path: Path) -> None:
+    started = process("clusters", "--json", cwd=tmp_path)
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.close()
+    err = started.stderr.read()
+    started.stderr.close()
+    assert started.wait(timeout=300) == 141
+    assert err == ""
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef f():\n    open('started', 'w').close()\n    time.sleep(600)\n", encoding="utf-8"
+    )
+    started = process("capture", "slow.py:f", "-o", "out.json", cwd=tmp_path)
+    while not (tmp_path / "started").exists():
+        assert started.poll() is None
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=300)
+    assert (started.returncode, out, err.strip()) == (130, "", "placement: interrupted; no file is half-written.")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["slow.py", "started"]

@@ -1,0 +1,101 @@
+"""What ``--help`` says: which options there are, and an example of each command."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from command_lines import Call, commands
+
+from placement.cli.registry import EXAMPLES
+
+SEARCHING = ["--budget-s", "--evaluations", "--communication", "--memory-fraction"]
+
+
+COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
+
+
+OPTIONS = {
+    "models": ["--help", "--json", "--train", "NAMES"],
+    "clusters": ["--devices", "--help", "--json", "--measure", "--output", "--toml", "-o", "NAME"],
+    "capture": [*COMMON, "--output", "-o", "GRAPH"],
+    "compare": [
+        *COMMON,
+        *SEARCHING,
+        *[
+            "--cluster",
+            "--clusters",
+            "--sweep",
+            "--html",
+            "--methods",
+            "--objective",
+            "--output",
+            "--priority",
+            "--seed",
+            "--trace",
+            "-o",
+            "GRAPH",
+        ],
+    ],
+    "optimize": [
+        *COMMON,
+        *SEARCHING,
+        *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
+        *["-o", "GRAPH"],
+    ],
+    "apply": [
+        *[
+            "--budget-s",
+            "--cluster",
+            "--dim",
+            "--help",
+            "--json",
+            "--method",
+            "--output",
+            "--seed",
+            "--steps",
+            "--trace",
+            "--train",
+        ],
+        *["-o", "MODEL", "PLACEMENT"],
+    ],
+    "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
+    "verify": [*COMMON, "--cluster", "--graph", "FILE"],
+    "export": ["--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
+    "train": [
+        *COMMON,
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
+    ],
+}
+
+
+def test_the_options_are_these() -> None:
+    """A change here is a change of the command line: say so in the changelog."""
+    found = {}
+    for name, command in commands().items():
+        options = [word for p in command.params for word in p.opts if word.startswith("-")]
+        arguments = [p.name.upper() for p in command.params if not p.opts[0].startswith("-")]
+        found[name] = sorted([*options, "--help", *arguments])
+    assert found == {name: sorted(options) for name, options in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("command", ["", *OPTIONS])
+def test_help(call: Call, command: str) -> None:
+    code, out, err = call(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: placement {command}".strip() in out
+    for option in OPTIONS.get(command, []):
+        assert option in out or option.isupper()
+    assert "<" not in out  # no <bool> and no <list[str]>
+    assert "[[" not in out
+
+
+def test_every_command_has_an_example_that_can_be_typed(call: Call) -> None:
+    assert list(commands()) == [command.__name__ for command in EXAMPLES]
+    for name, command in commands().items():
+        example = command.epilog.removeprefix("Example: ")
+        words = shlex.split(example)
+        assert words[:2] == ["placement", name]
+        command.make_context(name, words[2:])  # parses it, and refuses unknown options
+        assert f"Example: {example}" in " ".join(call(name, "--help")[1].split())

@@ -1,0 +1,396 @@
+"""What the processes of test_ranks.py do: small models, placed at random over the ranks, against themselves."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import gc
+import os
+import resource
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from placed_models import random_layout as layout_of
+from placed_models import strided
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from graphs.capture import Program, capture_program
+from graphs.zoo import build
+from placement.runtime.program.functional import functional
+from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.ranks.ranks import RankModule
+from placement.runtime.transport import nccl
+from placement.runtime.transport.gloo import LOOPBACK, gloo_group
+
+N_STEPS = 50
+
+
+class Tiny(nn.Module):
+    """Dropout, batch normalisation, tied weights, a shared mask, a written counter, nested outputs, a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("mask", torch.ones(5, 8).tril())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+        self.calls += 1
+        scale = scale + self.calls
+        hidden = self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2) * self.mask
+        hidden, _ = self.rnn(hidden)
+        left = torch.dropout(self.left(hidden).relu(), 0.5, self.training) * scale
+        right = torch.dropout(self.right(hidden), 0.5, self.training) + self.mask
+        return {"logits": self.head(left + right), "parts": (left, [right.transpose(1, 2)])}
+
+
+def tiny() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model, its arguments and its keyword arguments."""
+    torch.manual_seed(3)
+    return Tiny(), (torch.randint(11, (4, 5)),), {"scale": torch.rand(8)}
+
+
+def chosen(program: Program, device: Sequence[int]) -> DeviceLayout:
+    """Two devices, each op on the one that is given, in program order."""
+    ops = range(program.graph.n_ops)
+    order = [[op for op in ops if device[op] == number] for number in range(2)]
+    return DeviceLayout(functional(program), device, order, [float(op) for op in ops], [torch.device("cpu")] * 2)
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    return outputs["logits"].square().mean() + outputs["parts"][1][0].sin().mean()
+
+
+def equality(folder: str, group: ProcessGroup) -> dict[str, Any]:
+    """Everything that must come out as without a placement."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"same_host": sorted(group.same_host), "zoo": _zoo(group)}
+    found["nested"] = _nested(group)
+    found["curve"] = _curve(group, Path(folder))
+    found["meta"] = _meta(group, Path(folder))
+    found["wrong"] = _wrong(group)
+    found["limited"] = _limited(group)
+    return found
+
+
+def briefly(description: None, group: ProcessGroup) -> dict[str, Any]:
+    """What must be equal whichever way tensors go, and after a process that this one forks has ended."""
+    torch.set_num_threads(1)
+    child = os.fork()
+    if not child:
+        sys.excepthook(ValueError, ValueError("only this child has failed"), None)
+        atexit._run_exitfuncs()  # what a clean end does
+        os._exit(0)
+    os.waitpid(child, 0)
+    return {"same_host": sorted(group.same_host), "nested": _nested(group), "strided": _strided(group)}
+
+
+def directly(description: None, group: ProcessGroup) -> dict[str, Any]:
+    """What must be equal where tensors go from GPU to GPU; gloo without tags stands in for NCCL."""
+    torch.set_num_threads(1)
+    sent: list[int] = []
+
+    class Group:
+        def __init__(self, store: Any, number: int, place: torch.device) -> None:
+            self._group = gloo_group(store, number, 2, timedelta(minutes=1), LOOPBACK)
+            self.recv, self.shutdown = self._group.recv, lambda: None
+
+        def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
+            sent.append(tensors[0].nbytes)
+            return self._group.send(tensors, target, tag)
+
+    nccl.identity = lambda place: f"GPU of rank {group.rank}"
+    nccl.new_group = Group
+    found = {"nested": _nested(group), "zoo": _zoo(group)}
+    return {**found, "sent": len(sent)}
+
+
+def _zoo(group: ProcessGroup) -> dict[str, list[bool]]:
+    found = {}
+    for name in ("two_tower", "bert_base", "resnet50"):
+        torch.manual_seed(0)
+        net = build(name, device="cpu", small=True)
+        single = copy.deepcopy(net.model).eval()
+        program = capture_program(net.model, net.args)
+        placed = RankModule(net.model.eval(), layout_of(program, group.size, 1), group)
+        with torch.no_grad():
+            found[name] = [_close(single(*net.args), placed(*net.args)) for _ in range(2)]
+    return found
+
+
+def _nested(group: ProcessGroup) -> dict[str, Any]:
+    model, args, kwargs = tiny()
+    single = copy.deepcopy(model)
+    program = capture_program(model, args, kwargs, train=True, loss=loss_of)
+    placed = RankModule(model, layout_of(program, group.size, 2), group, loss_of)
+    found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
+    found["bytes"] = sum(p.nbytes for p in placed.parameters())
+    found["all_bytes"] = sum(p.nbytes for p in single.parameters())
+    placed(*args, **kwargs)  # a forward pass whose backward pass never comes
+    single(*args, **kwargs)
+    for kind in ("backward", "step", "twice"):
+        for module in (single, placed):
+            module.zero_grad()
+        torch.manual_seed(9)
+        outputs = single(*args, **kwargs)
+        loss_of(outputs).backward()
+        if kind == "twice":
+            loss_of(single(*args, **kwargs)).backward()
+        torch.manual_seed(9)
+        if kind == "backward":
+            mine = placed(*args, **kwargs)
+            loss_of(mine).backward()
+            same = _close(outputs["logits"], mine["logits"]) and _close(outputs["parts"][1][0], mine["parts"][1][0])
+        elif kind == "step":
+            same = _close(placed.step(*args, **kwargs), loss_of(outputs))
+        else:
+            for _ in range(2):
+                loss_of(placed(*args, **kwargs)).backward()
+            same = True
+        found[kind] = [same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+    placed.eval()
+    single.eval()
+    with torch.no_grad():
+        found["evaluation"] = _close(single(*args, **kwargs), placed(*args, **kwargs))
+        half = args[0][:2]
+        found["half_a_batch"] = _close(single(half, **kwargs), placed(half, **kwargs))
+    placed.train()
+    single.train()
+    torch.manual_seed(1)
+    loss = loss_of(single(half, **kwargs))
+    torch.manual_seed(1)
+    found["half_a_batch_trains"] = _close(loss, placed.step(half, **kwargs))
+    whole = placed.gathered_state_dict()
+    found["gathered"] = [
+        sorted(whole),
+        [bool(torch.equal(whole[k], v)) for k, v in single.state_dict().items() if whole],
+    ]
+    return found
+
+
+def _strided(group: ProcessGroup) -> list[bool]:
+    """Arguments and gradients of outputs with other strides than captured."""
+    found = []
+    for train in (False, True):
+        model, calls, loss = strided()
+        program = capture_program(model, calls[0], train=train, loss=torch.sum)
+        for seed in range(4):
+            single, own = copy.deepcopy(model).train(train), copy.deepcopy(model).train(train)
+            placed = RankModule(own, layout_of(program, group.size, seed), group, torch.sum)
+            for args in calls:
+                with torch.set_grad_enabled(train):
+                    expected, mine = single(*args), placed(*args)
+                found.append(_close(expected, mine))
+                if train:
+                    loss(expected).backward()
+                    loss(mine).backward()
+            found += _same_gradients(single, placed)
+    return found
+
+
+def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
+    """Losses of 50 steps, saved and read back in the middle."""
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 6, 16)
+    single = copy.deepcopy(model)
+    program = capture_program(model, (x,), train=True, loss=_squares)
+    layout = layout_of(program, group.size, 5)
+    placed = RankModule(model, layout, group)
+    curves = []
+    for module in (single, placed):
+        torch.manual_seed(6)
+        adam = torch.optim.Adam(module.parameters(), lr=1e-2)
+        losses = []
+        for step in range(N_STEPS):
+            adam.zero_grad()
+            if module is single:
+                loss = _squares(module(x))
+                loss.backward()
+            else:
+                loss = placed.step(x)
+            adam.step()
+            losses.append(loss.item())
+            if module is placed and step == N_STEPS // 2:
+                placed.save(folder / "model.safetensors")
+                placed.save_optimizer(folder / "adam.safetensors", adam)
+                with torch.no_grad():
+                    for parameter in placed.parameters():
+                        parameter.zero_()
+                placed.load(folder / "model.safetensors")
+                adam = torch.optim.Adam(placed.parameters(), lr=1e-2)
+                placed.load_optimizer(folder / "adam.safetensors", adam)
+        curves.append(losses)
+    found = {"curves": curves}
+    if group.rank == 0:
+        stored = safetensors.torch.load_file(folder / "model.safetensors")
+        single.load_state_dict(stored)
+        found["keys"] = sorted(stored)
+    return found
+
+
+def _squares(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
+    """A model without memory gets this rank's share from a checkpoint."""
+    model, args, kwargs = tiny()
+    model.eval()
+    if group.rank == 0:
+        safetensors.torch.save_model(model, str(folder / "tiny.safetensors"))
+    group.barrier()
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+    with torch.device("meta"):
+        empty = Tiny().eval()
+    program = capture_program(empty, args, kwargs)
+    placed = RankModule(empty, layout_of(program, group.size, 7), group)
+    try:
+        placed(*args, **kwargs)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    placed.load(folder / "tiny.safetensors")
+    with torch.no_grad():
+        outputs = placed(*args, **kwargs)
+    return {
+        "refused": refused,
+        "equal": _close(expected["logits"], outputs["logits"]),
+        "keys": sorted(placed.state_dict()),
+    }
+
+
+def _limited(group: ProcessGroup) -> dict[str, Any]:
+    """A model whose training state, 256 MB, is more than one process may have, beside one that may have it."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
+    x = torch.randn(4, 512)
+    program = capture_program(model, (x,), train=True, loss=_squares)
+    layer_of = [int(module or 63) for module in program.graph.modules]
+    layout = chosen(program, [int(layer >= 32) for layer in layer_of])
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + 200_000_000, hard))
+    try:
+        losses, own_bytes = _placed_steps(model, layout, x, group)
+        gc.collect()
+        try:
+            _whole_steps(x, 1)
+            fits = True
+        except (RuntimeError, MemoryError):
+            fits = False
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    unlimited = _whole_steps(x, N_STEPS) if group.rank == 0 else []
+    return {"losses": losses, "unlimited": unlimited, "own_bytes": own_bytes, "whole_fits": fits}
+
+
+def _placed_steps(
+    model: nn.Module, layout: DeviceLayout, x: torch.Tensor, group: ProcessGroup
+) -> tuple[list[float], int]:
+    placed = RankModule(model, layout, group)
+    _fill(placed)
+    losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
+    own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
+    model.to("meta")  # frees what it shares with the placed one
+    return losses, own_bytes
+
+
+def _whole_steps(x: torch.Tensor, n_steps: int) -> list[float]:
+    whole = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
+    _fill(whole)
+
+    def step() -> torch.Tensor:
+        loss = _squares(whole(x))
+        loss.backward()
+        return loss.detach()
+
+    return _losses(whole.parameters(), step, n_steps)
+
+
+def _fill(model: nn.Module) -> None:
+    """Each parameter with numbers of its own, whoever has it."""
+    for name, parameter in model.named_parameters():
+        torch.manual_seed(zlib.crc32(name.encode()))
+        nn.init.normal_(parameter, std=0.044)
+
+
+def _losses(parameters: Any, step: Callable[[], torch.Tensor], n_steps: int) -> list[float]:
+    adam = torch.optim.Adam(parameters, lr=1e-4, foreach=False)
+    losses = []
+    for _ in range(n_steps):
+        adam.zero_grad()
+        losses.append(step().item())
+        adam.step()
+    return losses
+
+
+def _data_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+
+
+def _wrong(group: ProcessGroup) -> list[str]:
+    """Sentences for what is wrong on every rank."""
+    model, args, kwargs = tiny()
+    program = capture_program(model, args, kwargs)
+    placed = RankModule(model, layout_of(program, group.size, 7), group)
+    found = []
+    for act in (
+        lambda: placed(args[0][:, :2], **kwargs),
+        lambda: placed.step(*args, **kwargs),
+        lambda: placed.save("/nowhere/model.safetensors"),
+        lambda: placed.load("/nowhere/model.safetensors"),
+        lambda: RankModule(model, layout_of(program, group.size + 1, 7), group),
+        lambda: RankModule(model, layout_of(program, group.size, group.rank), group),
+        lambda: _twins(group),
+        lambda: placed.save_optimizer("/nowhere/adam.safetensors", torch.optim.Adam([torch.ones(2)])),
+        lambda: copy.deepcopy(placed),
+    ):
+        try:
+            act()
+            found.append("")
+        except (ValueError, OSError) as error:
+            found.append(str(error))
+    return found
+
+
+def _twins(group: ProcessGroup) -> None:
+    """Two parameters over one memory."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    program = capture_program(model, (torch.ones(2, 4),), train=True)
+    RankModule(model, layout_of(program, group.size, 0), group)
+
+
+def _close(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.allclose(a, b, 1e-5, 1e-6) and a.stride() == b.stride() for a, b in pairs)
+
+
+def _same_gradients(single: nn.Module, placed: nn.Module) -> list[bool]:
+    expected = dict(single.named_parameters())
+    return [
+        p.grad is expected[name].grad if p.grad is None else _close(expected[name].grad, p.grad)
+        for name, p in placed.named_parameters()
+    ]
+
+
+def _same_buffers(single: nn.Module, placed: nn.Module) -> list[bool]:
+    expected = dict(single.named_buffers())
+    return [_close(expected[name], b) for name, b in placed.named_buffers()]
