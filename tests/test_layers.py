@@ -61,8 +61,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
     "placement.learning": (
         "networks",
+        "policies",
         "learners",
-        "archive event_log checkpoint policy_file placing by_name session training",
+        "checkpoint event_log placing by_name session training",
         "__init__",
     ),
 }

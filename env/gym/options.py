@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from env.gym.named import Clusters, Graphs
 from graphs.opgraph import IntArray
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
+    from env.gym.named import Clusters, Graphs
     from env.gym.rewards import Reward
     from env.gym.task import Order, Units
 

@@ -17,7 +17,6 @@ from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from graphs.transforms.coarsen import to_size
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -204,6 +203,8 @@ def _unit_of(graph: OpGraph, units: Units) -> IntArray:
     if isinstance(units, int):
         if units < 1 or isinstance(units, bool):
             raise MismatchError(f"units is a number of units, 1 or more, or the unit of each op, got {units!r}.")
+        from graphs.transforms.coarsen import to_size
+
         coarse = to_size(graph, units)
         return _numbered(_labels(coarse.graph.colocation)[coarse.group_of])
     given = np.asarray(units)

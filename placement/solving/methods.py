@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import baselines
-from baselines.budget import Search
-from baselines.portfolio import stages
 from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
@@ -16,7 +14,7 @@ from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
-    from baselines.budget import Budget
+    from baselines.budget import Budget, Search
     from baselines.portfolio import Candidate
 
 AUTO = "auto"
@@ -67,6 +65,8 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
 
 def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
     """What `auto` improves candidates by: `baselines.portfolio.stages` with the searches there are."""
+    from baselines.portfolio import stages
+
     return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
