@@ -205,5 +205,6 @@ def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:
     np.maximum.at(until_s, tensor[read], schedule.op_end_s[consumer[read]])
     live = (since_s <= peak_s) & (peak_s < until_s)
     runs = (schedule.device == device) & (schedule.op_start_s <= peak_s) & (peak_s < schedule.op_end_s)
-    per_op = np.bincount(owner[live], graph.tensor_bytes[live], graph.n_ops) + graph.workspace_bytes * runs
+    size = np.where(here, graph.tensor_memory_bytes, graph.tensor_bytes)
+    per_op = np.bincount(owner[live], size[live], graph.n_ops) + graph.workspace_bytes * runs
     return np.add.reduceat(per_op[units.members], units.ptr[:-1]).astype(np.int64)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.routes import ROUTE_BYTES
+from graphs.arrays import sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
-from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph, sums
+from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -102,7 +103,7 @@ class Problem:
             slowest = self.latency_s + ROUTE_BYTES / self.bandwidth_bytes_per_s
             per_byte = (1.0 / self.bandwidth_bytes_per_s).max()
             links = self.hops.max()
-            modelled = self.latency_s.max() + graph.tensor_bytes * per_byte
+            modelled = self.latency_s.max() + graph.transfer_bytes * per_byte
             sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
             sent_s = np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
             op_s = self.op_s.max(axis=1)
@@ -190,8 +191,8 @@ class Problem:
         graph = self.graph
         _, consumer, tensor = graph.edge_list
         size = graph.workspace_bytes.copy()
-        np.add.at(size, graph.tensor_producer, graph.tensor_bytes)
-        np.add.at(size, consumer, graph.tensor_bytes[tensor])
+        np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
+        np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
         return _frozen(np.where(self.fastest_s > 0, size, 0))
 
     @cached_property
@@ -250,7 +251,7 @@ class Problem:
         pairs = n * (n - 1)
         inverse = (1.0 / self.bandwidth_bytes_per_s).sum() / pairs
         hops = len(self.route[1]) / pairs
-        modelled = self.latency_s.sum() / pairs + self.graph.tensor_bytes * inverse
+        modelled = self.latency_s.sum() / pairs + self.graph.transfer_bytes * inverse
         measured = self.graph.tensor_transfer_s * hops
         return _frozen(np.where(np.isnan(measured), modelled, measured))
 

@@ -15,7 +15,8 @@ from graphs.errors import (
 )
 from graphs.files import load_graph, save_graph
 from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
-from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
+from graphs.rows import Partial, Replicate, Shard, SplitRow
 from graphs.transforms.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
 
 __all__ = [
@@ -28,8 +29,13 @@ __all__ = [
     "MismatchError",
     "Op",
     "OpGraph",
+    "Origin",
+    "Partial",
     "Phase",
     "PlacementError",
+    "Replicate",
+    "Shard",
+    "SplitRow",
     "Tensor",
     "UnknownNameError",
     "by_module",

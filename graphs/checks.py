@@ -14,7 +14,8 @@ from graphs.records import Phase
 from graphs.show import is_text
 
 if TYPE_CHECKING:
-    from graphs.opgraph import FloatArray, IntArray, OpGraph
+    from graphs.arrays import FloatArray, IntArray
+    from graphs.opgraph import OpGraph
 
 FEW_KEYS = 64  # of measured times: any number of ops may have that many
 TIMES_LIMIT = 10**7  # measured times of a graph with more keys: one for each op and key, measured or not
@@ -35,12 +36,15 @@ def check_arrays(graph: OpGraph) -> None:
         seen: set[str] = set()
         twice = next(name for name in graph.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise GraphError(f"op name {twice!r} appears twice; op names must be unique, rename one of them.")
-    per_op = ("kinds", "dtypes", "modules", "flops", "bytes_moved", "kept_bytes", "workspace_bytes", "kernels")
-    for key in (*per_op, "colocation", "phase", "forward_of", "pins", "time_s"):
+    sizes = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes")
+    per_op = ("kinds", "dtypes", "modules", "flops", "bytes_moved", *sizes, "kernels", "colocation", "phase")
+    for key in (*per_op, "forward_of", "pins", "time_s", "split_rows"):
         if len(getattr(graph, key)) != n:
             raise GraphError(f"{key} has {len(getattr(graph, key))} entries, expected one for each of {n} ops.")
-    for key in ("flops", "bytes_moved", "kept_bytes", "workspace_bytes", "kernels"):
-        _check_not_negative(graph.op_names, getattr(graph, key), key)
+    parts = bool(graph.gradient_bytes.any() or graph.optimizer_bytes.any())
+    for key in ("flops", "bytes_moved", *sizes, "kernels"):
+        name = kept_name(parts) if key == "parameter_bytes" else key
+        _check_not_negative(graph.op_names, getattr(graph, key), name)
     for j, key in enumerate(graph.time_keys):
         _check_not_negative(graph.op_names, graph.time_s[:, j], f"time_s on {key!r}", nan_ok=True)
     for key, top in (("phase", len(Phase)), ("forward_of", n), ("colocation", n)):
@@ -53,6 +57,8 @@ def check_arrays(graph: OpGraph) -> None:
         raise GraphError("tensors must be grouped by an existing producer, in op order.")
     _check_not_negative(producers, graph.tensor_bytes, "output bytes")
     _check_not_negative(producers, graph.tensor_transfer_s, "transfer_s", nan_ok=True)
+    if (given := len(graph.tensor_in_place)) != m:
+        raise GraphError(f"tensor_in_place has {given} entries, expected one for each of {m} tensors.")
     ends = graph.consumers
     if (
         len(graph.consumer_ptr) != m + 1
@@ -68,6 +74,26 @@ def check_arrays(graph: OpGraph) -> None:
     if np.any((np.diff(ends) <= 0) & (np.diff(row) == 0)):
         raise GraphError("the consumers of a tensor must increase; each reads it once.")
     _check_bytes(graph)
+    _check_split_rows(graph)
+
+
+def kept_name(parts: bool) -> str:
+    """What errors call parameter bytes: kept bytes, where the other `parts` are not there to tell them from."""
+    return "parameter_bytes" if parts else "kept_bytes"
+
+
+def _check_split_rows(graph: OpGraph) -> None:
+    """A row speaks of every tensor; of parameters it may speak beside."""
+    if not any(graph.split_rows):
+        return
+    written, read = np.diff(graph.output_ptr).tolist(), np.diff(graph.inputs[0]).tolist()
+    for i, rows in enumerate(graph.split_rows):
+        for row in rows:
+            if len(row.outputs) != written[i] or len(row.inputs) < read[i]:
+                raise GraphError(
+                    f"op {graph.op_names[i]!r} has split row {str(row)!r:.80}; expected {read[i]} inputs, or more with "
+                    f"its parameters, and {written[i]} outputs."
+                )
 
 
 def _check_text(graph: OpGraph) -> None:
@@ -81,12 +107,13 @@ def _check_text(graph: OpGraph) -> None:
 def _check_bytes(graph: OpGraph) -> None:
     """All bytes, a tensor's once for each op that may hold a copy, must stay far from where int64 wraps around."""
     readers = np.diff(graph.consumer_ptr)
-    roughly = float(graph.kept_bytes.sum(dtype=float) + graph.workspace_bytes.sum(dtype=float))
+    sizes = (graph.parameter_bytes, graph.gradient_bytes, graph.optimizer_bytes, graph.workspace_bytes)
+    roughly = sum(float(size.sum(dtype=float)) for size in sizes)
     if roughly + float((graph.tensor_bytes * (1.0 + readers)).sum()) < BYTES_LIMIT / 2:
         return
-    producer, sizes = graph.tensor_producer.tolist(), graph.tensor_bytes.tolist()
-    of_op = [a + b for a, b in zip(graph.kept_bytes.tolist(), graph.workspace_bytes.tolist(), strict=True)]
-    for op, size, count in zip(producer, sizes, readers.tolist(), strict=True):
+    producer, tensors = graph.tensor_producer.tolist(), graph.tensor_bytes.tolist()
+    of_op = [sum(own) for own in zip(*(size.tolist() for size in sizes), strict=True)]
+    for op, size, count in zip(producer, tensors, readers.tolist(), strict=True):
         of_op[op] += size * (1 + count)
     total = sum(of_op)
     if total >= BYTES_LIMIT:

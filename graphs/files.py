@@ -2,9 +2,9 @@
 
 A saved graph is one JSON object, one op or tensor a line, with only the fields that differ from their defaults::
 
-    {"schema": "placement.opgraph", "version": 1, "name": "net",
+    {"schema": "placement.opgraph", "version": 2, "name": "net", "origin": {"source": "capture", "train": false},
      "ops": [
-      {"name": "a", "kind": "aten.mm", "flops": 2000000.0},
+      {"name": "a", "kind": "aten.mm", "flops": 2000000.0, "parameter_bytes": 4000},
       {"name": "b", "pins": ["cpu"]}],
      "tensors": [
       {"producer": "a", "bytes": 4000, "consumers": ["b"]}]}
@@ -22,11 +22,15 @@ from typing import Any
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.origin import origin_of
 from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
+from graphs.readers.version_1 import upgraded
+from graphs.rows import SplitRow
 from graphs.show import is_text
 
 SCHEMA = "placement.opgraph"
-VERSION = 1
+VERSION = 2
+_VERSIONS = (1, 2)  # that are read
 Path = str | os.PathLike[str]
 
 
@@ -42,7 +46,8 @@ def save_graph(graph: OpGraph, path: Path) -> None:
 def graph_to_json(graph: OpGraph) -> str:
     """The text of `save_graph`, for files that hold a graph beside other things."""
     ops, tensors = graph.records()
-    head = json.dumps({"schema": SCHEMA, "version": VERSION, "name": graph.name})[:-1]
+    whole = {"schema": SCHEMA, "version": VERSION, "name": graph.name, "origin": graph.origin.known()}
+    head = json.dumps(whole)[:-1]
     op_lines = ",\n  ".join(_encode(_differing(op)) for op in ops)
     tensor_lines = ",\n  ".join(_encode(_differing(tensor)) for tensor in tensors)
     return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]}}\n'
@@ -160,6 +165,8 @@ def _differing(record: Op | Tensor) -> dict[str, Any]:
     result = {name: value for name, default in defaults if (value := getattr(record, name)) != default}
     if "phase" in result:
         result["phase"] = result["phase"].name.lower()
+    if "split_rows" in result:
+        result["split_rows"] = [str(row) for row in result["split_rows"]]
     return result
 
 
@@ -168,16 +175,19 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = f"schema {document['schema']!r}" if isinstance(document, dict) and "schema" in document else "no schema"
         raise GraphFileError(f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}.')
-    if document.get("version") != VERSION:
+    if document.get("version") not in _VERSIONS:
         raise GraphFileError(
-            f"{where} is of version {document.get('version')!r}; this release reads version {VERSION}, "
+            f"{where} is of version {document.get('version')!r}; this release reads versions 1 to {VERSION}, "
             "save the graph again or use a newer release."
         )
     _check_fields(document, _DOCUMENT, ("ops", "tensors"), where, "the graph")
-    ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
-    tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
     try:
-        return OpGraph.build(ops, tensors, name=document.get("name", "graph"))
+        ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
+        tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
+        graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin_of(document.get("origin", {})))
+        return upgraded(graph) if document["version"] == 1 else graph
+    except GraphFileError:
+        raise
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -190,6 +200,12 @@ def _op(entry: Any, number: int, where: str) -> Op:
         given["phase"] = _PHASES[given["phase"]]
     if "pins" in given:
         given["pins"] = tuple(given["pins"])
+    if "kept_bytes" in given and "parameter_bytes" in given:
+        raise GraphFileError(
+            f"{where}: op {label!r} has kept_bytes and parameter_bytes; the first hold the second, leave one out."
+        )
+    if "split_rows" in given:
+        given["split_rows"] = tuple(map(SplitRow.parse, given["split_rows"]))
     return Op(**given)
 
 
@@ -230,6 +246,7 @@ _DOCUMENT: Mapping[str, Check] = {
     "schema": _STRING,
     "version": _COUNT,
     "name": _STRING,
+    "origin": ("an object", lambda value: isinstance(value, dict)),
     "ops": _LIST,
     "tensors": _LIST,
 }
@@ -248,12 +265,17 @@ _OP: Mapping[str, Check] = {
     "module": _STRING,
     "pins": _STRINGS,
     "time_s": _TIMES,
+    "parameter_bytes": _COUNT,
+    "gradient_bytes": _COUNT,
+    "optimizer_bytes": _COUNT,
+    "split_rows": _STRINGS,
 }
 _TENSOR: Mapping[str, Check] = {
     "producer": _STRING,
     "bytes": _COUNT,
     "consumers": _STRINGS,
     "transfer_s": _NUMBER,
+    "in_place": ("true or false", lambda value: isinstance(value, bool)),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from graphs.errors import GraphError
-from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, Op, OpGraph, Phase, Tensor
+from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, Op, OpGraph, Origin, Phase, Tensor
 
 REFERENCE_BYTES_PER_S = 12e9  # what PCIe 3 x16 carries in practice; only the unit of `ccr`
 MEAN_OP_S = 1e-3
@@ -230,7 +230,7 @@ def _graph(
     source, target = np.divmod(pairs, n_ops)
     factor = rng.uniform(1 - heterogeneity / 2, 1 + heterogeneity / 2, size=(n_ops, len(keys)))
     width = len(str(n_ops - 1))
-    zeros, none = np.zeros(n_ops), np.full(n_ops, -1, dtype=np.int64)
+    zeros, none, none_kept = np.zeros(n_ops), np.full(n_ops, -1, dtype=np.int64), np.zeros(n_ops, dtype=np.int64)
     return OpGraph(
         name=f"{name}-{n_ops}",
         op_names=tuple(f"op{i:0{width}d}" for i in range(n_ops)),
@@ -239,8 +239,10 @@ def _graph(
         modules=("",) * n_ops,
         flops=zeros,
         bytes_moved=zeros.copy(),
-        kept_bytes=np.zeros(n_ops, dtype=np.int64),
-        workspace_bytes=np.zeros(n_ops, dtype=np.int64),
+        parameter_bytes=none_kept,
+        gradient_bytes=none_kept.copy(),
+        optimizer_bytes=none_kept.copy(),
+        workspace_bytes=none_kept.copy(),
         kernels=np.ones(n_ops, dtype=np.int64),
         colocation=none,
         phase=np.full(n_ops, int(Phase.FORWARD), dtype=np.int64),
@@ -250,7 +252,9 @@ def _graph(
         time_s=_scaled(rng, n_ops, MEAN_OP_S)[:, None] * factor,
         tensor_producer=np.arange(n_ops, dtype=np.int64),
         tensor_bytes=np.rint(_scaled(rng, n_ops, ccr * MEAN_OP_S * REFERENCE_BYTES_PER_S)).astype(np.int64),
+        tensor_in_place=np.zeros(n_ops, dtype=np.bool_),
         tensor_transfer_s=np.full(n_ops, np.nan),
         consumer_ptr=np.searchsorted(source, np.arange(n_ops + 1)).astype(np.int64),
         consumers=target.astype(np.int64),
+        origin=Origin("generator", train=False),
     )

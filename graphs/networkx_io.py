@@ -8,13 +8,17 @@ from typing import Any
 import networkx as nx
 
 from graphs.errors import GraphError
+from graphs.origin import Origin, origin_of
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
+from graphs.rows import SplitRow
 
 _OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
+_KEPT, _PARAMETERS = "kept_bytes", "parameter_bytes"
+_TENSOR_LISTS = ("outputs", "in_place")
 
 
-def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor]]:
-    """What `OpGraph.build` takes.
+def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Origin]:
+    """Ops, tensors and origin for `OpGraph.build`.
 
     Raises:
         GraphError: not a directed graph, an unknown attribute, or edges that say unlike things of one tensor.
@@ -29,8 +33,9 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor]]:
     ops = [_op_from_attributes(str(node), data) for node, data in graph.nodes(data=True)]
     tensors: dict[tuple[Any, Hashable], dict[str, Any]] = {}
     for node, data in graph.nodes(data=True):
+        in_place = _in_place(node, data)
         for number, size in enumerate(data.get("outputs", ())):
-            tensors[node, number] = {"bytes": size, "consumers": []}
+            tensors[node, number] = {"bytes": size, "consumers": [], "in_place": number in in_place}
     for serial, (u, v, data) in enumerate(graph.edges(data=True)):
         unknown = set(data) - {"bytes", "tensor", "transfer_s"}
         if unknown:
@@ -54,22 +59,27 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor]]:
             )
         entry["transfer_s"] = data.get("transfer_s", entry.get("transfer_s"))
         entry["consumers"].append(str(v))
-    return ops, [
-        Tensor(str(u), entry["bytes"], tuple(entry["consumers"]), entry.get("transfer_s"))
+    read = [
+        Tensor(str(u), entry["bytes"], tuple(entry["consumers"]), entry.get("transfer_s"), entry.get("in_place", False))
         for (u, _), entry in tensors.items()
     ]
+    return ops, read, origin_of(graph.graph.get("origin", {"source": "networkx"}))
 
 
-def records_to_networkx(ops: Iterable[Op], tensors: Iterable[Tensor], name: str) -> nx.MultiDiGraph:
+def records_to_networkx(ops: Iterable[Op], tensors: Iterable[Tensor], name: str, origin: Origin) -> nx.MultiDiGraph:
     """The inverse of `records_from_networkx`."""
-    result = nx.MultiDiGraph(name=name)
+    result = nx.MultiDiGraph(name=name, origin=origin.known())
     outputs: dict[str, list[int]] = {op.name: [] for op in ops}
     for op in ops:
-        attributes = {key: getattr(op, key) for key in _OP_ATTRIBUTES if key != "name"}
+        # Kept bytes stand for parameters, so that whoever changes them has to change nothing else.
+        attributes = {key: getattr(op, key) for key in (*_OP_ATTRIBUTES, _KEPT) if key not in ("name", _PARAMETERS)}
+        attributes["split_rows"] = [str(row) for row in op.split_rows]
         result.add_node(op.name, **attributes, outputs=outputs[op.name])
     for tensor in tensors:
         number = len(outputs[tensor.producer])
         outputs[tensor.producer].append(tensor.bytes)
+        if tensor.in_place:
+            result.nodes[tensor.producer].setdefault("in_place", []).append(number)
         for consumer in tensor.consumers:
             extra = {} if tensor.transfer_s is None else {"transfer_s": tensor.transfer_s}
             result.add_edge(tensor.producer, consumer, tensor=number, bytes=tensor.bytes, **extra)
@@ -77,12 +87,13 @@ def records_to_networkx(ops: Iterable[Op], tensors: Iterable[Tensor], name: str)
 
 
 def _op_from_attributes(name: str, data: Mapping[str, Any]) -> Op:
-    unknown = set(data) - set(_OP_ATTRIBUTES) - {"outputs"}
+    known = (*_OP_ATTRIBUTES, _KEPT, *_TENSOR_LISTS)
+    unknown = set(data) - set(known)
     if unknown:
-        raise GraphError(
-            f"op {name!r} has unknown attribute {min(unknown)!r}; known: {', '.join(_OP_ATTRIBUTES[1:])}, outputs."
-        )
-    fields = {key: value for key, value in data.items() if key not in ("outputs", "name")}
+        raise GraphError(f"op {name!r} has unknown attribute {min(unknown)!r}; known: {', '.join(known[1:])}.")
+    fields = {key: value for key, value in data.items() if key not in (*_TENSOR_LISTS, "name")}
+    if _KEPT in fields and _PARAMETERS in fields:
+        raise GraphError(f"op {name!r} has kept_bytes and parameter_bytes; the first hold the second, leave one out.")
     if "time_s" in fields and not isinstance(fields["time_s"], Mapping):
         fields["time_s"] = {ANY_DEVICE: float(fields["time_s"])}
     if isinstance(fields.get("pins"), str):
@@ -96,4 +107,14 @@ def _op_from_attributes(name: str, data: Mapping[str, Any]) -> Op:
             ) from None
     if fields.get("forward_of") is not None:
         fields["forward_of"] = str(fields["forward_of"])
+    if fields.get("split_rows"):
+        fields["split_rows"] = tuple(SplitRow.parse(str(row)) for row in fields["split_rows"])
     return Op(name=name, **fields)
+
+
+def _in_place(node: Any, data: Mapping[str, Any]) -> set[int]:
+    """The numbers of the outputs that are written in place."""
+    listed, count = data.get("in_place", ()), len(data.get("outputs", ()))
+    if not isinstance(listed, list | tuple | set) or not all(k in range(count) for k in listed):
+        raise GraphError(f"op {node!r} has in_place = {listed!r:.60}; expected numbers of its {count} outputs, from 0.")
+    return set(listed)

@@ -11,27 +11,31 @@ import heapq
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
-from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, lookup
+from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, sums
+from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, kept_name, lookup
 from graphs.errors import GraphError
-from graphs.networkx_io import records_from_networkx, records_to_networkx
+from graphs.origin import UNKNOWN, Origin
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 
-__all__ = ["ANY_DEVICE", "FloatArray", "IntArray", "Op", "OpGraph", "Phase", "Tensor"]
+if TYPE_CHECKING:
+    import networkx as nx
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+    from graphs.rows import SplitRow
 
+__all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor"]
 
-def sums(index: IntArray, values: IntArray, size: int) -> IntArray:
-    """int64 [size]: the whole numbers of each index added up, exactly (`numpy.bincount` adds them as floats)."""
-    result = np.zeros(size, dtype=np.int64)
-    np.add.at(result, index, values)
-    return result
+# What a score depends on, in the order in which it is hashed.
+_SCORED = (
+    *("bytes_moved", "colocation", "consumer_ptr", "consumers", "dtypes", "flops", "forward_of", "kept_bytes"),
+    *("kernels", "kinds", "modules", "op_names", "phase", "pins", "tensor_bytes", "tensor_producer"),
+    *("tensor_transfer_s", "time_keys", "time_s", "workspace_bytes"),
+)
+# What equal graphs share beyond that; their origins may differ.
+_DESCRIBED = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "tensor_bytes", "tensor_in_place")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +48,8 @@ class OpGraph:
         name: for people.
         op_names, kinds, dtypes, modules: n strings each.
         flops, bytes_moved: float64 [n].
-        kept_bytes, workspace_bytes, kernels: int64 [n].
+        parameter_bytes, gradient_bytes, optimizer_bytes: int64 [n], the parts of `kept_bytes`.
+        workspace_bytes, kernels: int64 [n].
         colocation: int64 [n], group number or -1.
         phase: int64 [n], values of `Phase`.
         forward_of: int64 [n], op number or -1.
@@ -52,9 +57,12 @@ class OpGraph:
         time_keys: k names of devices, models or kinds.
         time_s: float64 [n, k], NaN where unmeasured.
         tensor_producer, tensor_bytes: int64 [m]; producers never decrease.
+        tensor_in_place: bool [m], whether it lies in bytes that its colocation group keeps; see `tensor_memory_bytes`.
         tensor_transfer_s: float64 [m], NaN where unmeasured.
         consumer_ptr: int64 [m + 1]; consumers: int64 [e]. Tensor t is read by
             ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``, increasing.
+        split_rows: for each op the ways in which it may be split; n tuples, none where nothing is given.
+        origin: where the graph comes from.
 
     Raises:
         GraphError: a cycle, a dangling edge, a negative size, or a duplicate name; the message names the op.
@@ -67,7 +75,9 @@ class OpGraph:
     modules: tuple[str, ...]
     flops: FloatArray
     bytes_moved: FloatArray
-    kept_bytes: IntArray
+    parameter_bytes: IntArray
+    gradient_bytes: IntArray
+    optimizer_bytes: IntArray
     workspace_bytes: IntArray
     kernels: IntArray
     colocation: IntArray
@@ -78,11 +88,16 @@ class OpGraph:
     time_s: FloatArray
     tensor_producer: IntArray
     tensor_bytes: IntArray
+    tensor_in_place: BoolArray
     tensor_transfer_s: FloatArray
     consumer_ptr: IntArray
     consumers: IntArray
+    split_rows: tuple[tuple[SplitRow, ...], ...] = ()
+    origin: Origin = UNKNOWN
 
     def __post_init__(self) -> None:
+        if not self.split_rows:
+            object.__setattr__(self, "split_rows", ((),) * len(self.op_names))
         check_arrays(self)
         _ = self.topological_order  # raises on a cycle
         for value in vars(self).values():
@@ -92,33 +107,24 @@ class OpGraph:
     # -- construction ---------------------------------------------------------------------------------
 
     @staticmethod
-    def build(ops: Iterable[Op], tensors: Iterable[Tensor], name: str = "graph") -> OpGraph:
+    def build(ops: Iterable[Op], tensors: Iterable[Tensor], name: str = "graph", origin: Origin = UNKNOWN) -> OpGraph:
         """Make a graph from records; op order is kept, tensors are grouped by producer.
 
         Raises:
             GraphError: as `OpGraph`, plus an edge whose end does not exist.
         """
         ops = list(ops)
-        index: dict[str, int] = {}
-        for i, op in enumerate(ops):
-            if op.name in index:
-                raise GraphError(f"op name {op.name!r} appears twice; op names must be unique, rename one of them.")
-            index[op.name] = i
+        index = _numbers(ops)
         listed = sorted(tensors, key=lambda t: lookup(index, t.producer, "a tensor's producer"))
+        makers = [t.producer for t in listed]
         rows = [sorted({lookup(index, c, f"a consumer of op {t.producer!r}") for c in t.consumers}) for t in listed]
-        for tensor in listed:
-            if tensor.transfer_s is not None and tensor.transfer_s != tensor.transfer_s:
-                raise GraphError(f"op {tensor.producer!r} has transfer_s = nan; leave an unmeasured time out.")
         groups: dict[Hashable, int] = {}
-        keys = tuple(sorted({key for op in ops for key in op.time_s}))
-        check_time_keys(name, len(ops), len(keys))
-        column = {key: j for j, key in enumerate(keys)}
-        time_s = np.full((len(ops), len(keys)), np.nan)
-        for i, op in enumerate(ops):
-            for key, seconds in op.time_s.items():
-                if seconds != seconds:
-                    raise GraphError(f"op {op.name!r} has time_s on {key!r} = nan; leave an unmeasured time out.")
-                time_s[i, column[key]] = amount(op.name, seconds, f"time_s on {key!r}")
+        group = [-1 if op.colocation is None else groups.setdefault(op.colocation, len(groups)) for op in ops]
+        mirrored = [
+            -1 if op.forward_of is None else lookup(index, op.forward_of, f"forward_of of op {op.name!r}") for op in ops
+        ]
+        time_keys, time_s = _times(ops, name)
+        parts = any(op.gradient_bytes or op.optimizer_bytes for op in ops)
         return OpGraph(
             name=name,
             op_names=tuple(op.name for op in ops),
@@ -127,41 +133,34 @@ class OpGraph:
             modules=tuple(op.module for op in ops),
             flops=amounts(index, [op.flops for op in ops], "flops"),
             bytes_moved=amounts(index, [op.bytes_moved for op in ops], "bytes_moved"),
-            kept_bytes=counts(index, [op.kept_bytes for op in ops], "kept_bytes"),
+            parameter_bytes=counts(index, [op.parameter_bytes for op in ops], kept_name(parts)),
+            gradient_bytes=counts(index, [op.gradient_bytes for op in ops], "gradient_bytes"),
+            optimizer_bytes=counts(index, [op.optimizer_bytes for op in ops], "optimizer_bytes"),
             workspace_bytes=counts(index, [op.workspace_bytes for op in ops], "workspace_bytes"),
             kernels=counts(index, [op.kernels for op in ops], "kernels"),
-            colocation=np.array(
-                [-1 if op.colocation is None else groups.setdefault(op.colocation, len(groups)) for op in ops],
-                dtype=np.int64,
-            ),
+            colocation=np.array(group, dtype=np.int64),
             phase=np.array([int(op.phase) for op in ops], dtype=np.int64),
-            forward_of=np.array(
-                [
-                    -1 if op.forward_of is None else lookup(index, op.forward_of, f"forward_of of op {op.name!r}")
-                    for op in ops
-                ],
-                dtype=np.int64,
-            ),
+            forward_of=np.array(mirrored, dtype=np.int64),
             pins=tuple(tuple(op.pins) for op in ops),
-            time_keys=keys,
+            time_keys=time_keys,
             time_s=time_s,
-            tensor_producer=np.array([index[t.producer] for t in listed], dtype=np.int64),
-            tensor_bytes=counts([t.producer for t in listed], [t.bytes for t in listed], "output bytes"),
-            # A tensor nobody reads is never sent, so a transfer time on it would only change the hash.
-            tensor_transfer_s=amounts(
-                [t.producer for t in listed],
-                [np.nan if t.transfer_s is None or not t.consumers else t.transfer_s for t in listed],
-                "transfer_s",
-            ),
+            tensor_producer=np.array([index[maker] for maker in makers], dtype=np.int64),
+            tensor_bytes=counts(makers, [t.bytes for t in listed], "output bytes"),
+            tensor_in_place=np.array([t.in_place for t in listed], dtype=np.bool_),
+            tensor_transfer_s=_transfer_times(listed),
             consumer_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64),
             consumers=np.array([c for row in rows for c in row], dtype=np.int64),
+            split_rows=tuple(tuple(op.split_rows) for op in ops),
+            origin=origin,
         )
 
     def records(self) -> tuple[list[Op], list[Tensor]]:
-        """The graph as `Op` and `Tensor` records: ``OpGraph.build(*g.records(), g.name)`` equals ``g``."""
+        """The graph as `Op` and `Tensor` records: ``OpGraph.build(*g.records(), g.name, g.origin)`` equals ``g``."""
         # Lists: reading numpy arrays one number at a time takes three times as long.
-        columns = (self.flops, self.bytes_moved, self.kept_bytes, self.workspace_bytes, self.kernels)
-        flops, moved, kept, workspace, kernels = (column.tolist() for column in columns)
+        columns = (self.flops, self.bytes_moved, self.workspace_bytes, self.kernels)
+        flops, moved, workspace, kernels = (column.tolist() for column in columns)
+        parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
+        parameters, gradients, states = (column.tolist() for column in parts)
         group, forward_of, phase = self.colocation.tolist(), self.forward_of.tolist(), self.phase.tolist()
         times = [
             {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds == seconds}
@@ -173,7 +172,6 @@ class OpGraph:
                 kind=self.kinds[i],
                 flops=flops[i],
                 bytes_moved=moved[i],
-                kept_bytes=kept[i],
                 workspace_bytes=workspace[i],
                 kernels=kernels[i],
                 colocation=None if group[i] < 0 else group[i],
@@ -183,17 +181,23 @@ class OpGraph:
                 module=self.modules[i],
                 pins=self.pins[i],
                 time_s=times[i],
+                parameter_bytes=parameters[i],
+                gradient_bytes=gradients[i],
+                optimizer_bytes=states[i],
+                split_rows=self.split_rows[i],
             )
             for i, name in enumerate(self.op_names)
         ]
         readers = [self.op_names[c] for c in self.consumers.tolist()]
         ptr, transfer_s = self.consumer_ptr.tolist(), self.tensor_transfer_s.tolist()
+        in_place = self.tensor_in_place.tolist()
         tensors = [
             Tensor(
                 producer=self.op_names[producer],
                 bytes=size,
                 consumers=tuple(readers[ptr[t] : ptr[t + 1]]),
                 transfer_s=transfer_s[t] if transfer_s[t] == transfer_s[t] else None,
+                in_place=in_place[t],
             )
             for t, (producer, size) in enumerate(
                 zip(self.tensor_producer.tolist(), self.tensor_bytes.tolist(), strict=True)
@@ -205,23 +209,33 @@ class OpGraph:
     def from_networkx(graph: nx.DiGraph, name: str | None = None) -> OpGraph:
         """Read a networkx DiGraph or MultiDiGraph; nodes are ops (named ``str(node)``), edges carry tensors.
 
-        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one name), and
-        ``outputs``, the bytes of each output tensor. Edge attributes: ``tensor``, the number of the producer's output
-        it carries (default 0), where the node has ``outputs``; otherwise ``bytes`` (default 0) and each edge is a
-        tensor of its own, except that edges of one node with the same ``tensor`` label are one tensor, sent once
-        per device. ``transfer_s`` may stand beside ``bytes``.
+        Node attributes, all optional: those of `Op` (``time_s`` may also be one number, ``pins`` one name,
+        ``split_rows`` are texts), ``outputs``, the bytes of each output tensor, and ``in_place``, the numbers of those
+        in place. Edge attributes: ``tensor``, the number of the producer's output it carries (default 0), where the
+        node has ``outputs``; otherwise ``bytes`` (default 0) and each edge is a tensor of its own, except that edges of
+        one node with the same ``tensor`` label are one tensor, sent once per device. ``transfer_s`` may stand beside
+        ``bytes``. The graph's attribute ``origin`` holds the fields of `Origin`.
 
         Raises:
             GraphError: not a directed graph, an unknown attribute or a broken rule of `OpGraph`.
         """
-        ops, tensors = records_from_networkx(graph)
-        return OpGraph.build(ops, tensors, name=str(name or graph.graph.get("name") or "graph"))
+        from graphs.networkx_io import records_from_networkx  # networkx takes a while to import
+
+        ops, tensors, origin = records_from_networkx(graph)
+        return OpGraph.build(ops, tensors, str(name or graph.graph.get("name") or "graph"), origin)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The graph for networkx: attributes as `from_networkx` reads them, and ``from_networkx`` gives it back."""
-        return records_to_networkx(*self.records(), name=self.name)
+        from graphs.networkx_io import records_to_networkx
+
+        return records_to_networkx(*self.records(), self.name, self.origin)
 
     # -- sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a training step: as its origin says, or else by whether it has a backward pass."""
+        return bool((self.phase == Phase.BACKWARD).any()) if self.origin.train is None else self.origin.train
 
     @property
     def n_ops(self) -> int:
@@ -248,9 +262,31 @@ class OpGraph:
         return np.searchsorted(self.tensor_producer, np.arange(self.n_ops + 1)).astype(np.int64)
 
     @cached_property
+    def kept_bytes(self) -> IntArray:
+        """int64 [n]: bytes that each op keeps on its device for the whole step, the sum of three parts."""
+        return frozen(self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes)
+
+    @cached_property
+    def tensor_memory_bytes(self) -> IntArray:
+        """int64 [m]: what each tensor takes of its producer's device; 0 in place, where its bytes are kept anyway."""
+        return frozen(np.where(self.tensor_in_place, 0, self.tensor_bytes))
+
+    @cached_property
+    def transfer_bytes(self) -> IntArray:
+        """int64 [m]: what a transfer of each tensor moves; 0 where none can be: in place, and read in its group alone.
+
+        For estimates that look at all edges alike. `tensor_bytes` will do where a tensor is really sent.
+        """
+        producer, consumer, tensor = self.edge_list
+        apart = (self.colocation[producer] < 0) | (self.colocation[producer] != self.colocation[consumer])
+        is_sent = np.zeros(self.n_tensors, dtype=np.bool_)
+        is_sent[tensor[apart]] = True
+        return frozen(np.where(self.tensor_in_place & ~is_sent, 0, self.tensor_bytes))
+
+    @cached_property
     def output_bytes(self) -> IntArray:
-        """int64 [n]: bytes of all tensors each op writes."""
-        return sums(self.tensor_producer, self.tensor_bytes, self.n_ops)
+        """int64 [n]: what the tensors that each op writes take of its device."""
+        return sums(self.tensor_producer, self.tensor_memory_bytes, self.n_ops)
 
     @cached_property
     def inputs(self) -> tuple[IntArray, IntArray]:
@@ -304,24 +340,66 @@ class OpGraph:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash (SHA-256, hex) of everything but the graph's own name."""
+        """Content hash (SHA-256, hex) of all that a score depends on; docs/files.md tells what that is."""
         digest = hashlib.sha256(b"opgraph-1")
-        for key in sorted(self.__dataclass_fields__):
-            value = getattr(self, key)
-            if key == "name":
-                continue
+        for key in _SCORED:
+            value = self.transfer_bytes if key == "tensor_bytes" else getattr(self, key)
             digest.update(key.encode())
             if isinstance(value, np.ndarray):
                 digest.update(str((value.shape, value.dtype.str)).encode() + value.tobytes())
             else:
                 digest.update(repr(value).encode())
+        if (self.transfer_bytes != self.tensor_memory_bytes).any():  # sent from where it takes no memory
+            digest.update(b"tensor_in_place" + self.tensor_in_place.tobytes())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OpGraph) and self.name == other.name and self.hash == other.hash
+        return (
+            isinstance(other, OpGraph)
+            and (self.name, self.hash) == (other.name, other.hash)
+            and self.split_rows == other.split_rows
+            and all(np.array_equal(getattr(self, key), getattr(other, key)) for key in _DESCRIBED)
+        )
 
     def __hash__(self) -> int:
         return hash(self.hash)
 
     def __repr__(self) -> str:
         return f"OpGraph({self.name!r}, {self.n_ops} ops, {self.n_edges} edges)"
+
+
+# -- columns of records ---------------------------------------------------------------------------------
+
+
+def _numbers(ops: list[Op]) -> dict[str, int]:
+    """The number of each op by its name."""
+    index: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        if op.name in index:
+            raise GraphError(f"op name {op.name!r} appears twice; op names must be unique, rename one of them.")
+        index[op.name] = i
+    return index
+
+
+def _times(ops: list[Op], name: str) -> tuple[tuple[str, ...], FloatArray]:
+    """`OpGraph.time_keys` and `OpGraph.time_s`."""
+    keys = tuple(sorted({key for op in ops for key in op.time_s}))
+    check_time_keys(name, len(ops), len(keys))
+    column = {key: j for j, key in enumerate(keys)}
+    time_s = np.full((len(ops), len(keys)), np.nan)
+    for i, op in enumerate(ops):
+        for key, seconds in op.time_s.items():
+            if seconds != seconds:
+                raise GraphError(f"op {op.name!r} has time_s on {key!r} = nan; leave an unmeasured time out.")
+            time_s[i, column[key]] = amount(op.name, seconds, f"time_s on {key!r}")
+    return keys, time_s
+
+
+def _transfer_times(tensors: list[Tensor]) -> FloatArray:
+    """`OpGraph.tensor_transfer_s`."""
+    for tensor in tensors:
+        if tensor.transfer_s is not None and tensor.transfer_s != tensor.transfer_s:
+            raise GraphError(f"op {tensor.producer!r} has transfer_s = nan; leave an unmeasured time out.")
+    # A tensor nobody reads is never sent, so a transfer time on it would only change the hash.
+    given = [np.nan if t.transfer_s is None or not t.consumers else t.transfer_s for t in tensors]
+    return amounts([t.producer for t in tensors], given, "transfer_s")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphs.rows import SplitRow
 
 ANY_DEVICE = "*"  # key of a measured time that holds on every device
 
@@ -17,8 +21,21 @@ class Phase(enum.IntEnum):
     UPDATE = 2
 
 
+class _Kept:
+    """What an op keeps, in parts and all together."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes on its device for the whole step."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
 @dataclass(frozen=True)
-class Op:
+class Op(_Kept):
     """One operation, as given by whoever builds a graph.
 
     Sizes are bytes, times are seconds.
@@ -28,7 +45,8 @@ class Op:
         kind: what it computes, e.g. ``"aten.conv2d"``.
         flops: floating-point operations.
         bytes_moved: bytes read from and written to the device's memory.
-        kept_bytes: bytes on its device for the whole step (parameters, gradients, optimizer state).
+        kept_bytes: bytes on its device for the whole step: the sum of the three parts below. Given to the constructor,
+            what is neither gradients nor optimizer state counts as parameters.
         workspace_bytes: bytes on its device only while it runs.
         kernels: how many times it is launched (a merged op launches all its parts).
         colocation: ops with the same label (not None) run on one device; a hard constraint.
@@ -38,13 +56,17 @@ class Op:
         module: path of the module it came from, e.g. ``"encoder.layers.0.attn"``.
         pins: device names, models or kinds it may run on; empty means any.
         time_s: measured seconds by device name, model or kind (``"*"``: any device); overrides the cost model.
+        parameter_bytes: of parameters and buffers, and of all that is kept and nothing else is known of.
+        gradient_bytes: of the gradients of the parameters that the step trains.
+        optimizer_bytes: of the state that the optimizer keeps between steps.
+        split_rows: the ways in which it may be split; empty where none is known.
     """
 
     name: str
     kind: str = "op"
     flops: float = 0.0
     bytes_moved: float = 0.0
-    kept_bytes: int = 0
+    kept_bytes: InitVar[int | None] = None
     workspace_bytes: int = 0
     kernels: int = 1
     colocation: Hashable | None = None
@@ -54,6 +76,21 @@ class Op:
     module: str = ""
     pins: tuple[str, ...] = ()
     time_s: Mapping[str, float] = field(default_factory=dict)
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    split_rows: tuple[SplitRow, ...] = ()
+
+    def __post_init__(self, kept_bytes: int | None) -> None:
+        if kept_bytes is not None:
+            known = self.gradient_bytes + self.optimizer_bytes
+            object.__setattr__(self, "parameter_bytes", kept_bytes - known if known else kept_bytes)
+
+
+# Dataclasses take an argument without a field for a default of the class and `replace` hands it on: kept bytes are
+# worked out instead, and replacing a part must change them.
+delattr(Op, "kept_bytes")
+del Op.__dataclass_fields__["kept_bytes"]
 
 
 @dataclass(frozen=True)
@@ -65,9 +102,12 @@ class Tensor:
         bytes: its size.
         consumers: names of the ops that read it, each once; empty for a result of the step.
         transfer_s: measured seconds to move it over one link; None means latency + bytes / bandwidth.
+        in_place: it is written into bytes that its colocation group keeps, as a parameter's gradient is, and so takes
+            no memory of its own on its producer's device.
     """
 
     producer: str
     bytes: int
     consumers: tuple[str, ...] = ()
     transfer_s: float | None = None
+    in_place: bool = False

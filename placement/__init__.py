@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphs.capture import capture
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
+    from graphs.zoo import build
     from placement.comparison import Comparison, compare
     from placement.exporters.exporting import export
     from placement.learning.training import Training, train
@@ -39,6 +40,7 @@ __all__ = [
     "Training",
     "Verification",
     "apply",
+    "build",
     "capture",
     "compare",
     "export",
@@ -61,6 +63,7 @@ _HOME = {
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
     "apply": "placement.runtime.application",
+    "build": "graphs.zoo",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
     "export": "placement.exporters.exporting",

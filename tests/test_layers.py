@@ -15,9 +15,9 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "records formatting optimizers show",
+        "arrays formatting module_paths optimizers show",
         "errors",
-        "disk networkx_io",
+        "disk networkx_io origin records rows",
         "checks opgraph",
         "kept generators capture transforms",
         "readers",
@@ -37,7 +37,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "deadline no_fit network_levels path_kernel",
+        "deadline no_fit network_levels kernel_records path_kernel",
         "budget paths",
         "memory fitting portfolio",
         "placers local_search",

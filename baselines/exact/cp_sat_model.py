@@ -365,7 +365,7 @@ def serial_s(problem: Problem) -> float:
 def memory_may_bind(problem: Problem) -> bool:
     """Whether some placement might not fit: everything on the smallest device would be too much."""
     graph = problem.graph
-    everything = int(graph.kept_bytes.sum() + graph.tensor_bytes.sum() + graph.workspace_bytes.max(initial=0))
+    everything = int(graph.kept_bytes.sum() + graph.transfer_bytes.sum() + graph.workspace_bytes.max(initial=0))
     return bool(everything > problem.capacity_bytes.min())
 
 
@@ -389,9 +389,9 @@ def _memory(made: CpSatModel) -> None:
         for i in range(graph.n_ops):
             if (i, d) in made.on_device:
                 hold(made.on_device[i, d], int(graph.workspace_bytes[i]))
-        for t in np.flatnonzero(graph.tensor_bytes).tolist():
+        for t in np.flatnonzero(graph.transfer_bytes).tolist():
             i = int(graph.tensor_producer[t])
-            if (literal := made.literal(i, d)) is not None:
+            if not graph.tensor_in_place[t] and (literal := made.literal(i, d)) is not None:
                 hold(_stay(made, t, d, literal, made.start[i], made.end[i]), int(graph.tensor_bytes[t]))
             if (t, d) in made.sent:
                 sent, start, end = made.sent[t, d]

@@ -50,7 +50,7 @@ def unit_bytes(units: Units) -> IntArray:
     """int64 [U]: bytes each unit keeps, writes and works in; 1 per op where there are none at all."""
     graph = units.problem.graph
     per_op = graph.kept_bytes + graph.workspace_bytes
-    np.add.at(per_op, graph.tensor_producer, graph.tensor_bytes)
+    np.add.at(per_op, graph.tensor_producer, graph.tensor_memory_bytes)
     if not per_op.any():
         per_op[:] = 1
     return np.add.reduceat(per_op[units.members], units.ptr[:-1])

@@ -104,7 +104,7 @@ def _share(found: Loads) -> float:
         np.concatenate([device[graph.tensor_producer], device[consumer]])
         + n_devices * np.concatenate([np.arange(graph.n_tensors), tensor])
     )
-    there = np.bincount(at % n_devices, graph.tensor_bytes[at // n_devices], n_devices)
+    there = np.bincount(at % n_devices, graph.tensor_memory_bytes[at // n_devices], n_devices)
     workspace = np.zeros(n_devices, dtype=np.int64)
     np.maximum.at(workspace, device, graph.workspace_bytes)
     lasting = found.held_bytes - workspace - np.bincount(device, graph.kept_bytes, n_devices)

@@ -150,7 +150,7 @@ def instance_of(units: Units) -> LoadInstance:
 def charge(instance: LoadInstance, units: Units, share: float) -> None:
     """Set what tensors are charged with in an instance: this share of their bytes, wherever they are."""
     graph = units.problem.graph
-    made = np.bincount(units.problem.unit_of[graph.tensor_producer], graph.tensor_bytes, units.n_units)
+    made = np.bincount(units.problem.unit_of[graph.tensor_producer], graph.tensor_memory_bytes, units.n_units)
     instance.unit["bytes"][:-1] = units.kept_bytes + np.ceil(share * made).astype(np.int64)
     instance.tensor["held"] = np.ceil(share * instance.tensor["bytes"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from graphs.opgraph import FloatArray, IntArray
 Index = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 INF = np.inf
+# Integers are handed on 64 bits wide, lest numba compiles the same function for every mixture of widths.
+wide = cast("Callable[[Any], int]", np.int64)
 SNAPSHOTS = 12
 SLACK = 1.0 + 1e-9  # rounding: tails and work left are sums in another sequence than simulated times
 
@@ -49,7 +52,8 @@ class MakespanInstance(NamedTuple):
     hops: FloatArray  # [D, D]
     route_ptr: Index  # [D * D + 1]
     route_link: Index  # [...], exclusive links only
-    tensor_bytes: IntArray  # [m]
+    tensor_bytes: IntArray  # [m], sent
+    memory_bytes: IntArray  # [m], held by the producer's device: 0 in place
     tensor_producer: IntArray  # [m]
     kept_bytes: IntArray  # [n]
     workspace_bytes: IntArray  # [n]
@@ -133,7 +137,7 @@ class MakespanState(NamedTuple):
     change_s: FloatArray  # [2 n + m + 2 e]
     change_bytes: IntArray  # [2 n + m + 2 e]
     change_next: Index  # [2 n + m + 2 e]
-    change_order: Index  # [2 n + m + 2 e]
+    sorted_change: Index  # [2 n + m + 2 e]
     bucket_in: IntArray  # [buckets]
     bucket_out: IntArray  # [buckets]
     bucket_head: Index  # [buckets]
@@ -163,7 +167,7 @@ def new_state(instance: MakespanInstance, n_links: int, seed: int) -> MakespanSt
         "snap_ints": rows * (5 * n_devices + n_links), "snap_floats": rows * (2 * n_devices + n_links),
         "path_op": n, "hot_edge": n + e,
         "free_s": m + e, "change_s": changes, "change_bytes": changes, "change_next": changes,
-        "change_order": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
+        "sorted_change": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
         "held_bytes": n_devices, "largest_bytes": n_devices,
     }  # fmt: skip
     floats = {
@@ -210,6 +214,7 @@ def instance_of(problem: Problem) -> MakespanInstance:
         route_ptr=_index(np.concatenate([[0], np.cumsum(exclusive)])[route_ptr]),
         route_link=_index(route_link[exclusive]),
         tensor_bytes=graph.tensor_bytes,
+        memory_bytes=graph.tensor_memory_bytes,
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,

@@ -109,7 +109,7 @@ class Classes:
             away = _others(per_pair, members, n, inwards)
             if away.size:
                 per_transfer, per_byte, per_second = away.min(axis=1) if self.nearest else away.mean(axis=1)
-                modelled = per_transfer + graph.tensor_bytes * per_byte
+                modelled = per_transfer + graph.transfer_bytes * per_byte
                 measured = graph.tensor_transfer_s * per_second
                 result[:, c] = np.where(np.isnan(measured), modelled, measured)
         return result

@@ -42,7 +42,7 @@ def chain_bytes(problem: Problem, seed: int) -> Plan:
     """
     units = Units.of(problem)
     graph = problem.graph
-    outputs = np.where(graph.phase[graph.tensor_producer] == Phase.FORWARD, graph.tensor_bytes, 0)
+    outputs = np.where(graph.phase[graph.tensor_producer] == Phase.FORWARD, graph.tensor_memory_bytes, 0)
     per_op = graph.kept_bytes + np.bincount(graph.tensor_producer, outputs, graph.n_ops)
     per_unit = np.add.reduceat(per_op[units.members], units.ptr[:-1])
     return _split(units, np.repeat(per_unit[:, np.newaxis], len(problem.cluster.compute_devices), axis=1))

@@ -43,7 +43,7 @@ class Quotient:
 
 
 def contract(problem: Problem) -> Quotient:
-    """What every contiguous split of a problem keeps together, as a graph without cycles.
+    """Parts that every contiguous split of a problem keeps together, as a graph without cycles.
 
     After the code published with Tarnawski et al., NeurIPS 2020 (github.com/msr-fiddle/dnn-partitioning, MIT licence):
     contiguity is a matter of the forward ops, since a pipeline runs backward ops on the devices of their forward ops
@@ -129,9 +129,9 @@ def _idle_ends(problem: Problem, quotient: Quotient, memory_binds: bool) -> IntA
     neighbour[pairs[0]] = pairs[1]
     work_s = np.bincount(part, problem.op_s.sum(axis=1), count)
     own = graph.kept_bytes + graph.workspace_bytes
-    own = np.bincount(part, own, count) + np.bincount(part[graph.tensor_producer], graph.tensor_bytes, count)
+    own = np.bincount(part, own, count) + np.bincount(part[graph.tensor_producer], graph.tensor_memory_bytes, count)
     sent = np.unique(tensor[a != b])
-    own -= np.bincount(part[graph.tensor_producer[sent]], graph.tensor_bytes[sent], count)
+    own -= np.bincount(part[graph.tensor_producer[sent]], graph.tensor_memory_bytes[sent], count)
     allowed = allowed_parts(problem, quotient)
     idle = (work_s == 0) & (degree <= 1) & ((own == 0) | (not memory_binds))
     label = np.arange(count)

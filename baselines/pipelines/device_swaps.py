@@ -1,4 +1,4 @@
-"""Which of several equal devices gets which part of a split: neighbours in the network should talk most."""
+"""Swaps of equal devices in a split: the parts that exchange most go to neighbours in the network."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def linear_orders(problem: Problem) -> tuple[Quotient, Quotient]:
 def memory_binds(problem: Problem) -> bool:
     """Whether the whole graph is too large for the smallest device."""
     graph = problem.graph
-    total = graph.kept_bytes.sum() + graph.tensor_bytes.sum() + graph.workspace_bytes.max()
+    total = graph.kept_bytes.sum() + graph.transfer_bytes.sum() + graph.workspace_bytes.max()
     return bool(total > problem.capacity_bytes.min())
 
 
@@ -162,7 +162,7 @@ def least_loaded(problem: Problem, plans: Sequence[Plan]) -> Plan:
 
 
 def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:
-    """What `build` makes under the memory of the problem's objective, as in `place_within_memory`.
+    """The plan that `build` makes under the memory of the problem's objective, as in `place_within_memory`.
 
     Raises:
         InfeasibleError: `build` does, or no attempt fits.

@@ -25,15 +25,14 @@ from env.simulation.loads import loads
 from env.units import Units
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import FloatArray, IntArray, Phase
+from graphs.optimizers import OPTIMIZERS
 
 _Find = Callable[
     [LayerProfile, float, bool], Partition | None
 ]  # layers, memory in bytes, whether stages may be replicated
 _LONGEST = 1000  # layers of the chain that is cut; takes about a second on 16 devices
 _LONGEST_HIERARCHICAL = 256  # there, all pairs of first and last layer are looked at, not only those that end the chain
-# Tensors that training keeps of a parameter: itself, its gradient and the optimizer's. Profiles tell of momentum.
-_TRAINED_COPIES = {"optimizer.adam": 4, "optimizer.adamw": 4, "optimizer.momentum": 3, "optimizer.sgd": 2}
-_PROFILED_COPIES = 3
+_PROFILED = OPTIMIZERS["momentum"]  # PipeDream's SGD
 
 
 def pipedream(problem: Problem, seed: int) -> Plan:
@@ -79,9 +78,9 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     """What PipeDream's profiler would measure of a chain of units, each link a layer; means over the main devices.
 
     What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
-    measured transfer time counts as the bytes that take it at this bandwidth. Weights are the kept bytes divided by
-    the copies that the optimizer keeps (three where it is unknown), or none without a backward pass; activations that
-    a backward op reads are stashed. O(n + e).
+    measured transfer time counts as the bytes that take it at this bandwidth. Weights are the parameters that have a
+    gradient (where kept bytes have no parts, one copy of those that the optimizer keeps, three where it is unknown), or
+    none without a backward pass; activations that a backward op reads are stashed. O(n + e).
     """
     units, graph, main = Units.of(problem), problem.graph, problem.cluster.compute_devices
     at_unit = np.empty(units.n_units, dtype=np.int64)
@@ -101,11 +100,13 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     stashed[tensor[backward[consumer]]] = True
     stashed &= ~backward[graph.tensor_producer]
     kept = np.bincount(at, graph.kept_bytes, n).astype(np.float64)
-    copies = next((_TRAINED_COPIES[kind] for kind in graph.kinds if kind in _TRAINED_COPIES), _PROFILED_COPIES)
+    weights = np.bincount(at, graph.gradient_bytes, n).astype(np.float64)
+    if not weights.any():
+        weights = kept / OPTIMIZERS.get(graph.origin.optimizer or "", _PROFILED).kept_copies
     return LayerProfile(
         time_s=np.bincount(at_unit, time_s, n).astype(np.float64),
         sent_bytes=np.maximum(crossing, 0.0),
-        weight_bytes=kept / copies if backward.any() else np.zeros(n),
+        weight_bytes=weights if backward.any() else np.zeros(n),
         kept_bytes=kept,
         stashed_bytes=np.bincount(at[graph.tensor_producer], graph.tensor_bytes * stashed, n).astype(np.float64),
     )
@@ -118,7 +119,7 @@ def _sizes(problem: Problem, main: IntArray, bandwidth_bytes_per_s: float) -> Fl
     measured_s = graph.tensor_transfer_s * hops.sum() / max(1, len(main) * (len(main) - 1))
     with np.errstate(invalid="ignore"):  # no time at infinite bandwidth
         as_bytes = np.nan_to_num(measured_s * bandwidth_bytes_per_s, nan=0.0, posinf=0.0)
-    return np.where(np.isnan(graph.tensor_transfer_s), graph.tensor_bytes, as_bytes)
+    return np.where(np.isnan(graph.tensor_transfer_s), graph.transfer_bytes, as_bytes)
 
 
 def _pipeline(problem: Problem, levels: Sequence[NetworkLevel], devices: IntArray, find: _Find, longest: int) -> Plan:

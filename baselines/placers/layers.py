@@ -6,6 +6,7 @@ import numpy as np
 
 from env.problem import Problem
 from env.units import Units
+from graphs.module_paths import prefixes
 from graphs.opgraph import IntArray, Phase
 
 _FINEST = 4  # a module is opened if it is more than a quarter of one device's share of the work
@@ -46,7 +47,7 @@ def _labels(problem: Problem) -> IntArray:
     producer, consumer, tensor = graph.edge_list
     order = graph.topological_position
     # The largest input decides; an op's inputs are labelled before it.
-    for e in np.lexsort((-graph.tensor_bytes[tensor], order[consumer])).tolist():
+    for e in np.lexsort((-graph.transfer_bytes[tensor], order[consumer])).tolist():
         if label[consumer[e]] < 0:
             label[consumer[e]] = label[producer[e]]
     for e in np.lexsort((order[consumer], -order[producer])).tolist():
@@ -68,7 +69,7 @@ def _modules(problem: Problem) -> IntArray:
     has_child: set[str] = set()
     has_list: set[str] = set()
     for path, seconds in own_s.items():
-        for prefix in _prefixes(path):
+        for prefix in prefixes(path):
             work_s[prefix] = work_s.get(prefix, 0.0) + seconds
             if prefix != path:
                 has_child.add(prefix)
@@ -80,12 +81,8 @@ def _modules(problem: Problem) -> IntArray:
         for path in has_child
         if path == "" or (work_s[path] > large_s and (path in has_list or path not in has_own_op))
     }
-    layer_of = {path: next((prefix for prefix in _prefixes(path) if prefix not in opened), None) for path in own_s}
+    layer_of = {
+        path: next((prefix for prefix in reversed(prefixes(path)) if prefix not in opened), None) for path in own_s
+    }
     number = {layer: k for k, layer in enumerate(sorted({layer for layer in layer_of.values() if layer is not None}))}
     return np.array([-1 if (layer := layer_of[path]) is None else number[layer] for path in graph.modules])
-
-
-def _prefixes(path: str) -> list[str]:
-    """A module path and all around it, outermost first: ``"a.b"`` gives ``["", "a", "a.b"]``."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[:k]) for k in range(len(parts) + 1)]

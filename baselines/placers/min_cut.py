@@ -23,7 +23,7 @@ _MEMORY_SHARES = (0.0, 0.5, 1.0)  # of memory in a unit's weight, until all part
 
 @dataclass(frozen=True, eq=False)
 class UnitGraph:
-    """What units exchange, as an undirected graph (U units, x edges).
+    """Traffic between units, as an undirected graph (U units, x edges).
 
     Attributes:
         ends: int64 [x, 2], units, the lower number first; no pair twice.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from env.bounds.memory_advice import devices_needed, smaller_op
+from graphs.arrays import IntArray, sums
 from graphs.formatting import exact_bytes, format_bytes
-from graphs.kept import kept
-from graphs.opgraph import IntArray, sums
+from graphs.kept import kept_words
 
 if TYPE_CHECKING:
     from env.problem import BoolArray, Problem
@@ -79,7 +79,7 @@ def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
     name, count = problem.cluster.name, problem.cluster.n_devices
     has = f"one device of {name!r} has" if count == 1 else f"{count} devices of {name!r} have"
     return (
-        f"the step keeps {kept(graph).words()}{besides}, {exact_bytes(needed)} in all, where the "
+        f"the step keeps {kept_words(graph)}{besides}, {exact_bytes(needed)} in all, where the "
         f"{has} {exact_bytes(room)} free{' together' * (count > 1)}: {format_bytes(needed - room)} too little; "
         f"{devices_needed(problem, working)}."
     )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphs.arrays import IntArray, sums
 from graphs.formatting import format_bytes
-from graphs.kept import kept, trained_bytes
-from graphs.opgraph import IntArray, sums
+from graphs.kept import activation_bytes, kept_words
 
 if TYPE_CHECKING:
     from env.problem import Problem
@@ -43,22 +43,20 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
         working_bytes: int64 [n], the memory that each op needs while it runs.
     """
     graph = problem.graph
-    optimizer, trained = trained_bytes(graph)
-    state = trained * (0 if optimizer is None else optimizer.states)
     wide = np.isin(np.array(graph.dtypes, dtype=object).astype(str), _HALVED)
 
     def variant(name: str, is_half: bool, is_stateless: bool) -> Variant:
         def sized(size: IntArray) -> IntArray:
             return np.where(wide, size // 2, size) if is_half else size
 
-        by_op = sized(graph.kept_bytes) - sized(state) * is_stateless
+        by_op = sized(graph.kept_bytes) - sized(graph.optimizer_bytes) * is_stateless
         by_group = sums(problem.unit_of, by_op, problem.n_units)
         return Variant(name, by_group, sized(working_bytes))
 
     found = [variant("", False, False)]
     if wide.any():
         found.append(variant("half precision", True, False))
-    if state.any():
+    if graph.optimizer_bytes.any():
         found.append(variant("sgd as the optimizer", False, True))
     if len(found) == 3:
         found.append(variant("both", True, True))
@@ -97,13 +95,12 @@ def smaller_op(problem: Problem, working_bytes: IntArray, op: int) -> str:
 
 def what_would_help(problem: Problem, working_bytes: IntArray) -> str:
     """Advice where a search found no placement that fits."""
-    parts = kept(problem.graph)
+    graph = problem.graph
     ways = ["more devices or memory", *(variant.name for variant in variants(problem, working_bytes)[1:3])]
-    if parts.activation_bytes:
-        size = format_bytes(parts.activation_bytes)
-        ways.append(f"recomputing activations ({size} wait for the backward pass)")
+    if size := activation_bytes(graph):
+        ways.append(f"recomputing activations ({format_bytes(size)} wait for the backward pass)")
     room = format_bytes(sum(problem.capacity_bytes.tolist()))
-    return f"The step keeps {parts.words()}, and {room} are free in all; what would help: {', '.join(ways)}."
+    return f"The step keeps {kept_words(graph)}, and {room} are free in all; what would help: {', '.join(ways)}."
 
 
 def _quotient(value: int, by: int) -> int:

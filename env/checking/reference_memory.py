@@ -61,7 +61,8 @@ def memory_intervals(
         last_use_s = [op_end_s[producer]]
         last_use_s += [op_end_s[c] for c in readers if device[c] == home]
         last_use_s += [transfer.end_s for transfer in sent.get(t, ())]
-        found.append(Interval(home, op_start_s[producer], max(last_use_s), tensor.bytes))
+        if not tensor.in_place:
+            found.append(Interval(home, op_start_s[producer], max(last_use_s), tensor.bytes))
         for transfer in sent.get(t, ()):
             ends = [op_end_s[c] for c in readers if device[c] == transfer.target]
             found.append(Interval(transfer.target, transfer.start_s, max(ends, default=transfer.end_s), tensor.bytes))

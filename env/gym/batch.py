@@ -54,7 +54,7 @@ EXECUTE = "execute"  # by this name alone there is nothing to run
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step of k rows led to.
+    """The outcome of one step of k rows.
 
     Attributes:
         reward: float64 [k].
@@ -147,7 +147,7 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def shown(self, row: int) -> tuple[IntArray, FloatArray | None]:
-        """What to draw: device of each unit, int64 [U], -1 if not placed, and explicit order of the ops, if any."""
+        """The plan to draw: device of each unit, int64 [U], -1 if not placed, and explicit order of the ops, if any."""
 
     # -- what all share -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What an agent sees of a task that never changes: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
+"""Observations of a task that never change: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
 
 docs/environments.md lists every array. U units, E edges between units, D devices, each of the largest task; smaller
 tasks are padded with zeros, edges with -1. Times are ``log1p(seconds / tick)``, where a tick is the mean time of a unit
@@ -52,7 +52,7 @@ def describe(task: Task) -> Observation:
     """The arrays of one task, not padded."""
     problem, tick = task.problem, tick_s(task)
     edges = task.edges
-    mean_bytes = problem.graph.tensor_bytes.mean() if problem.graph.n_tensors else 0.0
+    mean_bytes = problem.graph.transfer_bytes.mean() if problem.graph.n_tensors else 0.0
     capacity = problem.capacity_bytes / max(1, problem.capacity_bytes.max())
     everyone = np.ones(task.n_devices)
     found: dict[str, NDArray[Any]] = {

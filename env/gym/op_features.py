@@ -38,7 +38,7 @@ class OpFeatures:
     def output_bytes(self) -> FloatArray:
         """float64 [n]: size of all tensors that each op makes."""
         graph = self.problem.graph
-        return np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops).astype(np.float64)
+        return np.bincount(graph.tensor_producer, graph.tensor_memory_bytes, graph.n_ops).astype(np.float64)
 
     def kind_bucket(self, count: int) -> IntArray:
         """int64 [n]: the kind of each op as a number below ``count``, the same in every graph."""

@@ -26,7 +26,7 @@ WIDTH, LANE, GAP = 720, 24, 4  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """What ran when (r ops that are placed).
+    """Times of ops on devices (r ops that are placed).
 
     Attributes:
         devices: names.

@@ -214,7 +214,7 @@ def _paths(task: Task) -> Paths:
         order=graph.topological_order.copy(),  # copies, for numba compiles anew for arrays that may not be written
         ptr=np.searchsorted(consumer[by_consumer], np.arange(task.n_ops + 1)).astype(np.int64),
         before=producer[by_consumer],
-        bytes=np.where(modelled, graph.tensor_bytes[tensor[by_consumer]], 0).astype(np.float64),
+        bytes=np.where(modelled, graph.transfer_bytes[tensor[by_consumer]], 0).astype(np.float64),
         modelled=modelled.astype(np.float64),
         measured_s=np.where(modelled, 0.0, measured_s),
         op_s=problem.op_s.copy(),

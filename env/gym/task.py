@@ -105,7 +105,7 @@ class Task(env.units.Units):
 
     @cached_property
     def edges(self) -> UnitEdges:
-        """What the units send each other."""
+        """Tensors that the units send each other."""
         graph = self.problem.graph
         producer, consumer, tensor = graph.edge_list
         source, target = self.unit_of[producer], self.unit_of[consumer]

@@ -4,16 +4,23 @@ A *row* is one of k environments that are stepped together. Tasks are padded to 
 units, so that one call serves rows of different tasks.
 """
 
+# Letters
+# s, p   the tasks and how far their rows are; g, one problem
+# r   a row; t, its task; u, a unit; d, a device; e, an edge between units; a, b, devices at its ends
+
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.jit import njit
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from env.jit import entry, inner
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
+
 
 GOING, COMPLETE, FORBIDDEN = 0, 1, 2  # what `place` leaves a row in
 CLIP = 100.0  # no observed number is larger
@@ -57,7 +64,7 @@ class Progress(NamedTuple):
     load_s: FloatArray  # [k, D], seconds of work placed
 
 
-@njit(cache=True, nogil=True)
+@entry
 def longest_paths(
     order: IntArray, ptr: IntArray, before: IntArray, edge_s: FloatArray, op_s: FloatArray, result: FloatArray
 ) -> None:
@@ -84,7 +91,7 @@ class StepObservation(NamedTuple):
     mask: BoolArray  # [k, D], where the next unit may go
 
 
-@njit(cache=True, nogil=True)
+@entry
 def observe(s: StepArrays, p: Progress, seen: StepObservation) -> None:
     """Fill ``seen``.
 
@@ -120,7 +127,7 @@ def observe(s: StepArrays, p: Progress, seen: StepObservation) -> None:
             seen.mask[r] = s.allowed[t, u]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _fetch_s(s: StepArrays, p: Progress, r: int, t: int, u: int, d: int) -> float:
     """Seconds to bring to device ``d`` what unit ``u`` reads from units placed elsewhere."""
     seconds = 0.0
@@ -132,7 +139,7 @@ def _fetch_s(s: StepArrays, p: Progress, r: int, t: int, u: int, d: int) -> floa
     return seconds
 
 
-@njit(cache=True, nogil=True)
+@entry
 def advance(s: StepArrays, p: Progress, seen: StepObservation, action: IntArray, ended: NDArray[np.int8]) -> int:
     """Put the next unit of every row on device ``action [k]`` and `observe`; returns how many rows have ended.
 
@@ -172,7 +179,7 @@ class Paths(NamedTuple):
     hops: FloatArray  # [D, D]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def partial_bounds(g: Paths, device: IntArray, bound_s: FloatArray) -> None:
     """Fill ``bound_s``, float64 [k]: no way to complete the placement ``device``, int64 [k, n], is faster.
 

@@ -202,6 +202,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         edge_measured_s=np.where(modelled, 0.0, measured_s),
         topological=graph.topological_order.astype(np.int32),
         tensor_bytes=graph.tensor_bytes,
+        memory_bytes=graph.tensor_memory_bytes,
         tensor_producer=graph.tensor_producer,
         kept_bytes=graph.kept_bytes,
         workspace_bytes=graph.workspace_bytes,

@@ -145,7 +145,7 @@ def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
             [schedule.op_start_s, schedule.op_start_s[graph.tensor_producer], schedule.transfer_start_s]
         ),
         end_s=np.concatenate([schedule.op_end_s, last_use_s, copy_end_s]),
-        size_bytes=np.concatenate([graph.workspace_bytes, graph.tensor_bytes, graph.tensor_bytes[sent]]),
+        size_bytes=np.concatenate([graph.workspace_bytes, graph.tensor_memory_bytes, graph.tensor_bytes[sent]]),
         cause=np.repeat([_OP, _OP, _TRANSFER], [n, graph.n_tensors, x]),
         number=np.concatenate([np.arange(n), graph.tensor_producer, np.arange(x)]),
         op=np.concatenate([np.arange(n), graph.tensor_producer, first_reader]),

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphs.capture.emit import emit
@@ -28,8 +29,8 @@ from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_training
 from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
-from graphs.opgraph import OpGraph
-from graphs.optimizers import OPTIMIZERS
+from graphs.opgraph import OpGraph, Origin
+from graphs.optimizers import OPTIMIZERS, Optimizer
 
 GRANULARITIES = ("op", "module", "auto")
 
@@ -77,7 +78,9 @@ def capture(
     model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__
-        return capture_modules(model, positional, keywords, train, optimizer_named(optimizer), title)
+        chosen = optimizer_named(optimizer)
+        origin = _origin(train, "module", chosen, positional, keywords)
+        return capture_modules(model, positional, keywords, train, chosen, title, origin)
 
 
 def capture_program(
@@ -101,7 +104,8 @@ def capture_program(
         fake = Faker(FakeTensorMode(allow_non_fake_inputs=True))
         trace = _trace(model, positional, keywords, train, loss, fake)
         drafts = lower(trace, chosen)
-        graph = emit(drafts, name or type(model).__name__)
+        origin = _origin(train, "op", chosen, positional, keywords)
+        graph = emit(drafts, name or type(model).__name__, origin)
     leaves = argument_leaves(model, positional, keywords)
     settings = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
     return program_of(trace, drafts, graph, train, fake.originals(), settings)
@@ -113,7 +117,7 @@ def from_exported_program(program: ExportedProgram, name: str = "exported") -> O
     Raises:
         CaptureError: a size depends on data, nothing is computed, or an operator is made of too many calls.
     """
-    return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name)
+    return emit(lower(trace_of(program), OPTIMIZERS["sgd"]), name, Origin("pt2", train=False, granularity="op"))
 
 
 def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -146,6 +150,16 @@ def _checked(
             f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."
         )
     return model, *example_inputs(args, kwargs)
+
+
+def _origin(
+    train: bool, granularity: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Origin:
+    """Where a captured graph comes from; the batch is the first dimension that all input tensors share."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    first = {tensor.shape[0] for tensor in tensors if tensor.ndim}
+    samples = first.pop() if len(first) == 1 else 0
+    return Origin("capture", train, granularity, optimizer.name if train else None, samples or None)
 
 
 def _trace(

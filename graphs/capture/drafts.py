@@ -62,6 +62,7 @@ class Value:
         gradient_of: states it is the final gradient of.
         is_float: whether gradients can flow through it.
         is_fresh: it is written as a whole; else only the part that ``moved_bytes`` of its producer counts already.
+        in_place: it lies in the bytes that its states keep, and ``moved_bytes`` of its producer counts it already.
     """
 
     producer: int
@@ -70,10 +71,11 @@ class Value:
     gradient_of: list[int] = field(default_factory=list)
     is_float: bool = True
     is_fresh: bool = True
+    in_place: bool = False
 
     @property
     def written_bytes(self) -> int:
-        return self.size_bytes if self.is_fresh else 0
+        return self.size_bytes if self.is_fresh and not self.in_place else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +87,8 @@ class StateUse:
         kind: as in `graphs.capture.trace.State`.
         size_bytes: its bytes, once.
         dtype: of its elements.
-        trained: an update op writes it, so ``copies`` tensors of its size are kept instead of one.
+        trained: an update op writes it.
+        trained_copies: tensors of its size kept beside it: gradients, and states of the optimizer.
         written: some op of the step writes it.
     """
 
@@ -95,7 +98,7 @@ class StateUse:
     dtype: str
     trained: bool = False
     written: bool = False
-    copies: int = 1
+    trained_copies: tuple[int, int] = (0, 0)
 
     @property
     def module(self) -> str:
@@ -105,10 +108,6 @@ class StateUse:
     def binds(self) -> bool:
         """All its readers must share a device: it is learned or written in place, so it cannot be in two places."""
         return self.kind == PARAMETER or self.written
-
-    @property
-    def kept_bytes(self) -> int:
-        return self.size_bytes * self.copies
 
 
 @dataclass(slots=True, eq=False)

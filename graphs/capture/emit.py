@@ -7,13 +7,14 @@ from networkx.utils import UnionFind
 from graphs.capture.drafts import Draft, Drafts, Value
 from graphs.capture.trace import CONSTANT
 from graphs.errors import CaptureError
-from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.module_paths import prefixes
+from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
 
 # A read-only table this small is simply there on every device that reads it (rotary frequencies, literals).
 _TINY_BYTES = 1024
 
 
-def emit(drafts: Drafts, name: str) -> OpGraph:
+def emit(drafts: Drafts, name: str, origin: Origin) -> OpGraph:
     """The graph of everything a result, a state or an update depends on.
 
     Raises:
@@ -29,14 +30,15 @@ def emit(drafts: Drafts, name: str) -> OpGraph:
     groups = _groups(drafts, users)
     _share_tables(drafts, alive, users, groups)
     kept = _kept_bytes(drafts, alive, users)
-    return _records(drafts, alive, groups, kept, name)
+    ops, tensors = _records(drafts, alive, groups, kept)
+    return OpGraph.build(ops, tensors, name, origin)
 
 
 def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:
     """A gradient read by updates alone is written straight into the bytes kept for it.
 
-    Its producer must then run where the parameter is, and its tensor has no bytes of its own. A gradient that other
-    ops read too is copied into the kept bytes by the update, as autograd does, and stays a tensor.
+    Its producer must then run where the parameter is, and its tensor takes no memory of its own. A gradient that other
+    ops read too is copied into the kept bytes by the update, as autograd does, and takes its own.
     """
     readers = drafts.readers(alive)
     for number, value in enumerate(drafts.values):
@@ -45,7 +47,7 @@ def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:
             continue
         if all(drafts.ops[i].phase is Phase.UPDATE for i in readers[number]):
             producer.moved_bytes += value.written_bytes
-            value.size_bytes = 0
+            value.in_place = True
             producer.states += [state for state in value.gradient_of if state not in producer.states]
 
 
@@ -86,32 +88,29 @@ def _share_tables(drafts: Drafts, alive: list[bool], users: list[list[int]], gro
         users[number] = [source]
 
 
-def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> list[int]:
-    """Kept bytes of each op: every state on its first user, an unused one on the first op of the nearest module."""
-    kept = [0] * len(drafts.ops)
+def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> list[list[int]]:
+    """Parameter, gradient and optimizer bytes of each op: every state's on its first user.
+
+    An unused state lies on the first op of the nearest module.
+    """
+    kept = [[0, 0, 0] for _ in drafts.ops]
     first_in: dict[str, int] = {}
     for i, op in enumerate(drafts.ops):
         if alive[i] and op.kernels:
-            for prefix in _prefixes(op.module):
+            for prefix in prefixes(op.module):
                 first_in.setdefault(prefix, i)
     for state, ops in zip(drafts.states, users, strict=True):
         if state.kind == CONSTANT and state.size_bytes <= _TINY_BYTES:
             continue
-        owner = ops[0] if ops else next(first_in[p] for p in _prefixes(state.module) if p in first_in)
-        kept[owner] += state.kept_bytes
+        owner = ops[0] if ops else next(first_in[p] for p in prefixes(state.module) if p in first_in)
+        for part, copies in enumerate((1, *state.trained_copies)):
+            kept[owner][part] += copies * state.size_bytes
     return kept
 
 
-def _prefixes(path: str) -> list[str]:
-    """A module path and those around it, innermost first: ``"a.b"`` gives ``["a.b", "a", ""]``."""
-    found = [path]
-    while path:
-        path = path.rpartition(".")[0]
-        found.append(path)
-    return found
-
-
-def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[int], name: str) -> OpGraph:
+def _records(
+    drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[list[int]]
+) -> tuple[list[Op], list[Tensor]]:
     # Data that is there before the step first, then program order.
     order = sorted((i for i in range(len(drafts.ops)) if alive[i]), key=lambda i: drafts.ops[i].kernels > 0)
     for number, i in enumerate(order):
@@ -128,7 +127,9 @@ def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[in
             kind=op.kind,
             flops=op.flops,
             bytes_moved=op.moved_bytes + _written_bytes(drafts, op, used),
-            kept_bytes=kept[i],
+            parameter_bytes=kept[i][0],
+            gradient_bytes=kept[i][1],
+            optimizer_bytes=kept[i][2],
             workspace_bytes=op.workspace_bytes,
             kernels=op.kernels,
             colocation=groups[i] if members[groups[i]] > 1 else None,
@@ -140,11 +141,11 @@ def _records(drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[in
         for i, op in ((i, drafts.ops[i]) for i in order)
     ]
     tensors = [
-        Tensor(names[value.producer], value.size_bytes, tuple(names[i] for i in readers[v]))
+        Tensor(names[value.producer], value.size_bytes, tuple(names[i] for i in readers[v]), in_place=value.in_place)
         for v, value in enumerate(drafts.values)
         if used[v] and alive[value.producer]
     ]
-    return OpGraph.build(ops, tensors, name)
+    return ops, tensors
 
 
 def _written_bytes(drafts: Drafts, op: Draft, used: list[bool]) -> int:

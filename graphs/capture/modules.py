@@ -26,7 +26,7 @@ from graphs.capture.optimizers import update_draft
 from graphs.capture.record import trace_forward
 from graphs.capture.trace import PARAMETER, Trace
 from graphs.errors import PlacementError
-from graphs.opgraph import OpGraph, Phase
+from graphs.opgraph import OpGraph, Origin, Phase
 from graphs.optimizers import Optimizer
 
 
@@ -37,6 +37,7 @@ def capture_modules(
     train: bool,
     optimizer: Optimizer,
     name: str,
+    origin: Origin,
 ) -> OpGraph:
     """The graph of a model at module granularity.
 
@@ -49,7 +50,7 @@ def capture_modules(
     if train:
         _add_backward(drafts, trained)
         _add_updates(drafts, optimizer)
-    return emit(drafts, name)
+    return emit(drafts, name, origin)
 
 
 def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Trace:

@@ -17,7 +17,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 def update_draft(use: StateUse, state: int, gradients: list[int], optimizer: Optimizer) -> Draft:
     """The update of one parameter (``use`` has number ``state``), which from now on keeps its gradient and states."""
-    use.trained, use.copies = True, optimizer.kept_copies
+    use.trained, use.trained_copies = True, (1, optimizer.states)
     return Draft(
         label=f"{use.name.rpartition('.')[2]}.{optimizer.name}",
         kind=f"{UPDATE_KIND}{optimizer.name}",

@@ -15,7 +15,7 @@ import networkx as nx
 
 from graphs.disk import read_bytes, stem
 from graphs.errors import GraphError, GraphFileError, MissingPackageError
-from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.opgraph import Op, OpGraph, Origin, Tensor
 
 try:
     import onnx
@@ -238,7 +238,8 @@ class _Reading:
                 )
             available.update(node.output)
             self._add(node, name)
-        return OpGraph.build(self._grouped(), self._tensors(), name=graph.name or stem(self.where))
+        origin = Origin("onnx", train=False, granularity="op")
+        return OpGraph.build(self._grouped(), self._tensors(), graph.name or stem(self.where), origin)
 
     def _is_weight(self, name: str) -> bool:
         # Small constants, masks and indices are cheaper to copy than to share: they must not tie layers together.

@@ -17,7 +17,8 @@ from typing import Any
 
 from graphs.disk import read_json, read_text, stem
 from graphs.errors import GraphError, GraphFileError
-from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Phase, Tensor
+from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Origin, Phase, Tensor
+from graphs.optimizers import OPTIMIZERS
 
 ACCELERATOR, CPU = "accelerator", "cpu"  # the device kinds of a NeurIPS 2020 problem
 Path = str | os.PathLike[str]
@@ -104,7 +105,8 @@ def neurips_graph(document: Any, where: str) -> OpGraph:
     ]
     tensors = _neurips_tensors(_entries(document, "edges", _EDGE_KEYS, where), nodes, names, where)
     try:
-        return OpGraph.build(ops, tensors, name=stem(where))
+        train = any(op.phase is Phase.BACKWARD for op in ops)
+        return OpGraph.build(ops, tensors, stem(where), Origin("neurips", train=train))
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -203,8 +205,7 @@ _NODE = re.compile(
     r"(?: -- stage_id=\S+)?"
 )
 _EDGE = re.compile(r"\t(?P<source>\S+) -- (?P<target>\S+)")
-# Parameters, their gradients and the momentum that PipeDream's SGD keeps.
-_TRAINED_COPIES = 3
+_OPTIMIZER = OPTIMIZERS["momentum"]  # PipeDream's SGD
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,8 @@ def read_pipedream(path: Path, train: bool = False) -> OpGraph:
             if not nodes[source].is_input
         ]
     try:
-        return OpGraph.build(ops, tensors, name=stem(where))
+        origin = Origin("pipedream", train, "module", _OPTIMIZER.name if train else None)
+        return OpGraph.build(ops, tensors, stem(where), origin)
     except GraphError as error:
         raise GraphFileError(f"{where}: {error}") from None
 
@@ -319,7 +321,9 @@ def _forward_op(node: _ProfileNode, train: bool) -> Op:
     return Op(
         name=node.name,
         kind=node.kind,
-        kept_bytes=node.parameter_bytes * (_TRAINED_COPIES if train else 1),
+        parameter_bytes=node.parameter_bytes,
+        gradient_bytes=node.parameter_bytes if train else 0,
+        optimizer_bytes=node.parameter_bytes * _OPTIMIZER.states if train else 0,
         colocation=node.name if train and not node.is_input else None,
         time_s={ANY_DEVICE: node.forward_s},
     )

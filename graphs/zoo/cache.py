@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -59,7 +60,9 @@ def _capture(name: str, train: bool, granularity: str, batch_size: int | None) -
 
     zoo = build(name, batch_size=batch_size)
     args = zoo.train_args if train else zoo.args
-    return capture(zoo.model, args, train=train, granularity=granularity, name=name)
+    graph = capture(zoo.model, args, train=train, granularity=granularity, name=name)
+    samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
+    return replace(graph, origin=replace(graph.origin, batch_size=samples))
 
 
 @cache

@@ -16,7 +16,7 @@ from env.cluster import UNLIMITED_BYTES, Cluster
 from env.presets import PRESETS
 from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds
-from graphs.kept import kept
+from graphs.kept import kept_words
 from graphs.show import show, show_line
 from placement.report.words import format_percent
 from placement.solving.methods import measure
@@ -137,7 +137,7 @@ def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[Renderable
     held = f"; {format_bytes(saved)} of activations wait for the backward pass" if saved else ""
     return [
         f"{show(graph.name)}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {format_count(figures['flops'])}FLOP",
-        f"kept all step  {kept(graph).words()}",
+        f"kept all step  {kept_words(graph)}",
         f"on one device  {format_bytes(figures['peak_bytes'])} at its peak{held}",
     ]
 

@@ -1,4 +1,4 @@
-"""`export`: a placement in the words of other tools."""
+"""`export`: a placement in the formats of other tools."""
 
 from __future__ import annotations
 

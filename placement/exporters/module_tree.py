@@ -10,15 +10,6 @@ from graphs.opgraph import OpGraph
 ValueT = TypeVar("ValueT")
 
 
-def prefixes(path: str) -> list[str]:
-    """A path and those around it, innermost first: ``"a.b"`` gives ``["a.b", "a", ""]``."""
-    found = [path]
-    while path:
-        path = path.rpartition(".")[0]
-        found.append(path)
-    return found
-
-
 def is_under(path: str, prefix: str) -> bool:
     """Whether a module is another one, or inside it; all are inside ``""``."""
     return not prefix or path == prefix or path.startswith(prefix + ".")

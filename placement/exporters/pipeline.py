@@ -15,8 +15,9 @@ from env.problem import THROUGHPUT, BoolArray, Problem
 from env.simulation.loads import loads
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.formatting import format_seconds
+from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
-from placement.exporters.module_tree import compressed, prefixes, runs_modules
+from placement.exporters.module_tree import compressed, runs_modules
 from placement.exporters.stretches import chain, nearest, needs, no_stretches
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class PipelineSplit:
 
     @property
     def split_spec(self) -> dict[str, SplitPoint]:
-        """What ``torch.distributed.pipelining.pipeline`` takes under this name."""
+        """The argument of this name of ``torch.distributed.pipelining.pipeline``."""
         from torch.distributed.pipelining import SplitPoint
 
         return dict.fromkeys(self.before, SplitPoint.BEGINNING)
@@ -168,7 +169,7 @@ def _notes(
     load_s: float,
     model: nn.Module | None,
 ) -> Iterator[str]:
-    """What to mind; ``load_s`` is the largest load of the stages, backward pass and transfers counted."""
+    """Advice on a split; ``load_s`` is the largest load of the stages, backward pass and transfers counted."""
     seconds = [float(op_s[begin:end, device].sum()) for device, begin, end in stages]
     longest, mean = max(seconds), sum(seconds) / len(seconds)
     is_contiguous = result.chosen == "dp_contiguous" and result.objective == THROUGHPUT

@@ -18,6 +18,7 @@ from torch import nn
 
 from graphs.capture import Program
 from graphs.capture.trace import TensorInfo, value_of
+from graphs.opgraph import Phase
 from placement.inputs.arguments import as_captured
 from placement.measuring.machine import measure_step
 from placement.measuring.op_clock import ClockedRoutine, clocked, cuda_clock, host_clock
@@ -203,7 +204,7 @@ def _updates(step: StepToMeasure, given: Mapping[Key, Any]) -> list[tuple[int, t
     """(update op, a copy of its parameter, the gradient that the step gave)."""
     graph, tensors, found = step.program.graph, NamedTensors(step.model), []
     for state in step.program.states:
-        ops = [op for op in state.users if graph.kinds[op].startswith("optimizer.")]
+        ops = [op for op in state.users if graph.phase[op] == Phase.UPDATE]
         gradients = [given[key] for name in state.names if (key := ("gradient", name)) in given]
         parameters = [tensor for name in state.names if (tensor := tensors.get(name)) is not None]
         if ops and gradients and parameters:

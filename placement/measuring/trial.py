@@ -18,7 +18,7 @@ from placement.measuring.figures import relative_spread
 from placement.measuring.repeats import Repeats, beforehand
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import StepProgress
-from placement.runtime.application import is_by_module, is_training, places_of
+from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch
 from placement.solving.result import Result
 
@@ -204,7 +204,7 @@ def try_out(
     """
     names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
     places = {name: str(place) for name, place in places_of(result).items()}
-    by_module = is_by_module(result.graph)
+    by_module = result.graph.origin.granularity == "module"
     if by_module:
         _check_training(result, train)
     else:
@@ -250,7 +250,7 @@ def _measured(
     (single,) = run("plain", "the plain model", description, places[:1], single_s)
     if settings["is_plain"]:
         return single, [single]
-    if is_by_module(result.graph):  # one process drives all devices
+    if result.graph.origin.granularity == "module":  # one process drives all devices
         return single, run("by_module", "the placement", description, places[:1], single_s)
     return single, run("placed", "the placement", description, places, step_s)
 
@@ -275,7 +275,7 @@ def _run(
 def _trial(
     result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]
 ) -> Trial:
-    numbers, by_module = result.device_numbers(), is_by_module(result.graph)
+    numbers, by_module = result.device_numbers(), result.graph.origin.granularity == "module"
     # A step is over when the last process has ended it.
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     median_s, single_s = statistics.median(step_s), statistics.median(single["step_s"])
@@ -379,7 +379,7 @@ def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
 
 def _check_training(result: Result, train: bool) -> None:
     """Raises: MismatchError: the placement is for training and not asked for, or the other way round."""
-    if is_training(result.graph) != train:
+    if result.graph.is_training != train:
         kinds = {True: "a training step", False: "inference"}
         raise MismatchError(
             f"the placement is for {kinds[not train]} and asked for is {kinds[train]}; "

@@ -27,7 +27,7 @@ from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.trial import GRADIENT
 from placement.processes.kept_memory import Usage, keep_freed_memory
-from placement.runtime.application import apply, layout_of, optimizer_of
+from placement.runtime.application import apply, layout_of
 from placement.runtime.in_process.by_module import module_places
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.solving.result import Result
@@ -173,7 +173,8 @@ def _kept_bytes(model: nn.Module, result: Result, devices: list[str]) -> dict[st
 
 
 def _program(example: Example, train: bool, result: Result) -> Program:
-    return capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer_of(result.graph))
+    optimizer = result.graph.origin.optimizer or "adam"
+    return capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer)
 
 
 def _example(description: Mapping[str, Any]) -> Example:

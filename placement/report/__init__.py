@@ -1,4 +1,4 @@
-"""What a comparison looks like: one HTML page that opens offline, and a Chrome/Perfetto trace."""
+"""Reports of a comparison: one HTML page that opens offline, and a Chrome/Perfetto trace."""
 
 from placement.report.html import write_html
 from placement.report.trace import write_trace

@@ -88,7 +88,7 @@ def _tiles(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison, command: str) -> str:
-    """What it takes to repeat the comparison."""
+    """Versions, hashes and the command that repeat the comparison."""
     graph, cluster = comparison.graph, comparison.cluster
     memory = dict.fromkeys(d.usable_bytes for d in cluster.devices if d.memory_bytes < UNLIMITED_BYTES)
     kept = format_bytes(int(graph.kept_bytes.sum()))

@@ -29,7 +29,7 @@ def rows(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> str:
-    """What methods have to say that a placement cannot, each sentence once; "" where none has."""
+    """Notes of the methods, each sentence once; "" where there is none."""
     by_note: dict[str, list[str]] = {}
     for result in comparison.results:
         if result.note:

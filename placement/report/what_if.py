@@ -133,7 +133,7 @@ def _row(case: Case) -> str:
 
 
 def _facts(found: WhatIf) -> str:
-    """What it takes to repeat it."""
+    """Versions, hashes and the command that repeat it."""
     versions = next((case.comparison.versions for case in found.cases if case.comparison is not None), {})
     facts = {
         "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",

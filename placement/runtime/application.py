@@ -14,7 +14,7 @@ from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.opgraph import OpGraph, Phase
+from graphs.opgraph import OpGraph
 from placement.inputs.arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
@@ -23,7 +23,6 @@ from placement.solving.result import Result
 
 Devices = Mapping[str, str | torch.device]
 _STEPS = {True: "training", False: "inference"}
-_DATA = {"input", "parameter", "buffer", "constant"}
 
 
 def apply(
@@ -60,12 +59,12 @@ def apply(
     def layout() -> DeviceLayout:
         if isinstance(model, nn.Module):
             check_call(model, positional, keywords)
-        program = capture_program(
-            model, positional, keywords, is_training(placed.graph), loss=loss, optimizer=optimizer_of(placed.graph)
-        )
+        optimizer = placed.graph.origin.optimizer or "adam"
+        program = capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
         return layout_of(program, placed, devices)
 
-    request = Request(model, placed, is_by_module(placed.graph), loss, partial(places_of, placed, devices), layout)
+    by_module = placed.graph.origin.granularity == "module"
+    request = Request(model, placed, by_module, loss, partial(places_of, placed, devices), layout)
     return BACKENDS[backend_of(request)].run(request)
 
 
@@ -163,8 +162,8 @@ def check_same(captured: OpGraph, placed: OpGraph) -> None:
     Raises:
         MismatchError: names the first op that differs.
     """
-    if is_training(captured) != is_training(placed):
-        mine, theirs = (_STEPS[is_training(graph)] for graph in (captured, placed))
+    if captured.is_training != placed.is_training:
+        mine, theirs = (_STEPS[graph.is_training] for graph in (captured, placed))
         raise MismatchError(
             f"the placement is for {theirs} of graph {placed.name!r}, and this is {mine}; run what was placed, or "
             f"place {mine}."
@@ -233,22 +232,6 @@ def _check_arguments(program: Program, placed: OpGraph) -> None:
                 f"argument {path!r} of shape {shape} makes {mine} bytes where the placement has {theirs}; give inputs "
                 f"of the shapes that were placed{which}, or place the model for these."
             )
-
-
-def is_by_module(graph: OpGraph) -> bool:
-    """Whether the ops are calls of modules, which are called by their class: operators have a namespace."""
-    return any("." not in kind.removesuffix(".backward") for kind in set(graph.kinds) - _DATA)
-
-
-def is_training(graph: OpGraph) -> bool:
-    """Whether it is the graph of a training step."""
-    return bool((graph.phase == Phase.BACKWARD).any())
-
-
-def optimizer_of(graph: OpGraph) -> str:
-    """The optimizer that the graph of a training step was captured with."""
-    kind = next((kind for kind in graph.kinds if kind.startswith("optimizer.")), "optimizer.adam")
-    return kind.partition(".")[2]
 
 
 def _read(result: Any) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -33,7 +34,7 @@ from env.simulation.simulator import Simulator
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.generators import layered
-from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Phase, Tensor
+from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Origin, Phase, Tensor
 
 METHODS = {
     "min_cut": min_cut,
@@ -82,7 +83,7 @@ def training(times: list[float], sizes: list[int], kept: list[int]) -> OpGraph:
     tensors = [Tensor(f"f{i}", sizes[i], (*((f"f{i + 1}",) if i + 1 < n else ()), f"b{i}")) for i in range(n)]
     tensors += [Tensor(f"b{i}", sizes[i - 1], (f"b{i - 1}",)) for i in range(1, n)]
     tensors += [Tensor(f"b{i}", 0, (f"u{i}",)) for i in range(n)]
-    return OpGraph.build(ops, tensors)
+    return OpGraph.build(ops, tensors, origin=Origin(optimizer="adam"))
 
 
 def check(problem: Problem, plan: Plan) -> None:
@@ -394,6 +395,10 @@ def test_a_graph_is_profiled_as_the_paper_does() -> None:
     np.testing.assert_allclose(layers.kept_bytes, [12.0] * 3)
     np.testing.assert_allclose(layers.weight_bytes, [3.0] * 3)  # Adam keeps four of them
     np.testing.assert_allclose(layers.stashed_bytes, [10.0] * 3)
+    ops, tensors = problem.graph.records()
+    in_parts = [replace(op, gradient_bytes=op.kept_bytes // 6, kept_bytes=op.kept_bytes) for op in ops]
+    problem = Problem(OpGraph.build(in_parts, tensors), gpus(2))
+    np.testing.assert_allclose(profiled(problem, chain(Units(problem)), 1.0).weight_bytes, [2.0] * 3)
 
 
 def test_an_inference_graph_synchronises_and_stashes_nothing() -> None:

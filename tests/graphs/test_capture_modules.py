@@ -77,7 +77,7 @@ def test_training_mirrors_the_forward_pass() -> None:
     assert ("second/backward", "first/backward", 3 * 8 * FLOAT) in edges
     assert ("first", "second/backward", 3 * 8 * FLOAT) in edges
     assert ("second", "second/backward", 3 * 2 * FLOAT) in edges
-    assert ("first/backward", "first/weight.adam", 0) in edges
+    assert ("first/backward", "first/weight.adam", 4 * 8 * FLOAT) in edges
     assert graph.kept_bytes.sum() == 4 * state_bytes(Perceptron())
     group = ops["first"].colocation
     assert {n for n, op in ops.items() if op.colocation == group} == {

@@ -54,7 +54,9 @@ def test_nothing_is_lost(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -
     assert sorted(set(coarse.group_of.tolist())) == list(range(merged.n_ops))
     assert merged.flops.sum() == pytest.approx(graph.flops.sum())
     assert merged.bytes_moved.sum() == pytest.approx(graph.bytes_moved.sum())
-    assert merged.kept_bytes.sum() == graph.kept_bytes.sum()
+    for part in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        assert getattr(merged, part).sum() == getattr(graph, part).sum()
+    assert merged.origin == graph.origin
     assert merged.kernels.sum() == graph.kernels.sum()
     assert OpGraph.build(*merged.records(), name=merged.name) == merged  # so it is acyclic, and stored as `build` would
 
@@ -144,7 +146,7 @@ def peak_bytes(graph: OpGraph, order: list[int]) -> int:
     for t in range(graph.n_tensors):
         readers = [position[op] for op in graph.consumers_of(t).tolist()]
         start = position[int(graph.tensor_producer[t])]
-        lives.append((start, max(readers, default=len(order)), int(graph.tensor_bytes[t])))
+        lives.append((start, max(readers, default=len(order)), int(graph.tensor_memory_bytes[t])))
     return max(
         int(graph.workspace_bytes[op]) + sum(size for start, end, size in lives if start <= i <= end)
         for i, op in enumerate(order)

@@ -59,13 +59,15 @@ def test_a_saved_graph_comes_back_equal(graph: OpGraph, tmp_path_factory: pytest
     path = tmp_path_factory.mktemp("saved") / "graph.json"
     save_graph(graph, path)
     assert load_json_graph(path) == graph
+    assert load_json_graph(path).origin == graph.origin
     assert load_graph(path).hash == graph.hash
 
 
 def test_the_file_is_readable(graph: OpGraph, tmp_path: Path) -> None:
     save_graph(graph, tmp_path / "g.json")
     lines = (tmp_path / "g.json").read_text().splitlines()
-    assert lines[0] == '{"schema": "placement.opgraph", "version": 1, "name": "net",'
+    start = '{"schema": "placement.opgraph", "version": 2, "name": "net", "origin": '
+    assert lines[0] == start + '{"source": "unknown"},'
     assert len(lines) == 3 + graph.n_ops + graph.n_tensors
     (b,) = [line for line in lines if '"name": "b"' in line]
     assert '"phase": "backward"' in b
@@ -156,7 +158,16 @@ def test_every_truncation_of_a_saved_graph_is_said_to_be_one(graph: OpGraph, tmp
         ("[1" + "0" * 5000 + "]", "holds a number that cannot be read"),
         ([1, 2], 'is not a saved graph: expected "schema": "placement.opgraph", it has no schema'),
         (document(schema="other"), "it has schema 'other'"),
-        (document(version=2), "is of version 2; this release reads version 1"),
+        (document(version=3), "is of version 3; this release reads versions 1 to 2"),
+        (document(origin=[]), r"the graph has origin = \[\]; expected an object"),
+        (document(origin={"made": 1}), "the origin has unknown field 'made'; known: source, train"),
+        (document(origin={"train": 1}), "the origin has train = 1; expected true, false or nothing"),
+        (with_ops([{"name": "a", "parameter_bytes": 1, "kept_bytes": 1}]), "op 'a' has kept_bytes and parameter_bytes"),
+        (with_ops([{"name": "a", "kept_bytes": 1, "gradient_bytes": 2}]), "op 'a' has parameter_bytes = -1"),
+        (with_ops([{"name": "a", "gradient_bytes": 2**62}]), r"add up to .* of op 'a'; expected less than 2\*\*62"),
+        (with_ops([{"name": "a", "split_rows": ["R"]}]), "split row 'R' cannot be read"),
+        (with_ops([{"name": "a", "split_rows": ["R->R"]}]), "op 'a' has split row 'R->R'; expected 0 inputs"),
+        (document(tensors=[{"producer": "a", "bytes": 4, "in_place": 1}]), "has in_place = 1; expected true or false"),
         (document(version=None), "is of version None"),
         (document(extra=1), "the graph has unknown field 'extra'; known: schema, version"),
         (document(ops={}), "the graph has ops = {}; expected a list"),

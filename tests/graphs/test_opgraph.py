@@ -11,9 +11,9 @@ import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
-from opgraph_strategies import opgraphs
+from opgraph_strategies import opgraphs, split_rows
 
-from graphs import GraphError, Op, OpGraph, Phase, Tensor
+from graphs import GraphError, Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, Tensor
 
 
 def chain(*names: str) -> OpGraph:
@@ -26,8 +26,9 @@ def chain(*names: str) -> OpGraph:
 
 @given(opgraphs())
 def test_records_give_the_graph_back(graph: OpGraph) -> None:
-    again = OpGraph.build(*graph.records(), name=graph.name)
+    again = OpGraph.build(*graph.records(), graph.name, graph.origin)
     assert again == graph
+    assert again.origin == graph.origin
     assert hash(again) == hash(graph)
 
 
@@ -36,7 +37,28 @@ def test_networkx_gives_the_graph_back(graph: OpGraph) -> None:
     as_networkx = graph.to_networkx()
     assert nx.is_directed_acyclic_graph(as_networkx)
     assert as_networkx.number_of_edges() == graph.n_edges
-    assert OpGraph.from_networkx(as_networkx) == graph
+    again = OpGraph.from_networkx(as_networkx)
+    assert again == graph
+    assert again.origin == graph.origin
+
+
+@given(opgraphs())
+def test_kept_bytes_are_the_sum_of_their_parts(graph: OpGraph) -> None:
+    parts = graph.parameter_bytes + graph.gradient_bytes + graph.optimizer_bytes
+    assert graph.kept_bytes.tolist() == parts.tolist() == [op.kept_bytes for op in graph.records()[0]]
+
+
+@given(opgraphs())
+def test_what_no_score_depends_on_is_not_in_the_hash(graph: OpGraph) -> None:
+    ops, tensors = graph.records()
+    sums = [
+        dataclasses.replace(op, kept_bytes=op.kept_bytes, gradient_bytes=0, optimizer_bytes=0, split_rows=())
+        for op in ops
+    ]
+    other = OpGraph.build(sums, tensors, "another name", Origin("onnx"))
+    assert other.hash == graph.hash
+    alike = graph.name == other.name and not (graph.kept_bytes - graph.parameter_bytes).any()
+    assert (other == graph) == (alike and not any(graph.split_rows))
 
 
 @given(opgraphs())
@@ -63,7 +85,9 @@ CHANGES: list[dict[str, Any]] = [
     {"kind": "aten.mul"},
     {"flops": 2.0},
     {"bytes_moved": 2.0},
-    {"kept_bytes": 2},
+    {"parameter_bytes": 2},
+    {"gradient_bytes": 2},
+    {"optimizer_bytes": 2},
     {"workspace_bytes": 2},
     {"kernels": 2},
     {"colocation": "together"},
@@ -78,7 +102,8 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def test_every_field_of_an_op_is_tried_below() -> None:
-    assert {key for change in CHANGES for key in change} == {field.name for field in dataclasses.fields(Op)}
+    tried = {key for change in CHANGES for key in change}
+    assert tried == {field.name for field in dataclasses.fields(Op)} - {"split_rows"}
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
@@ -117,6 +142,84 @@ def test_a_consumer_named_twice_reads_once() -> None:
     assert OpGraph.build([Op("a"), Op("b")], [Tensor("a", 4, ("b", "b"))]).n_edges == 1
 
 
+# -- kept bytes and tensors in place -----------------------------------------------------------------------------------
+
+
+def test_kept_bytes_may_be_given_whole_and_replacing_a_part_changes_them() -> None:
+    op = Op("a", kept_bytes=16)
+    assert (op.parameter_bytes, op.kept_bytes) == (16, 16)
+    trained = dataclasses.replace(op, gradient_bytes=4, optimizer_bytes=8)
+    assert (trained.parameter_bytes, trained.kept_bytes) == (16, 28)
+    assert dataclasses.replace(trained, kept_bytes=20).parameter_bytes == 8
+    assert Op("a", kept_bytes=16, gradient_bytes=4).parameter_bytes == 12
+    assert op == Op("a", parameter_bytes=16)
+
+
+def test_a_tensor_in_place_takes_no_memory_where_it_is_made() -> None:
+    ops = [Op("g", colocation="w"), Op("u", colocation="w"), Op("far")]
+    inside = OpGraph.build(ops, [Tensor("g", 8, ("u",), in_place=True), Tensor("u", 4, ("far",))])
+    assert inside.tensor_memory_bytes.tolist() == inside.transfer_bytes.tolist() == [0, 4]
+    assert inside.output_bytes.tolist() == [0, 4, 0]
+    # As it was when gradients had no size.
+    assert inside.hash == OpGraph.build(ops, [Tensor("g", 0, ("u",)), Tensor("u", 4, ("far",))]).hash
+    outside = OpGraph.build(ops, [Tensor("g", 8, ("u", "far"), in_place=True), Tensor("u", 4, ("far",))])
+    assert outside.tensor_memory_bytes.tolist() == [0, 4]
+    assert outside.transfer_bytes.tolist() == [8, 4]
+    assert outside.hash != dataclasses.replace(outside, tensor_in_place=np.zeros(2, dtype=bool)).hash
+
+
+# -- split rows --------------------------------------------------------------------------------------------------------
+
+ROW = SplitRow((Shard(0, 32), Replicate()), (Partial(),))
+
+
+@given(split_rows())
+def test_a_split_row_reads_its_own_text(row: SplitRow) -> None:
+    assert SplitRow.parse(str(row)) == row
+
+
+def test_the_text_of_a_split_row() -> None:
+    assert str(ROW) == "S(0,32),R->P"
+    assert str(SplitRow((Shard(2, 56, halo=1),), ())) == "S(2,56,1)->"
+
+
+@pytest.mark.parametrize("text", ["", "R", "R,->R", "X->R", "S(0)->R", "S(0,1->R", "R->R->R", "S(-1,2)->R", "RR->P"])
+def test_a_text_that_is_no_split_row_is_refused(text: str) -> None:
+    with pytest.raises(GraphError, match=r"split row '.*' cannot be read; expected S\(dimension,length\), R or P"):
+        SplitRow.parse(text)
+
+
+def test_a_split_row_speaks_of_every_tensor_and_maybe_of_parameters() -> None:
+    def graph(row: SplitRow) -> OpGraph:
+        return OpGraph.build([Op("a"), Op("b", split_rows=(row,))], [Tensor("a", 4, ("b",)), Tensor("b", 4)])
+
+    assert graph(ROW).split_rows == ((), (ROW,))
+    with pytest.raises(GraphError, match=r"op 'b' has split row '->P'; expected 1 inputs, or more .* and 1 outputs"):
+        graph(SplitRow((), (Partial(),)))
+    with pytest.raises(GraphError, match="expected 1 inputs"):
+        graph(SplitRow((Shard(0, 32),), ()))
+
+
+# -- origin ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"source": 1}, {"train": 1}, {"granularity": "layer"}, {"optimizer": 5}, {"batch_size": 0}, {"batch_size": 2.0}],
+)
+def test_an_origin_of_the_wrong_kind_is_refused(given: dict[str, Any]) -> None:
+    (key,) = given
+    with pytest.raises(GraphError, match=f"the origin has {key} = "):
+        Origin(**given)
+
+
+def test_training_is_told_by_the_origin_or_else_by_the_phases() -> None:
+    ops = [Op("a"), Op("b", phase=Phase.BACKWARD)]
+    assert OpGraph.build(ops, []).is_training
+    assert not OpGraph.build(ops[:1], []).is_training
+    assert OpGraph.build(ops[:1], [], origin=Origin(train=True)).is_training
+
+
 # -- networkx ------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +228,33 @@ def test_plain_networkx_graph_needs_no_attributes() -> None:
     assert graph.op_names == ("1", "2", "3")
     assert graph.n_tensors == 2  # one per edge: nothing says that both carry the same data
     assert graph.name == "plain"
+
+
+def test_networkx_takes_kept_bytes_whole_or_in_parts() -> None:
+    source = OpGraph.build([Op("a", parameter_bytes=4, gradient_bytes=4), Op("b", kept_bytes=3)], []).to_networkx()
+    source.nodes["a"]["kept_bytes"] = 20  # as before there were parts
+    graph = OpGraph.from_networkx(source)
+    assert graph.parameter_bytes.tolist() == [16, 3]
+    assert graph.gradient_bytes.tolist() == [4, 0]
+    source.nodes["a"]["parameter_bytes"] = 16
+    with pytest.raises(GraphError, match="op 'a' has kept_bytes and parameter_bytes"):
+        OpGraph.from_networkx(source)
+
+
+def test_networkx_says_which_outputs_are_in_place() -> None:
+    source = nx.MultiDiGraph()
+    source.add_node("a", outputs=[4, 8], in_place=[1])
+    source.add_edge("a", "b", tensor=1)
+    assert OpGraph.from_networkx(source).tensor_in_place.tolist() == [False, True]
+    source.nodes["a"]["in_place"] = [2]
+    with pytest.raises(GraphError, match=r"op 'a' has in_place = \[2\]; expected numbers of its 2 outputs, from 0"):
+        OpGraph.from_networkx(source)
+
+
+def test_a_graph_from_networkx_says_so() -> None:
+    assert OpGraph.from_networkx(nx.DiGraph([(1, 2)])).origin == Origin("networkx")
+    with pytest.raises(GraphError, match="the origin has unknown field 'by'"):
+        OpGraph.from_networkx(nx.DiGraph([(1, 2)], origin={"by": "me"}))
 
 
 def test_edges_with_one_tensor_label_are_one_tensor() -> None:

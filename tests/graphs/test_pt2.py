@@ -59,6 +59,7 @@ def rewritten(source: Path, target: Path, change: dict[str, Any]) -> Path:
 def test_pt2_program(exported: Path) -> None:
     graph = load_graph(exported)
     assert graph.name == "net"
+    assert (graph.origin.source, graph.origin.train, graph.origin.granularity) == ("pt2", False, "op")
     linear = next(op for op in graph.records()[0] if op.kind == "aten.linear")
     assert linear.flops == 2 * 8 * 4 * 3
     assert linear.kept_bytes == 4 * (4 * 3 + 3)

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphs import GraphFileError, Op, OpGraph, Phase
+from graphs import GraphFileError, Op, OpGraph, Origin, Phase
 from graphs.files import load_graph
 from graphs.readers.onnx_graph import read_onnx
 from graphs.readers.published import PublishedDevices, is_neurips, read_neurips, read_pipedream
@@ -72,6 +72,7 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
 def test_neurips_problem(tmp_path: Path) -> None:
     path = saved(tmp_path, problem())
     graph, devices = read_neurips(path)
+    assert graph.origin.source == "neurips"
     assert devices == PublishedDevices(accelerators=2, cpus=1, accelerator_memory_bytes=1000.0)
     assert (graph.name, graph.op_names) == ("problem", ("n1", "n2", "n5", "n7"))
     assert op_of(graph, "n1").time_s == {"accelerator": 0.002, "cpu": 0.02}
@@ -179,7 +180,9 @@ def test_pipedream_training(tmp_path: Path) -> None:
     assert (backward.phase, backward.forward_of, backward.time_s) == (Phase.BACKWARD, "node2", {"*": 0.004})
     assert backward.colocation == op_of(graph, "node2").colocation
     assert backward.colocation != op_of(graph, "node3").colocation
-    assert op_of(graph, "node2").kept_bytes == 300  # with gradient and momentum
+    op = op_of(graph, "node2")
+    assert (op.parameter_bytes, op.gradient_bytes, op.optimizer_bytes) == (100, 100, 100)  # momentum
+    assert graph.origin == Origin("pipedream", True, "module", "momentum")
     assert ("node3.backward", "node2.backward") in edges_of(graph)
     assert ("node2", "node3.backward") in edges_of(graph)  # the stashed activation
     gradient = next(tensor for tensor in graph.records()[1] if tensor.producer == "node3.backward")
@@ -250,6 +253,7 @@ def test_onnx_conv_net(tmp_path: Path) -> None:
     constants = [weights("w", 8, 2, 3, 3), weights("b", 8), weights("v", 10, 8 * 36)]
     graph = load_graph(model(tmp_path, nodes, constants, {"x": [2, 4, 6, 6]}, {"y": [2, 10]}))
     assert graph.op_names == ("x", "/features/0/Conv", "r", "y")
+    assert graph.origin == Origin("onnx", False, "op")
     assert edges_of(graph) == {("x", "/features/0/Conv"), ("/features/0/Conv", "r"), ("r", "y")}  # no op for the view
     conv, gemm = op_of(graph, "/features/0/Conv"), op_of(graph, "y")
     assert conv.flops == 2 * (2 * 8 * 6 * 6) * (2 * 3 * 3)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from graphs import Op, OpGraph, Phase, Tensor
+from graphs import Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, Tensor
 
 _KINDS = ("aten.mm.default", "aten.relu.default", "onnx.Add", "op")
 _PINS: tuple[tuple[str, ...], ...] = ((), (), (), ("cpu",), ("gpu", "cpu"))
 _MODULES = ("", "a", "a.b", "a.c", "d")
 _TIMES = st.floats(min_value=0, max_value=1e6, allow_subnormal=True)
 _BYTES = st.integers(min_value=0, max_value=2**40)
+_OFTEN_0 = st.just(0) | _BYTES
+_PARTS = (
+    st.just(Replicate())
+    | st.just(Partial())
+    | st.builds(Shard, st.integers(0, 5), st.integers(0, 10**6), st.integers(0, 3))
+)
 
 
 @st.composite
@@ -26,8 +34,37 @@ def opgraphs(draw: st.DrawFn, max_ops: int = 12, pins: bool = True) -> OpGraph:
         for _ in range(draw(st.integers(0, 2))):
             readers = draw(st.sets(st.integers(i + 1, n - 1), max_size=3)) if i < n - 1 else set()
             seconds = draw(st.none() | _TIMES) if readers else None
-            tensors.append(Tensor(names[i], draw(_BYTES), tuple(names[j] for j in readers), seconds))
-    return OpGraph.build([ops[i] for i in order], tensors, name=draw(st.sampled_from(["net", "graph", "x y"])))
+            to = tuple(names[j] for j in readers)
+            tensors.append(Tensor(names[i], draw(_BYTES), to, seconds, draw(st.booleans())))
+    ops = [_with_rows(draw, op, tensors) for op in ops]
+    name = draw(st.sampled_from(["net", "graph", "x y"]))
+    return OpGraph.build([ops[i] for i in order], tensors, name, draw(origins()))
+
+
+@st.composite
+def origins(draw: st.DrawFn) -> Origin:
+    return Origin(
+        source=draw(st.sampled_from(["unknown", "capture", "my own"])),
+        train=draw(st.none() | st.booleans()),
+        granularity=draw(st.sampled_from([None, "op", "module"])),
+        optimizer=draw(st.sampled_from([None, "adam", "lion"])),
+        batch_size=draw(st.none() | st.integers(1, 4096)),
+    )
+
+
+@st.composite
+def split_rows(draw: st.DrawFn, inputs: int | None = None, outputs: int | None = None) -> SplitRow:
+    """Any row; of as many inputs and outputs as asked for."""
+    sizes = [draw(st.integers(0, 3)) if count is None else count for count in (inputs, outputs)]
+    return SplitRow(*(tuple(draw(_PARTS) for _ in range(size)) for size in sizes))
+
+
+def _with_rows(draw: st.DrawFn, op: Op, tensors: list[Tensor]) -> Op:
+    if draw(st.integers(0, 3)):
+        return op
+    read = sum(op.name in tensor.consumers for tensor in tensors) + draw(st.integers(0, 1))
+    written = sum(op.name == tensor.producer for tensor in tensors)
+    return replace(op, split_rows=(draw(split_rows(read, written)),))
 
 
 def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bool) -> Op:
@@ -38,7 +75,9 @@ def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bo
         kind=draw(st.sampled_from(_KINDS)),
         flops=draw(st.floats(min_value=0, max_value=1e15)),
         bytes_moved=draw(st.floats(min_value=0, max_value=1e15)),
-        kept_bytes=draw(_BYTES),
+        parameter_bytes=draw(_BYTES),
+        gradient_bytes=draw(_OFTEN_0),
+        optimizer_bytes=draw(_OFTEN_0),
         workspace_bytes=draw(_BYTES),
         kernels=draw(st.integers(0, 9)),
         colocation=draw(st.sampled_from([None, None, None, "tied", 7])),

@@ -97,6 +97,7 @@ def graphs(
                 bytes=draw(sizes),
                 consumers=tuple(f"op{number[r]}" for r in sorted(readers)),
                 transfer_s=draw(amounts(whole)) if draw(st.integers(0, 3)) == 0 else None,
+                in_place=draw(st.integers(0, 3)) == 0,
             )
         )
     return OpGraph.build(ops, tensors, "random")

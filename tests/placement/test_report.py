@@ -291,7 +291,7 @@ def test_names_are_escaped(comparison: Comparison) -> None:
 def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
     box = _cluster(4, memory_bytes=70_000 * 20)
     graph = _branches(4, 10, name="sweep<br>")
-    graph = dataclasses.replace(graph, kept_bytes=np.full(graph.n_ops, 50_000))  # 42 x 50 kB: two devices at least
+    graph = dataclasses.replace(graph, parameter_bytes=np.full(graph.n_ops, 50_000))  # 42 x 50 kB: two devices at least
     found = what_if(graph, [first_devices(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], is_sweep=True)
     assert [case.objective_s is None for case in found.cases] == [True, False, False]
     text = render_what_if(dataclasses.replace(found, command="placement compare <b>"))

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeVar
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
+from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
 from graphs.errors import GraphError, MismatchError
-from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
-
-Number = TypeVar("Number", np.float64, np.int64)
+from graphs.opgraph import ANY_DEVICE, OpGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,8 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
     """Merge all ops with the same label into one op.
 
     A merged op sums FLOPs, bytes moved, kept bytes and kernels; has a measured time where all its ops have one (that
-    for any device standing in for a missing one); and takes kind and dtype from its op of most FLOPs. Tensors
+    for any device standing in for a missing one); takes kind and dtype from its op of most FLOPs; and has no split
+    rows. Tensors
     inside a group vanish, but count as workspace while they live, in the fine graph's topological order. Colocation
     groups that meet in a merged op become one. Pins are intersected.
 
@@ -86,7 +84,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
     Raises:
         GraphError: the groups form a cycle, or the pins of a group contradict each other.
     """
-    group_of, first = _numbered(labels)
+    group_of, first = numbered(labels)
     n = len(first)
     heaviest = _heaviest(graph, group_of, first)
     tensors = _outer_tensors(graph, group_of, n)
@@ -98,11 +96,13 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
         kinds=tuple(graph.kinds[i] for i in heaviest),
         dtypes=tuple(graph.dtypes[i] for i in heaviest),
         modules=tuple(_common_module([graph.modules[i] for i in ops]) for ops in members),
-        flops=summed(graph.flops, group_of, n),
-        bytes_moved=summed(graph.bytes_moved, group_of, n),
-        kept_bytes=summed(graph.kept_bytes, group_of, n),
+        flops=sums(group_of, graph.flops, n),
+        bytes_moved=sums(group_of, graph.bytes_moved, n),
+        parameter_bytes=sums(group_of, graph.parameter_bytes, n),
+        gradient_bytes=sums(group_of, graph.gradient_bytes, n),
+        optimizer_bytes=sums(group_of, graph.optimizer_bytes, n),
         workspace_bytes=_workspace(graph, group_of, n),
-        kernels=summed(graph.kernels, group_of, n),
+        kernels=sums(group_of, graph.kernels, n),
         colocation=_colocation(graph.colocation, group_of, n),
         phase=graph.phase[first],
         forward_of=_forward_of(graph, group_of, n),
@@ -111,9 +111,11 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
         time_s=time_s,
         tensor_producer=tensors[0],
         tensor_bytes=tensors[1],
-        tensor_transfer_s=tensors[2],
-        consumer_ptr=tensors[3],
-        consumers=tensors[4],
+        tensor_in_place=tensors[2],
+        tensor_transfer_s=tensors[3],
+        consumer_ptr=tensors[4],
+        consumers=tensors[5],
+        origin=graph.origin,
     )
     return Coarse(coarse, graph, group_of)
 
@@ -149,25 +151,10 @@ def neighbours(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
     return before, after
 
 
-def _numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
-    """Labels as numbers 0, 1, ... by first appearance, and the first op of each."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.reshape(-1)], np.sort(first).astype(np.int64)
-
-
 def _members(group_of: IntArray, n: int) -> list[list[int]]:
     result: list[list[int]] = [[] for _ in range(n)]
     for op, group in enumerate(group_of.tolist()):
         result[group].append(op)
-    return result
-
-
-def summed(values: NDArray[Number], group_of: IntArray, n: int) -> NDArray[Number]:
-    """Sums per group, [n], of the same type as the values: exact for integers, which bincount is not."""
-    result = np.zeros(n, dtype=values.dtype)
-    np.add.at(result, group_of, values)
     return result
 
 
@@ -202,10 +189,10 @@ def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ..
     if ANY_DEVICE in graph.time_keys:
         anywhere = times[:, [graph.time_keys.index(ANY_DEVICE)]]
         times = np.where(np.isnan(times), anywhere, times)
-    sums = np.zeros((n, len(graph.time_keys)))
-    np.add.at(sums, group_of, times)
-    kept = [j for j in range(len(graph.time_keys)) if not np.isnan(sums[:, j]).all()]
-    return tuple(graph.time_keys[j] for j in kept), sums[:, kept]
+    total = np.zeros((n, len(graph.time_keys)))
+    np.add.at(total, group_of, times)
+    kept = [j for j in range(len(graph.time_keys)) if not np.isnan(total[:, j]).all()]
+    return tuple(graph.time_keys[j] for j in kept), total[:, kept]
 
 
 def _forward_of(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
@@ -237,7 +224,7 @@ def _colocation(labels: IntArray, group_of: IntArray, n: int) -> IntArray:
     return result
 
 
-def _inner(graph: OpGraph, group_of: IntArray) -> NDArray[np.bool_]:
+def _inner(graph: OpGraph, group_of: IntArray) -> BoolArray:
     """Bool [m]: tensors that are read, and only inside their producer's group."""
     producer, consumer, tensor = graph.edge_list
     leaves = np.zeros(graph.n_tensors, dtype=bool)
@@ -247,8 +234,8 @@ def _inner(graph: OpGraph, group_of: IntArray) -> NDArray[np.bool_]:
 
 def _outer_tensors(
     graph: OpGraph, group_of: IntArray, n: int
-) -> tuple[IntArray, IntArray, FloatArray, IntArray, IntArray]:
-    """Producer, bytes, transfer_s, consumer_ptr and consumers of the tensors between groups, and of the results."""
+) -> tuple[IntArray, IntArray, BoolArray, FloatArray, IntArray, IntArray]:
+    """Producer, bytes, in_place, transfer_s, consumer_ptr, consumers of the tensors between groups and the results."""
     kept = np.flatnonzero(~_inner(graph, group_of))
     kept = kept[np.argsort(group_of[graph.tensor_producer[kept]], kind="stable")]
     number = np.full(graph.n_tensors, -1, dtype=np.int64)
@@ -259,6 +246,7 @@ def _outer_tensors(
     return (
         group_of[graph.tensor_producer[kept]],
         graph.tensor_bytes[kept],
+        graph.tensor_in_place[kept],
         graph.tensor_transfer_s[kept],
         np.searchsorted(pairs // n, np.arange(len(kept) + 1)).astype(np.int64),
         (pairs % n).astype(np.int64),
@@ -272,8 +260,8 @@ def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
     dies = np.zeros(graph.n_ops, dtype=np.int64)  # inner bytes nobody needs after each op
     for tensor in np.flatnonzero(_inner(graph, group_of)).tolist():
         readers = graph.consumers_of(tensor)
-        born[graph.tensor_producer[tensor]] += graph.tensor_bytes[tensor]
-        dies[readers[np.argmax(position[readers])]] += graph.tensor_bytes[tensor]
+        born[graph.tensor_producer[tensor]] += graph.tensor_memory_bytes[tensor]
+        dies[readers[np.argmax(position[readers])]] += graph.tensor_memory_bytes[tensor]
     live, peak = [0] * n, [0] * n
     order = graph.topological_order
     columns = (group_of[order], born[order], dies[order], graph.workspace_bytes[order])

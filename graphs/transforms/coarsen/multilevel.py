@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
+from graphs.arrays import FloatArray, IntArray, sums
 from graphs.errors import GraphError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
-from graphs.transforms.coarsen.contraction import Coarse, contract, merge_classes, summed
+from graphs.opgraph import OpGraph
+from graphs.transforms.coarsen.contraction import Coarse, contract, merge_classes
 
 _FREE, _SOURCE, _SINK, _LEAF = range(4)  # what an op is to the star it belongs to
 _ROOM = 1.5  # a group may have this many times the mean group's work before the bound is relaxed
@@ -97,7 +98,7 @@ def _first_clusters(graph: OpGraph) -> _Clusters:
     n = graph.n_ops
     producer, consumer, tensor = graph.edge_list
     transfer_s = np.nan_to_num(graph.tensor_transfer_s, nan=0.0)
-    weight = (graph.tensor_bytes + transfer_s * _BYTES_PER_S)[tensor]
+    weight = (graph.transfer_bytes + transfer_s * _BYTES_PER_S)[tensor]
     source, target, weight = _unique_edges(producer, consumer, weight, n)
     tie = np.where(graph.colocation >= 0, graph.colocation, n + np.arange(n)).astype(np.int64)
     _, tie = np.unique(tie, return_inverse=True)
@@ -115,7 +116,7 @@ def _unique_edges(
     source: IntArray, target: IntArray, weight: FloatArray, size: int
 ) -> tuple[IntArray, IntArray, FloatArray]:
     pairs, inverse = np.unique(source * size + target, return_inverse=True)
-    return pairs // size, pairs % size, summed(weight, inverse.reshape(-1), len(pairs))
+    return pairs // size, pairs % size, sums(inverse.reshape(-1), weight, len(pairs))
 
 
 class _Ties:
@@ -219,7 +220,7 @@ def _merged(clusters: _Clusters, into: IntArray) -> _Clusters:
         source=source,
         target=target,
         weight=weight,
-        work=summed(clusters.work, number, len(kept)),
+        work=sums(number, clusters.work, len(kept)),
         classes=clusters.classes[kept],
         tie=_united(clusters.tie, number),
     )

@@ -52,10 +52,9 @@ def capture(given: CaptureOptions) -> None:
 
 
 def _figures(graph: OpGraph) -> dict[str, Any]:
-    from graphs.kept import kept
+    from graphs.kept import activation_bytes
     from placement.solving.speedup_limit import peak_bytes, reference_device
 
-    parts = kept(graph)
     return {
         "graph": graph.name,
         "hash": graph.hash,
@@ -63,11 +62,11 @@ def _figures(graph: OpGraph) -> dict[str, Any]:
         "edges": graph.n_edges,
         "flops": float(graph.flops.sum()),
         "bytes_moved": float(graph.bytes_moved.sum()),
-        "kept_bytes": parts.total_bytes,
-        "parameter_bytes": parts.parameter_bytes,
-        "gradient_bytes": parts.gradient_bytes,
-        "optimizer_bytes": parts.optimizer_bytes,
-        "optimizer": None if parts.optimizer is None else parts.optimizer.name,
-        "activation_bytes": parts.activation_bytes,
+        "kept_bytes": int(graph.kept_bytes.sum()),
+        "parameter_bytes": int(graph.parameter_bytes.sum()),
+        "gradient_bytes": int(graph.gradient_bytes.sum()),
+        "optimizer_bytes": int(graph.optimizer_bytes.sum()),
+        "optimizer": graph.origin.optimizer,
+        "activation_bytes": activation_bytes(graph),
         "peak_bytes": peak_bytes(graph, reference_device()),
     }

@@ -107,7 +107,7 @@ def output_sizes(problem: Problem) -> Tensor:
     result = np.full((graph.n_ops, MOST_OUTPUTS), -1.0)
     place = np.arange(graph.n_tensors) - graph.output_ptr[graph.tensor_producer]
     some = place < MOST_OUTPUTS
-    result[graph.tensor_producer[some], place[some]] = np.log10(graph.tensor_bytes[some] + 1.0) / 10
+    result[graph.tensor_producer[some], place[some]] = np.log10(graph.transfer_bytes[some] + 1.0) / 10
     return torch.tensor(result, dtype=torch.float32)
 
 

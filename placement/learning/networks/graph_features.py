@@ -163,7 +163,7 @@ def _instance(units: Units, of_ops: OpFeatures) -> tuple[Instance, float]:
         consumer_ptr=graph.consumer_ptr,
         consumers=graph.consumers,
         transfer_s=problem.mean_transfer_s,
-        tensor_bytes=np.where(measured, 0, graph.tensor_bytes).astype(np.float64),
+        tensor_bytes=np.where(measured, 0, graph.transfer_bytes).astype(np.float64),
         fixed_s=np.where(measured, graph.tensor_transfer_s, 0.0),
         latency_s=(~measured).astype(np.float64),
         pair_latency_s=problem.latency_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphs.errors import MismatchError
+from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph, Phase
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
@@ -64,16 +65,10 @@ def _devices_by_module(graph: OpGraph, layout: DeviceLayout) -> dict[str, int]:
     found: dict[str, int] = {}
     for op, module in enumerate(graph.modules):
         if graph.phase[op] == Phase.FORWARD:
-            for path in _around(module):
+            for path in prefixes(module):
                 found.setdefault(path, layout.device[op])
     return found
 
 
 def _nearest(module: str, by_module: dict[str, int]) -> int:
-    return next((by_module[path] for path in _around(module) if path in by_module), 0)
-
-
-def _around(module: str) -> list[str]:
-    """A module's path and those around it, innermost first."""
-    parts = module.split(".") if module else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+    return next((by_module[path] for path in prefixes(module) if path in by_module), 0)

@@ -1,0 +1,38 @@
+"""Small helpers for numpy arrays, used all over the project."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Number = TypeVar("Number", np.float64, np.int64)
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+def frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    """The array, read-only from now on."""
+    array.setflags(write=False)
+    return array
+
+
+def sums(index: IntArray, values: NDArray[Number], size: int) -> NDArray[Number]:
+    """[size], of the type of the values: those of each index added up.
+
+    Exact for whole numbers, which `numpy.bincount` adds as floats.
+    """
+    result = np.zeros(size, dtype=values.dtype)
+    np.add.at(result, index, values)
+    return result
+
+
+def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
+    """Labels as numbers 0, 1, ... by first appearance, and the place where each appears first."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)], np.sort(first).astype(np.int64)

@@ -1,0 +1,75 @@
+"""`Origin`: where a graph comes from, as whoever made it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from graphs.errors import GraphError
+from graphs.show import is_text
+
+GRANULARITIES = ("op", "module")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Facts about a graph as a whole that its ops do not tell; nothing here is scored.
+
+    Attributes:
+        source: who made it: ``"capture"``, ``"pt2"``, ``"onnx"``, ``"networkx"``, ``"neurips"``, ``"pipedream"``,
+            ``"generator"``; ``"unknown"`` for a graph built from records.
+        train: whether it is a training step; None where nobody said.
+        granularity: ``"op"`` for one op per operator, ``"module"`` for one per call of a leaf module; None for others.
+        optimizer: whose update the step ends with, as in `graphs.optimizers.OPTIMIZERS`; None without an update.
+        batch_size: samples in one step; None where nobody said.
+
+    Raises:
+        GraphError: a value of another type, another granularity, or a batch size below 1.
+    """
+
+    source: str = "unknown"
+    train: bool | None = None
+    granularity: str | None = None
+    optimizer: str | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, expected, is_right in (
+            ("source", "a name", _is_name(self.source)),
+            ("train", "true, false or nothing", self.train is None or isinstance(self.train, bool)),
+            ("granularity", f"one of {', '.join(GRANULARITIES)}", self.granularity in (None, *GRANULARITIES)),
+            ("optimizer", "a name", self.optimizer is None or _is_name(self.optimizer)),
+            ("batch_size", "a whole number from 1", self.batch_size is None or _is_count(self.batch_size)),
+        ):
+            if not is_right:
+                raise GraphError(f"the origin has {key} = {getattr(self, key)!r:.60}; expected {expected}.")
+
+    def known(self) -> dict[str, Any]:
+        """The fields that say something, for files and networkx; ``Origin(**origin.known())`` gives it back."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+def origin_of(known: Any) -> Origin:
+    """The inverse of `Origin.known`.
+
+    Raises:
+        GraphError: no mapping, an unknown field, or what `Origin` refuses.
+    """
+    names = [field.name for field in fields(Origin)]
+    if not isinstance(known, dict):
+        raise GraphError(f"the origin is {known!r:.60}; expected an object with some of {', '.join(names)}.")
+    for key in known:
+        if key not in names:
+            raise GraphError(f"the origin has unknown field {key!r:.60}; known: {', '.join(names)}.")
+    return Origin(**known)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and is_text(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 2**63
+
+
+UNKNOWN = Origin()  # of a graph built from records
