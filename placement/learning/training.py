@@ -21,7 +21,7 @@ from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
-from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
@@ -210,7 +210,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
-    origin = Origin(
+    origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
         seed=session.run["seed"],
