@@ -15,7 +15,7 @@ from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
-    from baselines.budget import Budget
+    from baselines.budget import Budget, Search
     from baselines.portfolio import Candidate
 
 AUTO = "auto"
