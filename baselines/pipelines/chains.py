@@ -14,6 +14,7 @@ from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
 from env.cluster import BLOCKING
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
@@ -128,7 +129,7 @@ def ideals(atoms: Atoms, most: int) -> Lattice | None:
     if not count:
         return None
     order = np.lexsort((atom, larger))  # found upwards, looked up from above
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(larger, minlength=count))]).astype(np.int64)
+    ptr = pointers(larger, count)
     return Lattice(ptr, atom[order], smaller[order], members)
 
 

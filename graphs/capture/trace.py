@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from graphs.arrays import row_major
 from graphs.capture.failure import data_dependent_size
 
 PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
@@ -165,18 +166,11 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return TensorInfo(
-            Layout(_numbers(shape), _row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
+            Layout(_numbers(shape), row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
         )
     storage = tensor.untyped_storage()
     layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
     return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.append(strides[-1] * max(extent, 1))
-    return tuple(reversed(strides[: len(shape)]))
 
 
 def _numbers(sizes: tuple[Any, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from graphs.arrays import row_major
 from graphs.capture.trace import Layout, TensorInfo
 from placement.inputs.arguments import same_stride
 from placement.runtime.program.transfers import Parcel
@@ -33,7 +34,7 @@ class Carrier:
     def of(cls, info: TensorInfo) -> Carrier:
         layout = info.layout
         shape = tuple(1 if step == 0 else extent for extent, step in zip(layout.shape, layout.stride, strict=True))
-        stride = layout.stride if _is_dense(shape, layout.stride) else _row_major(shape)
+        stride = layout.stride if _is_dense(shape, layout.stride) else row_major(shape)
         return cls(shape, stride, layout)
 
     @cached_property
@@ -133,11 +134,3 @@ def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return True
         reach += step * (extent - 1)
     return False
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
