@@ -1,91 +1,56 @@
-"""Methods that place a graph, one file each.
+"""Methods that place a graph, one file each: `Problem` in, `Plan` out.
 
 `METHODS` are plain functions from a problem and a seed to a plan: published heuristics and dynamic programmes.
-`SEARCHES` improve on plans for as long as a budget lasts, some of them up to a proof of optimality.
+`SEARCHES` improve on plans for as long as a budget lasts, some of them up to a proof of optimality. Both are written
+down in `baselines.registry`; what is here is imported when first used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from baselines.budget import Search
-from baselines.exact.exact import exact as exact_search
-from baselines.exact.exact import exact_is_tractable, milp_contiguous
-from baselines.list_schedulers.cpop import cpop
-from baselines.list_schedulers.heft import heft
-from baselines.list_schedulers.m_etf import m_etf
-from baselines.list_schedulers.m_sct import m_sct
-from baselines.list_schedulers.m_topo import m_topo
-from baselines.list_schedulers.peft import peft
-from baselines.local_search.local_search import local_search as annealed_search
-from baselines.pipelines.chain_split import chain_bytes, chain_time
-from baselines.pipelines.dp_contiguous import dp_contiguous
-from baselines.pipelines.dp_linear import dp_linear
-from baselines.pipelines.pipedream import pipedream, pipedream_hierarchical
-from baselines.placers.batch_split import batch_split
-from baselines.placers.critical_path import critical_path
-from baselines.placers.dfs import dfs
-from baselines.placers.divide_path import divide_path
-from baselines.placers.expert import expert
-from baselines.placers.hash import hash_placement
-from baselines.placers.min_cut import min_cut
-from baselines.placers.mite import mite
-from baselines.placers.random import random_placement
-from baselines.placers.round_robin import round_robin
-from baselines.placers.sequential_fill import sequential_fill
-from baselines.placers.single_device import single_device
-from env.plan import Method, Plan
-from env.problem import LATENCY, THROUGHPUT
-
-METHODS: Mapping[str, Method] = {
-    "single_device": single_device,
-    "random": random_placement,
-    "round_robin": round_robin,
-    "hash": hash_placement,
-    "batch_split": batch_split,
-    "critical_path": critical_path,
-    "divide_path": divide_path,
-    "mite": mite,
-    "dfs": dfs,
-    "heft": heft,
-    "cpop": cpop,
-    "peft": peft,
-    "m_topo": m_topo,
-    "m_etf": m_etf,
-    "m_sct": m_sct,
-    "expert": expert,
-    "sequential_fill": sequential_fill,
-    "min_cut": min_cut,
-    "chain_time": chain_time,
-    "chain_bytes": chain_bytes,
-    "pipedream": pipedream,
-    "pipedream_hierarchical": pipedream_hierarchical,
-    "dp_linear": dp_linear,
-    "dp_contiguous": dp_contiguous,
-}
-# The two are not bound under their own names: those belong to the rooms they live in.
-SEARCHES: Mapping[str, Search] = {
-    "local_search": annealed_search,
-    "exact": exact_search,
-    "milp_contiguous": milp_contiguous,
-}
-# What methods minimise that do not serve every objective: ranks and schedules say nothing about a steady state.
-OBJECTIVES_OF: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("batch_split", "critical_path", "divide_path", "mite", "dfs"), (LATENCY,)),
-    **dict.fromkeys(("heft", "cpop", "peft", "m_etf", "m_sct"), (LATENCY,)),
-    "milp_contiguous": (THROUGHPUT,),
-}
-# `auto` leaves a method out beyond this many ops: there it takes longer than local search takes to pass its answer.
-MOST_OPS: Mapping[str, int] = {"divide_path": 5_000}
+if TYPE_CHECKING:
+    from baselines.budget import Budget, Found, Search
+    from baselines.exact.exact import exact_is_tractable, milp_contiguous
+    from baselines.registry import METHODS, MOST_OPS, OBJECTIVES_OF, SEARCHES
+    from env.plan import Method, Plan
 
 __all__ = [
     "METHODS",
     "MOST_OPS",
     "OBJECTIVES_OF",
     "SEARCHES",
+    "Budget",
+    "Found",
     "Method",
     "Plan",
     "Search",
     "exact_is_tractable",
     "milp_contiguous",
 ]
+
+_HOME = {
+    "METHODS": "baselines.registry",
+    "MOST_OPS": "baselines.registry",
+    "OBJECTIVES_OF": "baselines.registry",
+    "SEARCHES": "baselines.registry",
+    "Budget": "baselines.budget",
+    "Found": "baselines.budget",
+    "Method": "env.plan",
+    "Plan": "env.plan",
+    "Search": "baselines.budget",
+    "exact_is_tractable": "baselines.exact.exact",
+    "milp_contiguous": "baselines.exact.exact",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'baselines' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -73,7 +73,7 @@ class _Search:
     """The search for one problem: scores placements of units, int64 [k, U], and keeps the best of all."""
 
     def __init__(self, problem: Problem, generator: np.random.Generator, budget: Budget) -> None:
-        self.problem, self.units, self._generator, self._budget = problem, Units(problem), generator, budget
+        self.problem, self.units, self._generator, self._budget = problem, Units.of(problem), generator, budget
         self._best = self.units.allowed.argmax(axis=1)
         self.least: float = math.inf
         self.looked = False
@@ -88,7 +88,7 @@ class _Search:
         """The best so far."""
         if not self.looked:
             self._excess(self._best[None])
-        return Nearest(self._best[self.problem.group_of], self.least)
+        return Nearest(self._best[self.problem.unit_of], self.least)
 
     def look_at_all(self) -> None:
         """Score every placement, some at a time."""
@@ -102,7 +102,7 @@ class _Search:
         """Search from units packed in a random order, until nothing better is found for some time."""
         now = self._packed()
         excess, least, since = self._excess(now[None])[0], math.inf, 0
-        free_at = np.zeros(self.units.count, dtype=np.int64)
+        free_at = np.zeros(self.units.n_units, dtype=np.int64)
         for step in itertools.count():
             if self.least == 0 or since > _PATIENCE or self._budget.over():
                 return
@@ -119,7 +119,7 @@ class _Search:
         """int64 [U]: large units first, but for chance, each to the allowed device that has most room left."""
         kept = self.units.kept_bytes + self.units.working_bytes
         room = self.problem.capacity_bytes.astype(np.float64)
-        device = np.empty(self.units.count, dtype=np.int64)
+        device = np.empty(self.units.n_units, dtype=np.int64)
         for u in np.argsort(-kept * self._generator.uniform(0.5, 1.5, len(kept))).tolist():
             device[u] = np.where(self.units.allowed[u], room, -np.inf).argmax()
             room[device[u]] -= kept[u]
@@ -131,10 +131,10 @@ class _Search:
         tried = np.repeat(now[None], _BATCH, axis=0)
         moved = np.zeros((_BATCH, 2), dtype=np.int64)
         over = np.flatnonzero(excess[now] > 0)
-        over = over if len(over) else np.arange(units.count)
+        over = over if len(over) else np.arange(units.n_units)
         for k in range(_BATCH):
             u = int(generator.choice(over))
-            v = int(generator.integers(units.count))
+            v = int(generator.integers(units.n_units))
             if generator.random() < _SWAPS and units.allowed[u, now[v]] and units.allowed[v, now[u]]:
                 tried[k, u], tried[k, v] = now[v], now[u]
                 moved[k] = u, v
@@ -145,9 +145,9 @@ class _Search:
 
     def _excess(self, placed: IntArray) -> IntArray:
         """int64 [k, D]: bytes beyond each device's memory; remembers the best."""
-        device = placed[:, self.problem.group_of]
+        device = placed[:, self.problem.unit_of]
         if self.problem.objective == THROUGHPUT:
-            held = np.stack([loads(self.problem, row).held_bytes for row in device])
+            held = np.stack([loads(self.problem, Plan(row)).held_bytes for row in device])
         else:
             held = self._simulator.batch(device).peak_bytes
         excess: IntArray = np.maximum(held - self.problem.capacity_bytes, 0)

@@ -103,7 +103,7 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     Raises:
         InfeasibleError: none of the attempts fits; names op, device, bytes needed and bytes free.
     """
-    held, share = np.zeros(units.count, dtype=np.int64), 1.0
+    held, share = np.zeros(units.n_units, dtype=np.int64), 1.0
     failed: list[tuple[int, Plan]] = []
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -127,10 +127,10 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
 def excess_bytes(problem: Problem, plan: Plan) -> IntArray:
     """int64 [D]: by how much each device's memory is exceeded under the problem's objective, 0 or less if it fits."""
     if problem.objective == THROUGHPUT:
-        return loads(problem, plan.device).memory(plan.order).held_bytes - problem.capacity_bytes
+        return loads(problem, plan).held_bytes - problem.capacity_bytes
     from env.simulation.simulator import Simulator  # loads the compiler: only when something is placed
 
-    return Simulator(problem).score(plan.device, order=plan.order).peak_bytes - problem.capacity_bytes
+    return Simulator(problem).score(plan).peak_bytes - problem.capacity_bytes
 
 
 def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntArray, Ledger], int]) -> Plan:
@@ -142,11 +142,11 @@ def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntAr
 
     def build(allowance: Allowance) -> Plan:
         ledger = Ledger(units, allowance)
-        device = np.empty(units.count, dtype=np.int64)
+        device = np.empty(units.n_units, dtype=np.int64)
         for unit in order.tolist():
             device[unit] = choose(unit, ledger.feasible(unit), ledger)
             ledger.place(unit, int(device[unit]))
-        return Plan(device[units.problem.group_of])
+        return Plan(device[units.problem.unit_of])
 
     return place_within_memory(units, build)
 
@@ -154,12 +154,12 @@ def place_one_by_one(units: Units, order: IntArray, choose: Callable[[int, IntAr
 def overflow(problem: Problem, plan: Plan) -> InfeasibleError:
     """The error for a plan that exceeds a device's memory."""
     if problem.objective == THROUGHPUT:
-        reason = loads(problem, plan.device).memory(plan.order).reason
+        reason = loads(problem, plan).steady.reason
     else:
         from env.simulation.simulator import Simulator
         from env.simulation.timeline import overflow_reason
 
-        _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
+        _, schedule = Simulator(problem).schedule(plan)
         reason = overflow_reason(problem, schedule)
     assert reason is not None, "the score and its reason disagree about memory"
     return InfeasibleError(reason, int(excess_bytes(problem, plan).max()))
@@ -169,13 +169,13 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
     """int64 [U]: bytes on the full devices, bool [D], beside kept bytes, by the unit that puts them there."""
     problem = units.problem
     if problem.objective == THROUGHPUT:
-        steady = loads(problem, plan.device).memory(plan.order)
+        steady = loads(problem, plan).steady
         per_op = steady.held_by(full[steady.entry_device])
         return np.add.reduceat(per_op[units.members], units.ptr[:-1])
     from env.simulation.simulator import Simulator
 
-    _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
-    held = np.zeros(units.count, dtype=np.int64)
+    _, schedule = Simulator(problem).schedule(plan)
+    held = np.zeros(units.n_units, dtype=np.int64)
     for d in np.flatnonzero(full).tolist():
         held = np.maximum(held, _held_at_peak(units, schedule, d))
     return held

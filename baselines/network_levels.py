@@ -13,14 +13,14 @@ from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Level:
+class NetworkLevel:
     """One level of a network: ``count`` equal machines or groups of the level below, at ``bandwidth_bytes_per_s``."""
 
     count: int
     bandwidth_bytes_per_s: float
 
 
-def network_levels(problem: Problem, devices: IntArray) -> tuple[tuple[Level, ...], IntArray]:
+def network_levels(problem: Problem, devices: IntArray) -> tuple[tuple[NetworkLevel, ...], IntArray]:
     """Levels of equally close devices, innermost first, and the devices (int64 [K]) group by group.
 
     A level's bandwidth is the highest at which its groups hang together, by routes in both directions. Groups of a
@@ -38,10 +38,10 @@ def network_levels(problem: Problem, devices: IntArray) -> tuple[tuple[Level, ..
             joined[joined == other] = first
         sizes = np.bincount(joined)[np.unique(joined)]
         if (sizes == sizes[0]).all() and sizes[0] > np.bincount(group)[0]:
-            levels.append(Level(int(sizes[0] // np.bincount(group)[0]), least))
+            levels.append(NetworkLevel(int(sizes[0] // np.bincount(group)[0]), least))
             group = joined.copy()
             groups.append(group)
-    return tuple(levels) or (Level(1, math.inf),), devices[np.lexsort(groups)]
+    return tuple(levels) or (NetworkLevel(1, math.inf),), devices[np.lexsort(groups)]
 
 
 def _strongest_tree(bandwidth: FloatArray) -> Iterator[tuple[float, list[tuple[int, int]]]]:

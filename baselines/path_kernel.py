@@ -1,57 +1,64 @@
 """Compiled loops over paths; `baselines.paths` says what they compute."""
 
+# Letters
+# t   a tensor; c, a consumer of it; e, an edge (a tensor and a consumer); k, a position
+# op_s, transfer_s   seconds, [n] and [m]; a path is a sum of them
+
 from __future__ import annotations
 
-from env.jit import njit
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from typing import TYPE_CHECKING
+
+from baselines.kernel_records import Readers
+from env.jit import entry
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 
-@njit(cache=True)
+@entry
 def upward(
     topological: IntArray,
-    output_ptr: IntArray,
-    consumer_ptr: IntArray,
-    consumers: IntArray,
+    readers: Readers,
     op_s: FloatArray,
     transfer_s: FloatArray,
     result: FloatArray,
 ) -> None:
-    for k in range(len(topological) - 1, -1, -1):
+    """Fill ``result`` [n] with the longest path from each op to an end of the graph, the op included."""
+    for k in range(len(topological) - 1, -1, -1):  # consumers first
         op = topological[k]
         longest = 0.0
-        for t in range(output_ptr[op], output_ptr[op + 1]):
-            for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
-                longest = max(longest, transfer_s[t] + result[consumers[e]])
+        for t in range(readers.output_ptr[op], readers.output_ptr[op + 1]):
+            for e in range(readers.ptr[t], readers.ptr[t + 1]):
+                longest = max(longest, transfer_s[t] + result[readers.op[e]])
         result[op] = op_s[op] + longest
 
 
-@njit(cache=True)
+@entry
 def downward(
     topological: IntArray,
-    output_ptr: IntArray,
-    consumer_ptr: IntArray,
-    consumers: IntArray,
+    readers: Readers,
     op_s: FloatArray,
     transfer_s: FloatArray,
     result: FloatArray,
 ) -> None:
-    result[:] = 0.0
+    """Fill ``result`` [n] with the longest path to each op from a start of the graph, the op not included."""
+    for op in range(len(result)):
+        result[op] = 0.0
+    # Producers first: each op hands on what is final by then.
     for op in topological:
-        for t in range(output_ptr[op], output_ptr[op + 1]):
-            for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
-                c = consumers[e]
+        for t in range(readers.output_ptr[op], readers.output_ptr[op + 1]):
+            for e in range(readers.ptr[t], readers.ptr[t + 1]):
+                c = readers.op[e]
                 result[c] = max(result[c], result[op] + op_s[op] + transfer_s[t])
 
 
-@njit(cache=True)
+@entry
 def longest_path(
     left: IntArray,
     n_left: int,
     gone: BoolArray,
-    output_ptr: IntArray,
-    consumer_ptr: IntArray,
-    consumers: IntArray,
+    readers: Readers,
     op_s: FloatArray,
     transfer_s: FloatArray,
     remaining_s: FloatArray,
@@ -64,23 +71,26 @@ def longest_path(
     joined by edges; ``remaining_s`` and ``following`` (float64 and int64 [n]) are room to work in.
     """
     kept = 0
+    # Close the list up, so that a graph of many short paths is not walked in full for each of them.
     for k in range(n_left):
         if not gone[left[k]]:
             left[kept] = left[k]
             kept += 1
+    # Consumers first, as in `upward`, and the op that follows on the longest path besides.
     first = -1
     for k in range(kept - 1, -1, -1):
         op = left[k]
         longest, best = 0.0, -1
-        for t in range(output_ptr[op], output_ptr[op + 1]):
-            for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
-                c = consumers[e]
+        for t in range(readers.output_ptr[op], readers.output_ptr[op + 1]):
+            for e in range(readers.ptr[t], readers.ptr[t + 1]):
+                c = readers.op[e]
                 if not gone[c] and (best < 0 or transfer_s[t] + remaining_s[c] > longest):
                     longest, best = transfer_s[t] + remaining_s[c], c
         remaining_s[op], following[op] = op_s[op] + longest, best
         # >=, walking backwards: of equally long paths the one that starts first, so zero-time ops are not left out.
         if first < 0 or remaining_s[op] >= remaining_s[first]:
             first = op
+    # Walk along what follows.
     length = 0
     while first >= 0:
         path[length] = first

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from baselines.kernel_records import Readers, readers_of
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray, IntArray
 
-Arrays = tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray]
+Arrays = tuple[Readers, FloatArray, FloatArray]
 
 
 def upward_rank(problem: Problem) -> FloatArray:
@@ -71,5 +72,4 @@ def fastest_first(problem: Problem) -> IntArray:
 
 
 def _arrays(problem: Problem) -> Arrays:
-    graph = problem.graph
-    return graph.output_ptr, graph.consumer_ptr, graph.consumers, problem.mean_op_s, problem.mean_transfer_s
+    return readers_of(problem.graph), problem.mean_op_s, problem.mean_transfer_s

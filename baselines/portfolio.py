@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PortfolioOutcome:
     """What a portfolio found.
 
     Attributes:
@@ -100,7 +100,7 @@ def candidates(
             return None
         except OutOfTimeError:
             return None
-        return Candidate(name, plan, scorer.value(plan.device, plan.order, plan.transfer_order))
+        return Candidate(name, plan, scorer.value(plan))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         waiting: set[Future[Candidate | None]] = {pool.submit(run, name) for name in methods}
@@ -158,7 +158,7 @@ def _ranked(found: Sequence[Candidate], methods: Iterable[str]) -> list[Candidat
 
 def improve(
     problem: Problem, seed: int, found: Sequence[Candidate], stages: Sequence[tuple[str, Search, float]], budget: Budget
-) -> Outcome:
+) -> PortfolioOutcome:
     """Let searches improve on candidates (best first, possibly none), until the budget is over or a proof is found.
 
     Args:
@@ -183,13 +183,12 @@ def improve(
         if answer.lower_bound_s > bound_s:
             bound_s, prover = answer.lower_bound_s, name
         budget.target_s = max(budget.target_s, bound_s)
-        plan = answer.plan
-        value_s = scorer.value(plan.device, plan.order, plan.transfer_order)
+        value_s = scorer.value(answer.plan)
         if not ranked or value_s < ranked[0].value_s:
-            ranked.insert(0, Candidate(name, plan, value_s))
+            ranked.insert(0, Candidate(name, answer.plan, value_s))
     if not ranked:
         raise not_found(problem)
-    return Outcome(ranked[0], bound_s, prover)
+    return PortfolioOutcome(ranked[0], bound_s, prover)
 
 
 def stages(

@@ -25,6 +25,7 @@ from table import Printer, parser
 import placement  # noqa: F401  (registers the environments)
 from env.cluster import Cluster
 from env.gym.vector import PlacementVecEnv
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.generators import layered
@@ -88,7 +89,7 @@ def cases(seed: int) -> list[Case]:
 
     def one_by_one(count: int) -> None:
         for row in devices[:count]:
-            simulator.score(row)
+            simulator.score(Plan(row))
 
     def rows(kind: str, **options: object) -> PlacementVecEnv:
         env = PlacementVecEnv(f"placement/{kind}-v0", ROWS, **single, **options)

@@ -28,6 +28,6 @@ def expert_device(name: str, problem: Problem) -> IntArray | None:
     for accelerator, runs in enumerate(split):
         for first, last in runs:
             device[[number[f"node{node}"] for node in range(first, last + 1)]] = accelerator
-    for members in problem.groups:
+    for members in problem.units:
         device[members] = device[members].max()
     return device if (device >= 0).all() else None

@@ -96,8 +96,8 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     from env.simulation.simulator import Simulator
     from placement.inputs.examples import read_example
     from placement.measuring.machine import local_cluster
-    from placement.measuring.profiling import measured_profile
-    from placement.processes.repeats import Repeats
+    from placement.measuring.profiling import measured_profile, step_to_measure
+    from placement.measuring.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
@@ -105,9 +105,8 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
 
     def profiled() -> Profile:
         repeats = Repeats(dropped=1, least=2, settled=8, most=8, budget_s=3.0)
-        return measured_profile(
-            example.model, example.args, example.kwargs, cluster, options.train, name=name, repeats=repeats
-        )
+        step = step_to_measure(example.model, example.args, example.kwargs, options.train, name=name)
+        return measured_profile(step, cluster, repeats)
 
     profiles = [profiled()]
     trials = _trials(Problem(profiles[0].graph, cluster), options)
@@ -146,9 +145,7 @@ def _run(
 def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options: argparse.Namespace) -> Row:
     schedule, problem = trial.schedule, simulator.problem
     # The sequence that was run, whatever the op times it was planned with.
-    score, _ = simulator.schedule(
-        schedule.device, order=np.argsort(schedule.order), transfer_order=schedule.transfer_order
-    )
+    score, _ = simulator.schedule(Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order))
     return {
         "model": name,
         "train": options.train,
@@ -175,7 +172,7 @@ def _trials(problem: Problem, options: argparse.Namespace) -> list[_Trial]:
 
     trials: list[_Trial] = []
     for method, plan in _plans(problem, options.seed, options.budget_s):
-        _, schedule = Simulator(problem).schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)
+        _, schedule = Simulator(problem).schedule(plan)
         known = next((trial for trial in trials if _is_same(schedule, trial.schedule)), None)
         if known is not None:
             known.methods.append(method)
@@ -198,7 +195,7 @@ def _is_same(one: Schedule, other: Schedule) -> bool:
 def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, Plan]]:
     """Placements to run, each by its method's name."""
     import baselines
-    from env.plan import Plan
+    from placement.optimization import solved
     from placement.solving.solver import Solver
 
     for name in HEURISTICS:
@@ -208,8 +205,8 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     yield DEVICE_MAP, _device_map(problem)
     solver = Solver(problem.graph, problem.cluster, seed, "latency", "longest_path")
     for name in SEARCHES:
-        found = solver.solve(name, budget_s)
-        yield name, Plan(found.device_numbers(), found.order_numbers(), found.transfer_numbers())
+        found = solved(solver, name, budget_s)
+        yield name, found.plan()
     for number, share in enumerate(MOVED_SHARES):
         yield f"{name}, {share:.0%} moved", _moved(problem, found.device_numbers(), share, seed + number)
 
@@ -223,10 +220,10 @@ def _moved(problem: Problem, device: IntArray, share: float, seed: int) -> Plan:
     from env.plan import Plan
     from env.units import Units
 
-    units = Units(problem)
-    of_unit = np.zeros(units.count, dtype=np.int64)
-    of_unit[problem.group_of] = device
-    return Plan(_with_backward(problem, of_unit ^ (np.random.default_rng(seed).random(units.count) < share)))
+    units = Units.of(problem)
+    of_unit = np.zeros(units.n_units, dtype=np.int64)
+    of_unit[problem.unit_of] = device
+    return Plan(_with_backward(problem, of_unit ^ (np.random.default_rng(seed).random(units.n_units) < share)))
 
 
 def _device_map(problem: Problem) -> Plan:
@@ -234,17 +231,17 @@ def _device_map(problem: Problem) -> Plan:
     from env.plan import Plan
     from env.units import Units
 
-    units = Units(problem)
+    units = Units.of(problem)
     order = units.topological_order
     sizes = units.kept_bytes[order].cumsum()
-    of_unit = np.empty(units.count, dtype=np.int64)
+    of_unit = np.empty(units.n_units, dtype=np.int64)
     of_unit[order] = sizes > sizes[-1] / 2
     return Plan(_with_backward(problem, of_unit))
 
 
 def _with_backward(problem: Problem, of_unit: IntArray) -> IntArray:
     """The device of each op, given that of each unit: the backward pass of an op runs where the op does."""
-    graph, device = problem.graph, of_unit[problem.group_of].astype("int64")
+    graph, device = problem.graph, of_unit[problem.unit_of].astype("int64")
     mirrored = (graph.phase != Phase.FORWARD) & (graph.forward_of >= 0) & (graph.colocation < 0)
     device[mirrored] = device[graph.forward_of[mirrored]]
     return device

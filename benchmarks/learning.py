@@ -151,10 +151,11 @@ def _heft_s(problem: Any) -> float:
     from env.simulation.scoring import Scorer
 
     plan = baselines.METHODS["heft"](problem, 0)
-    return Scorer(problem).value(plan.device, plan.order)
+    return Scorer(problem).value(plan)
 
 
 def _task_row(case: Case, problem: Any) -> Row:
+    from placement.optimization import solved
     from placement.solving.methods import HEURISTICS, supports
     from placement.solving.solver import Solver
 
@@ -166,7 +167,7 @@ def _task_row(case: Case, problem: Any) -> Row:
         return _curve(learner, lambda: time.monotonic() - began > case["budget_s"])
     solver = Solver(problem.graph, problem.cluster, case["seed"], "latency", "longest_path")
     if case["method"] != "heuristics":
-        found = solver.solve(case["method"], case["budget_s"])
+        found = solved(solver, case["method"], case["budget_s"])
         return {"best_s": found.objective_s, "samples": found.evaluations, "seconds": found.solve_time_s}
     values = {name: solver.solve(name).objective_s for name in HEURISTICS if supports(name, "latency")}
     return {"best_s": min(value for value in values.values() if value is not None), "heuristics": values}
@@ -186,10 +187,11 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     import numpy as np
     import torch
 
-    from placement.learning.learners.hierarchical import LEVELS, Hierarchical
-    from placement.learning.learners.reinforce import Options, Reinforce
+    from placement.learning.learners.options import ReinforceOptions
+    from placement.learning.learners.reinforce import Reinforce
     from placement.learning.learners.starts import best_starts
     from placement.learning.networks.partition import coarse_groups
+    from placement.learning.policies.hierarchical import LEVELS, Hierarchical
 
     class Fixed(Hierarchical):
         """Groups that never change."""
@@ -206,14 +208,14 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     grouped = what not in ("no grouper", "random groups")
     policy = (Hierarchical if grouped else Fixed)(devices, max(64, 12 * devices))
     if what == "random groups":
-        policy.regroup(problem, np.random.default_rng(seed).integers(policy.groups, size=len(problem.groups)))
+        policy.regroup(problem, np.random.default_rng(seed).integers(policy.groups, size=problem.n_units))
     elif what == "no grouper":
         policy.regroup(problem, coarse_groups(problem, policy.groups))
     if what == "no priorities":
         with torch.no_grad():
             policy.placer.to_level.bias[LEVELS // 2] = 50.0
     starts = [None] if what == "no warm start" else best_starts([problem], seed)
-    options = Options(elites=0, imitation=0.0) if what == "no elites" else Options()
+    options = ReinforceOptions(elites=0, imitation=0.0) if what == "no elites" else ReinforceOptions()
     return Reinforce(policy, [problem], seed, options, starts)
 
 
@@ -243,12 +245,12 @@ def _random_curve(problem: Any, seed: int, samples: int) -> Row:
     from env.units import Units
 
     rng, simulator = np.random.default_rng(seed), Simulator(problem)
-    allowed = Units(problem).allowed
+    allowed = Units.of(problem).allowed
     choices, by_use = allowed.sum(axis=1), np.argsort(~allowed, axis=1, kind="stable")
     best_s, points, began = math.inf, [], time.process_time()
     for done in range(0, samples, 32):
         chosen = (rng.random((32, len(choices))) * choices).astype(int)
-        scores = simulator.batch(by_use[np.arange(len(choices)), chosen][:, problem.group_of])
+        scores = simulator.batch(by_use[np.arange(len(choices)), chosen][:, problem.unit_of])
         fits = scores.step_time_s[scores.feasible]
         best_s = min([best_s, *fits.tolist()])
         mean_s = float(fits.mean()) if len(fits) else None

@@ -60,9 +60,7 @@ def _heuristics(problem: Problem, seed: int) -> dict[str, tuple[float, Plan]]:
             plan = method(problem, seed)
         except InfeasibleError:
             continue
-        runs = [
-            (scorer.value(p.device, p.order, p.transfer_order), k, p) for k, p in enumerate((plan, Plan(plan.device)))
-        ]
+        runs = [(scorer.value(p), k, p) for k, p in enumerate((plan, Plan(plan.device)))]
         value_s, _, best = min(runs)
         if value_s < math.inf:
             found[name] = value_s, best
@@ -78,7 +76,7 @@ def _searched(problem: Problem, plans: dict[str, tuple[float, Plan]], options: a
     budget, began_s = Budget(seconds=options.budget_s), time.monotonic()
     found = makespan_search(problem, options.seed, starts, budget)
     seconds = time.monotonic() - began_s
-    value_s = Scorer(problem).value(found.plan.device, found.plan.order, found.plan.transfer_order)
+    value_s = Scorer(problem).value(found.plan)
     return [
         _name(problem.graph, problem.cluster),
         format_seconds(heft_s),
@@ -94,10 +92,10 @@ def _searched(problem: Problem, plans: dict[str, tuple[float, Plan]], options: a
 def _compared(problem: Problem, plans: dict[str, tuple[float, Plan]], options: argparse.Namespace) -> list[str]:
     scorer = Scorer(problem)
     start = Plan(min(plans.values(), key=lambda pair: pair[0])[1].device)
-    start_s = scorer.value(start.device)
+    start_s = scorer.value(start)
     naive_s = _random_annealing(problem, start, start_s, options.seed, options.evaluations)
     found = makespan_search(problem, options.seed, [start], Budget(evaluations=options.evaluations)).plan
-    guided_s = scorer.value(found.device, found.order, found.transfer_order)
+    guided_s = scorer.value(found)
     times = [format_seconds(seconds) for seconds in (start_s, naive_s, guided_s)]
     return [_name(problem.graph, problem.cluster), *times, f"{guided_s / naive_s:.3f}"]
 
@@ -109,10 +107,10 @@ def _random_annealing(problem: Problem, start: Plan, start_s: float, seed: int, 
     temperature_s = HOT * start_s
     for _ in range(evaluations):
         temperature_s *= COOLING ** (1 / evaluations)
-        members = problem.groups[rng.integers(len(problem.groups))]
+        members = problem.units[rng.integers(problem.n_units)]
         old = int(device[members[0]])
         device[members] = rng.choice(np.flatnonzero(problem.allowed[members[0]]))
-        value_s = scorer.value(device)
+        value_s = scorer.value(Plan(device))
         if value_s <= now_s - temperature_s * math.log(1 - rng.random()):
             now_s = value_s
         else:

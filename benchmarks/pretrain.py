@@ -1,6 +1,6 @@
 """Train the graph policy that the package ships, over many graphs and clusters, on one core.
 
-    python benchmarks/pretrain.py --seed 0 [--updates 1000] [--out placement/learning/pretrained.safetensors]
+    python benchmarks/pretrain.py --seed 0 [--updates 1000] [--out policy.zip]
 
 Graphs: zoo models (inference and training steps), but for those held out (HELD_OUT_MODELS), and generated ones;
 clusters: presets, but for those held out (HELD_OUT_CLUSTERS), and random ones of 2 to 8 devices. Every update draws
@@ -25,6 +25,7 @@ from table import parser
 
 import baselines
 from env.cluster import Cluster, Device, Link, both_ways
+from env.plan import Plan
 from env.presets import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -32,9 +33,11 @@ from graphs.errors import InfeasibleError
 from graphs.generators import GENERATORS
 from graphs.opgraph import FloatArray, OpGraph
 from graphs.zoo.cache import model_graph
-from placement.learning.learners.pretrained import PRETRAINED, save_pretrained
-from placement.learning.networks.graph_policy import GraphPolicy
-from placement.learning.networks.policy import Proposals
+from placement.learning.learners.pretrained import PRETRAINED
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.policy import Proposals
+from placement.learning.policies.policy_file import Origin, save_policy
+from placement.solving.result import versions
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")
@@ -65,8 +68,8 @@ class Task:
                 continue
         if not plans:
             raise InfeasibleError(f"nothing fits for {graph.name} on {cluster.name}")
-        score = self.simulator.score(plans[0].device, order=plans[0].order)
-        self.heft_s = max(min(score.step_time_s, self.simulator.score(plans[0].device).step_time_s), 1e-12)
+        score = self.simulator.score(plans[0])
+        self.heft_s = max(min(score.step_time_s, self.simulator.score(Plan(plans[0].device)).step_time_s), 1e-12)
 
     def values(self, proposals: Proposals) -> FloatArray:
         """float64 [k], of HEFT's step time: the faster of a plan's own order and the default priority."""
@@ -115,8 +118,13 @@ def main() -> None:
         )
         if kept:
             best = math.sqrt(greedy * drawn)
-            of_heft = {"greedy": greedy, f"best_of_{DRAWN}": drawn}
-            save_pretrained(policy, options.out, seed=options.seed, updates=update, command=command, of_heft=of_heft)
+            samples = update * options.batch * options.samples
+            note = (
+                f"Over many graphs and clusters; step times in validation, of HEFT's: greedy {greedy:.4f}, best of "
+                f"{DRAWN} {drawn:.4f}."
+            )
+            origin = Origin("default", False, options.seed, samples, (), (), versions(), command, note)
+            save_policy(options.out, policy, origin)
 
 
 def _optimizer(policy: GraphPolicy) -> torch.optim.AdamW:

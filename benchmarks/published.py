@@ -22,7 +22,7 @@ from table import Printer, parser
 
 import baselines
 from env.cluster import Cluster
-from env.presets import PRESETS
+from env.plan import Plan
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
@@ -141,7 +141,7 @@ def _latency(out: Printer, files: list[Path], seed: int, budget_s: float) -> Non
 
 def _profiles(out: Printer, files: list[Path], seed: int, budget_s: float) -> None:
     """PipeDream's own clusters had V100s; here four on PCIe."""
-    cluster = PRESETS["4xV100-pcie"]()
+    cluster = Cluster.preset("4xV100-pcie")
     rows = []
     for path in files:
         graph = read_pipedream(path, train=True)
@@ -164,7 +164,7 @@ def _problem(path: Path, objective: str) -> Problem:
 
 
 def _load(problem: Problem, device: np.ndarray) -> float:
-    return loads(problem, device).value_s * 1e3
+    return loads(problem, Plan(device)).value_s * 1e3
 
 
 def _ms(seconds: float | None) -> float:

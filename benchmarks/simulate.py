@@ -23,6 +23,7 @@ from table import Printer, n_cores, parser, timed
 
 from env.checking.reference import simulate_reference
 from env.cluster import Cluster
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.generators import layered, random_dag
@@ -71,7 +72,7 @@ def random_placements(seed: int, count: int, n_ops: int) -> np.ndarray:
 
 def score_each(simulator: Simulator, placements: np.ndarray) -> None:
     for placed in placements:
-        simulator.score(placed)
+        simulator.score(Plan(placed))
 
 
 def one_core(out: Printer, seed: int, repeats: int) -> None:
@@ -95,8 +96,9 @@ def one_core_rates(graph: OpGraph, seed: int, repeats: int) -> list[list[str]]:
     cluster = Cluster.preset(CLUSTER)
     assert (graph.n_ops, graph.n_edges, cluster.n_devices) == (N_OPS, N_EDGES, 4)
     simulator, placements = Simulator(Problem(graph, cluster)), random_placements(seed, BATCH, N_OPS)
-    few = placements[:FEW].tolist()
-    slow = [simulate_reference(graph, cluster, placed) for placed in few]
+    few = placements[:FEW]
+    plans = [Plan(placed) for placed in few]
+    slow = [simulate_reference(graph, cluster, plan) for plan in plans]
     np.testing.assert_allclose(simulator.batch(few).step_time_s, [r.step_time_s for r in slow], rtol=1e-9)
     np.testing.assert_array_equal(simulator.batch(few).peak_bytes, [r.peak_bytes for r in slow])
     score_each(simulator, placements[:1])  # compiles
@@ -104,7 +106,7 @@ def one_core_rates(graph: OpGraph, seed: int, repeats: int) -> list[list[str]]:
     measured: dict[str, tuple[int, Callable[[], object], Callable[[], float]]] = {
         "plain Python, `env/checking/reference.py`": (
             FEW,
-            lambda: [simulate_reference(graph, cluster, placed) for placed in few],
+            lambda: [simulate_reference(graph, cluster, plan) for plan in plans],
             time.thread_time,
         ),
         "one at a time, `Simulator.score`": (BATCH, lambda: score_each(simulator, placements), time.thread_time),

@@ -25,6 +25,7 @@ from table import machine, parser, read_rows
 from env.cluster import Cluster
 from graphs.disk import write_atomically
 from placement.inputs.sources import read_source
+from placement.optimization import solved
 from placement.solving.methods import AUTO, HEURISTICS, SEARCHES, supports
 from placement.solving.solver import Solver
 
@@ -90,7 +91,7 @@ def _run(options: argparse.Namespace, rows: dict[str, Row], rows_file: Path) -> 
                     continue
                 if seed not in solvers:
                     solvers[seed] = Solver(graph, cluster, seed, options.objective, "longest_path")
-                result = solvers[seed].solve(method, budget_s)
+                result = solved(solvers[seed], method, budget_s)
                 if result.interrupted:
                     raise KeyboardInterrupt
                 rows[key] = row | {

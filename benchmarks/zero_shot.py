@@ -105,8 +105,8 @@ def _row(what: str, graph: OpGraph, cluster: Cluster, seed: int) -> Row:
     scorer = Scorer(problem)
 
     def value(plan: Plan) -> float:
-        own = scorer.value(plan.device, plan.order, plan.transfer_order)
-        return min(own, scorer.value(plan.device))
+        own = scorer.value(plan)
+        return min(own, scorer.value(Plan(plan.device)))
 
     heuristics = {}
     for name in HEURISTICS:
@@ -137,7 +137,7 @@ def _searched(row: Row, options: argparse.Namespace) -> tuple[str, float, float]
     plan = propose_pretrained(solver.problem, options.seed, Budget(seconds=options.budget_s))
     auto_s = solver.solve("auto", options.budget_s).objective_s
     assert auto_s is not None
-    return f"{row.graph.name} on {row.cluster.name}", scorer.value(plan.device, plan.order, plan.transfer_order), auto_s
+    return f"{row.graph.name} on {row.cluster.name}", scorer.value(plan), auto_s
 
 
 def _line(row: Row) -> str:

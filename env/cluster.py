@@ -7,23 +7,33 @@ import hashlib
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
+from env.device import (
+    BLOCKING,
+    COMMUNICATIONS,
+    OVERLAPPED,
+    Device,
+    Link,
+    both_ways,
+    check_fraction,
+    check_string,
+    refusal,
+)
 from env.local import measurer
+from env.presets import PRESETS
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
-from graphs.checks import BYTES_LIMIT
 from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
-from graphs.show import is_text
 
 __all__ = [
     "BLOCKING",
@@ -40,116 +50,7 @@ __all__ = [
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
-OVERLAPPED, BLOCKING = "overlapped", "blocking"
-COMMUNICATIONS = (OVERLAPPED, BLOCKING)
-
-
-@dataclass(frozen=True)
-class Device:
-    """Something that runs ops, one at a time.
-
-    Attributes:
-        name: unique in the cluster, e.g. ``"gpu0"``.
-        kind: ``"gpu"``, ``"cpu"``, ``"accelerator"``; pins and measured times may be given by it.
-        memory_bytes: capacity.
-        peak_flops: FLOP/s by dtype name; a dtype not listed runs at the ``"float32"`` rate.
-        memory_bytes_per_s: bandwidth of its own memory.
-        launch_overhead_s: fixed cost of one kernel.
-        model: what it is, e.g. ``"V100-SXM2-16GB"``; pins and measured times may be given by it.
-        reserved_bytes: part of ``memory_bytes`` that no placement may use: contexts, libraries, communication buffers.
-        compute_efficiency: fraction of ``peak_flops`` that ops reach, as you measured it.
-        bandwidth_efficiency: fraction of ``memory_bytes_per_s`` that ops reach.
-    """
-
-    name: str
-    kind: str
-    memory_bytes: int
-    peak_flops: Mapping[str, float]
-    memory_bytes_per_s: float
-    launch_overhead_s: float = 0.0
-    model: str = ""
-    reserved_bytes: int = 0
-    compute_efficiency: float = 1.0
-    bandwidth_efficiency: float = 1.0
-
-    def __post_init__(self) -> None:
-        what = f"device {self.name!r}"
-        for key in ("name", "kind", "model"):
-            _check_string(what, key, getattr(self, key), may_be_empty=key == "model")
-        if not isinstance(self.peak_flops, Mapping):
-            raise _refusal(what, "peak_flops", self.peak_flops, "FLOP/s by dtype, e.g. { float32 = 14e12 }")
-        for key, rate in {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}.items():
-            _check_rate(what, key, rate)
-        if "float32" not in self.peak_flops:
-            raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
-        _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
-        for key in ("memory_bytes", "reserved_bytes"):
-            object.__setattr__(self, key, _whole_bytes(what, key, getattr(self, key)))
-        if self.reserved_bytes > self.memory_bytes:
-            raise _refusal(what, "reserved_bytes", self.reserved_bytes, f"at most memory_bytes, {self.memory_bytes}")
-        for key in ("compute_efficiency", "bandwidth_efficiency"):
-            _check_fraction(what, key, getattr(self, key))
-
-    @property
-    def usable_bytes(self) -> int:
-        """What placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
-        return self.memory_bytes - self.reserved_bytes
-
-    def flops_per_s(self, dtype: str) -> float:
-        """FLOP/s that ops of a dtype reach."""
-        return self.peak_flops.get(dtype, self.peak_flops["float32"]) * self.compute_efficiency
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Bytes of its own memory that ops move per second."""
-        return self.memory_bytes_per_s * self.bandwidth_efficiency
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; the last three only where they differ from their defaults, as in files from before them."""
-        fields = asdict(self)
-        return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
-
-
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction of a connection between two devices or switches.
-
-    Attributes:
-        src, dst: names of its ends.
-        bandwidth_bytes_per_s: payload bytes per second.
-        latency_s: time until the first byte arrives.
-        exclusive: carries one transfer at a time, as real links do; else any number at once, each at full speed: the
-            contention-free network that classical scheduling papers assume.
-    """
-
-    src: str
-    dst: str
-    bandwidth_bytes_per_s: float
-    latency_s: float = 0.0
-    exclusive: bool = True
-
-    def __post_init__(self) -> None:
-        what = f"link {self.src} -> {self.dst}"
-        for key in ("src", "dst"):
-            _check_string(what, key, getattr(self, key))
-        _check_rate(what, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
-        _check_amount(what, "latency_s", self.latency_s)
-        if not isinstance(self.exclusive, bool):
-            raise _refusal(what, "exclusive", self.exclusive, "true or false")
-
-    @property
-    def is_free(self) -> bool:
-        """Whether its ends share one memory (no latency, infinite bandwidth): routes do not list it."""
-        return self.latency_s == 0 and math.isinf(self.bandwidth_bytes_per_s)
-
-
-def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:
-    """A full-duplex connection."""
-    return Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s)
 
 
 @dataclass(frozen=True)
@@ -179,9 +80,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for key in ("name", "summary", "source"):
-            _check_string("a cluster", key, getattr(self, key), may_be_empty=True)
+            check_string("a cluster", key, getattr(self, key), may_be_empty=True)
         if self.communication not in COMMUNICATIONS:
-            raise _refusal(
+            raise refusal(
                 f"cluster {self.name!r}", "communication", self.communication, " or ".join(map(repr, COMMUNICATIONS))
             )
         if not self.devices:
@@ -198,11 +99,10 @@ class Cluster:
         Raises:
             UnknownNameError: lists the valid names.
         """
-        from env.presets import PRESETS
-
         if name not in PRESETS:
             raise UnknownNameError("cluster", name, PRESETS)
-        return PRESETS[name]()
+        made = PRESETS[name]()
+        return Cluster(made.name, made.devices, made.links, made.summary, made.source)
 
     @staticmethod
     def local(devices: int | None = None, *, seed: int = 0) -> Cluster:
@@ -238,7 +138,7 @@ class Cluster:
         Raises:
             ClusterError: not above 0 and at most 1.
         """
-        _check_fraction(f"cluster {self.name!r}", "memory fraction", fraction)
+        check_fraction(f"cluster {self.name!r}", "memory fraction", fraction)
         return replace(
             self,
             devices=tuple(
@@ -271,6 +171,14 @@ class Cluster:
     @property
     def n_devices(self) -> int:
         return len(self.devices)
+
+    @cached_property
+    def compute_devices(self) -> NDArray[np.int64]:
+        """int64: numbers of the devices that are no CPUs, or of all where there are only CPUs."""
+        others = [d for d, device in enumerate(self.devices) if device.kind != "cpu"]
+        result = np.array(others or range(self.n_devices), dtype=np.int64)
+        result.setflags(write=False)
+        return result
 
     @cached_property
     def device_index(self) -> dict[str, int]:
@@ -356,43 +264,6 @@ def _unknown_key(what: str, key: str, known: Iterable[str]) -> ClusterError:
     near = difflib.get_close_matches(key, known := tuple(known), n=1)
     hint = f", did you mean {near[0]!r}? Known" if near else "; known"
     return ClusterError(f"{what} has unknown key {key!r}{hint}: {', '.join(known)}.")
-
-
-def _check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:
-    if not isinstance(value, str) or not (value or may_be_empty) or not is_text(value):
-        raise _refusal(what, key, value, "a name in quotes")
-
-
-def _check_rate(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and (0 < value <= sys.float_info.max or value == math.inf)):
-        raise _refusal(what, key, value, "a number above 0")
-
-
-def _check_amount(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and 0 <= value <= sys.float_info.max):
-        raise _refusal(what, key, value, "a finite number, 0 or more")
-
-
-def _check_fraction(what: str, key: str, value: Any) -> None:
-    if not (_is_real(value) and 0 < value <= 1):
-        raise _refusal(what, key, value, "a number above 0 and at most 1")
-
-
-def _whole_bytes(what: str, key: str, value: Any) -> int:
-    _check_amount(what, key, value)
-    if value != int(value):
-        raise _refusal(what, key, value, "a whole number of bytes")
-    if value >= BYTES_LIMIT:
-        raise _refusal(what, key, value, "a whole number of bytes below 2**62; memory that does not matter is 2**60")
-    return int(value)  # 16e9 is how people write it
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _refusal(what: str, key: str, value: Any, expected: str) -> ClusterError:
-    return ClusterError(f"{what} has {key} = {value!r}; expected {expected}.")
 
 
 def _refuse_mistyped_ends(cluster: Cluster) -> None:

@@ -1,4 +1,12 @@
-"""numba's `njit` and `prange`, with a cache that always has a place, and word of what is compiled.
+"""numba's compiler as this project uses it: a few kinds of functions, and a cache that knows all its sources.
+
+* `entry`, which Python calls. `parallel_entry`: its `prange` loops are shared out over threads.
+  `entry_without_arrays`: it makes none, so numba need not count references to those it reads.
+* `inner`, which only compiled functions call. It makes no arrays, so numba need not count references to them, and it
+  has none of the wrappers for Python, which take as long to compile as the function. `allocating`: it makes arrays.
+* `inlined`, a few lines that are copied into their callers before types are known.
+
+None needs Python's lock. Division by zero gives infinity, as in numpy.
 
 Compiled functions are kept beside the source, or in the user's cache folder. Where neither can be written (a read-only
 install in a container, say) numba refuses to compile at all; then they live in a folder of this process.
@@ -6,19 +14,40 @@ install in a container, say) numba refuses to compile at all; then they live in 
 
 from __future__ import annotations
 
+import ast
 import atexit
+import functools
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from numba import njit, prange
 from numba.core import config, event
+from numba.core.caching import FunctionCache
 
 from env import compiling
 from graphs.disk import temporary_folder
 
-__all__ = ["SHARED_CACHE", "njit", "prange"]
+__all__ = [
+    "SHARED_CACHE",
+    "allocating",
+    "entry",
+    "entry_without_arrays",
+    "inlined",
+    "inner",
+    "parallel_entry",
+    "prange",
+]
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SHARED_CACHE = True  # whether another process would find what this one compiles
+_BODY = re.compile(r"^(?:@|def |class )", re.MULTILINE)  # where a file's imports have ended
+
+
+# -- A place for the cache ------------------------------------------------------------------------------------
 
 
 def _probe() -> int:
@@ -33,6 +62,94 @@ except RuntimeError:
     config.CACHE_DIR = str(_stack.enter_context(temporary_folder()))  # type: ignore[attr-defined]
     atexit.register(_stack.close)
     SHARED_CACHE = False
+
+
+# -- What a compiled function depends on -----------------------------------------------------------------------
+
+
+@functools.cache
+def sources(module: str) -> str:
+    """A hash of everything that the kernels of a loaded module are compiled from."""
+    texts = (f"{name}\n{_source(name)}" for name in sorted(source_modules(module)))
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def source_modules(module: str) -> set[str]:
+    """The modules that a module's kernels are compiled from.
+
+    These are the module itself, everything it imports from this project at the top (constants, records and functions
+    come from there), and so on through those of them that have kernels.
+    """
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            imported = set(_imports(name))
+            if name == module or __name__ in imported:
+                waiting += imported
+    return found
+
+
+def _imports(module: str) -> Iterator[str]:
+    """The modules of this project that are imported at the top of a loaded module, for more than annotations."""
+    own = {"graphs", "env", "baselines", "placement", module.partition(".")[0]}
+    # The rest need not be parsed, which would take longer than loading a kernel from the cache.
+    top = _BODY.split(_source(module), maxsplit=1)[0]
+    for node in ast.parse(top).body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in sys.modules else str(node.module) for name in within]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] in own)
+
+
+@functools.cache
+def _source(module: str) -> str:
+    spec = sys.modules[module].__spec__
+    text = spec.loader.get_source(module) if spec and spec.loader and hasattr(spec.loader, "get_source") else ""
+    return text or ""
+
+
+class _Cache(FunctionCache):
+    """numba's cache of one function, which looks at the function's own file only, for all files it comes from."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        self._sources = sources(function.__module__)  # now, while files are as they have been imported
+
+    def _index_key(self, *arguments: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
+
+
+# -- Kinds of functions ----------------------------------------------------------------------------------------
+
+
+def _kind(**options: Any) -> Callable[[FunctionT], FunctionT]:
+    def decorate(function: FunctionT) -> FunctionT:
+        dispatcher = njit(nogil=True, error_model="numpy", **options)(function)
+        if "inline" not in options:
+            dispatcher._cache = _Cache(function)
+        return dispatcher  # type: ignore[no-any-return]
+
+    return decorate
+
+
+_UNWRAPPED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+entry = _kind(no_cfunc_wrapper=True)
+parallel_entry = _kind(no_cfunc_wrapper=True, parallel=True)
+allocating = _kind(**_UNWRAPPED)
+inner = _kind(_nrt=False, **_UNWRAPPED)
+entry_without_arrays = _kind(_nrt=False, no_cfunc_wrapper=True)
+inlined = _kind(inline="always")
+
+
+# -- Word of what is compiled ----------------------------------------------------------------------------------
 
 
 class _Reporter(event.Listener):

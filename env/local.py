@@ -1,8 +1,8 @@
-"""How `env.cluster.Cluster.local` finds what measures this machine, which a package further up knows."""
+"""What measures this machine for `env.cluster.Cluster.local`: a function of a package further up, by its name."""
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +24,5 @@ def measurer() -> Callable[..., Any]:
         from graphs.errors import ClusterError  # graphs takes a while to import
 
         raise ClusterError("nothing has been registered to measure this machine; import placement first.")
-    module, function = _home[0].split(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    found: Callable[..., Any] = pkgutil.resolve_name(_home[0])
     return found

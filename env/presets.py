@@ -27,9 +27,9 @@ a CPU (an assumption: a function call and waking the threads).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from env.cluster import Cluster, Device, Link, both_ways
+from env.device import Device, Link, both_ways
 
 GIB = 2**30
 GPU_RESERVED_BYTES = 1 * GIB
@@ -159,6 +159,17 @@ DGX1_NVLINKS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Preset:
+    """The fields of the `env.cluster.Cluster` that `Cluster.preset` makes of it."""
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    summary: str
+    source: str
+
+
 def _gpus(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
     return tuple(replace(model, name=f"{prefix}gpu{i}") for i, model in enumerate(models))
 
@@ -167,13 +178,13 @@ def _star(names: Iterable[str], switch: str, bandwidth_bytes_per_s: float, laten
     return tuple(link for name in names for link in both_ways(name, switch, bandwidth_bytes_per_s, latency_s))
 
 
-def _pcie_host(name: str, devices: tuple[Device, ...], summary: str, source: str) -> Cluster:
+def _pcie_host(name: str, devices: tuple[Device, ...], summary: str, source: str) -> Preset:
     """Every device on one PCIe switch (or root complex) of its own x16 port."""
     links = _star((d.name for d in devices), "pcie", PCIE3_BYTES_PER_S, PCIE_PORT_S)
-    return Cluster(name, devices, links, summary, f"{source}; {_LINK_SOURCE}")
+    return Preset(name, devices, links, summary, f"{source}; {_LINK_SOURCE}")
 
 
-def _v100_and_cpu() -> Cluster:
+def _v100_and_cpu() -> Preset:
     return _pcie_host(
         "1xV100",
         (*_gpus([V100_PCIE]), HASWELL),
@@ -182,7 +193,7 @@ def _v100_and_cpu() -> Cluster:
     )
 
 
-def _k40s(count: int) -> Cluster:
+def _k40s(count: int) -> Preset:
     # Mirhoseini et al. 2018 (ICLR, "A hierarchical model for device placement"): one Haswell CPU and up to eight K40.
     return _pcie_host(
         f"{count}xK40-pcie",
@@ -192,11 +203,11 @@ def _k40s(count: int) -> Cluster:
     )
 
 
-def _v100s_pcie() -> Cluster:
+def _v100s_pcie() -> Preset:
     return _pcie_host("4xV100-pcie", _gpus([V100_PCIE] * 4), "4 V100 (16 GB) on one PCIe 3.0 switch", _V100_SOURCE)
 
 
-def _dgx1() -> Cluster:
+def _dgx1() -> Preset:
     gpus = _gpus([V100_SXM2] * 8)
     links = [
         link
@@ -208,7 +219,7 @@ def _dgx1() -> Cluster:
     for switch in range(4):
         links += both_ways(f"pcie{switch}", f"socket{switch // 2}", PCIE3_BYTES_PER_S, PCIE_HOP_S)
     links += both_ways("socket0", "socket1", QPI_BYTES_PER_S, PCIE_HOP_S)
-    return Cluster(
+    return Preset(
         "8xV100-nvlink",
         gpus,
         tuple(links),
@@ -217,28 +228,28 @@ def _dgx1() -> Cluster:
     )
 
 
-def _a100s() -> Cluster:
+def _a100s() -> Preset:
     gpus = _gpus([A100_SXM4] * 8)
     links = _star((gpu.name for gpu in gpus), "nvswitch", A100_PORT_BYTES_PER_S, NVLINK_S / 2)
     source = f"NVIDIA A100 data sheet, 2021; {_LINK_SOURCE}"
-    return Cluster("8xA100-nvswitch", gpus, links, "8 A100 (80 GB) on NVSwitch, 300 GB/s per port", source)
+    return Preset("8xA100-nvswitch", gpus, links, "8 A100 (80 GB) on NVSwitch, 300 GB/s per port", source)
 
 
-def _h100s() -> Cluster:
+def _h100s() -> Preset:
     gpus = _gpus([H100] * 8)
     links = _star((gpu.name for gpu in gpus), "nvswitch", H100_PORT_BYTES_PER_S, NVLINK_S / 2)
     source = f"NVIDIA H100 data sheet, 2023; {_LINK_SOURCE}"
-    return Cluster("8xH100-nvswitch", gpus, links, "8 H100 (80 GB) on NVSwitch, 450 GB/s per port", source)
+    return Preset("8xH100-nvswitch", gpus, links, "8 H100 (80 GB) on NVSwitch, 450 GB/s per port", source)
 
 
-def _h100_hosts() -> Cluster:
+def _h100_hosts() -> Preset:
     hosts = [_gpus([H100] * 8, f"host{h}/") for h in range(2)]
     links: list[Link] = []
     for h, gpus in enumerate(hosts):
         links += _star((gpu.name for gpu in gpus), f"host{h}/nvswitch", H100_PORT_BYTES_PER_S, NVLINK_S / 2)
         # One network adapter for each GPU, as in a DGX H100.
         links += _star((gpu.name for gpu in gpus), "infiniband", NDR_BYTES_PER_S, INFINIBAND_PORT_S)
-    return Cluster(
+    return Preset(
         "2x8xH100-ib",
         tuple(gpu for gpus in hosts for gpu in gpus),
         tuple(links),
@@ -247,14 +258,14 @@ def _h100_hosts() -> Cluster:
     )
 
 
-def _v100_hosts() -> Cluster:
+def _v100_hosts() -> Preset:
     # PipeDream's cluster A (Narayanan et al., SOSP 2019, section 5.1): hosts of four V100 on PCIe, 10 Gbit/s Ethernet.
     hosts = [_gpus([V100_PCIE] * 4, f"host{h}/") for h in range(4)]
     links: list[Link] = []
     for h, gpus in enumerate(hosts):
         links += _star((gpu.name for gpu in gpus), f"host{h}/pcie", PCIE3_BYTES_PER_S, PCIE_PORT_S)
         links += both_ways(f"host{h}/pcie", "ethernet", ETHERNET_BYTES_PER_S, ETHERNET_PORT_S)
-    return Cluster(
+    return Preset(
         "16xV100-10gbe",
         tuple(gpu for gpus in hosts for gpu in gpus),
         tuple(links),
@@ -263,7 +274,7 @@ def _v100_hosts() -> Cluster:
     )
 
 
-def _mixed() -> Cluster:
+def _mixed() -> Preset:
     return _pcie_host(
         "mixed-gpus",
         _gpus([A100_PCIE, V100_PCIE, V100_PCIE, P100]),
@@ -272,7 +283,7 @@ def _mixed() -> Cluster:
     )
 
 
-def _cpu_gpu() -> Cluster:
+def _cpu_gpu() -> Preset:
     return _pcie_host(
         "cpu-gpu",
         (CASCADE_LAKE, *_gpus([T4])),
@@ -282,7 +293,7 @@ def _cpu_gpu() -> Cluster:
     )
 
 
-PRESETS: dict[str, Callable[[], Cluster]] = {
+PRESETS: dict[str, Callable[[], Preset]] = {
     "1xV100": _v100_and_cpu,
     "2xK40-pcie": lambda: _k40s(2),
     "4xK40-pcie": lambda: _k40s(4),

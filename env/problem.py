@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.cluster import ROUTE_BYTES, Cluster
+from env.routes import ROUTE_BYTES
+from graphs.arrays import sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
 
 BoolArray = NDArray[np.bool_]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -98,7 +102,7 @@ class Problem:
         with np.errstate(over="ignore", invalid="ignore"):
             slowest = self.latency_s + ROUTE_BYTES / self.bandwidth_bytes_per_s
             per_byte = (1.0 / self.bandwidth_bytes_per_s).max()
-            links = np.diff(self.route[0]).max()
+            links = self.hops.max()
             modelled = self.latency_s.max() + graph.transfer_bytes * per_byte
             sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
             sent_s = np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
@@ -140,7 +144,7 @@ class Problem:
                         f"op {graph.op_names[i]!r} may only run on {' or '.join(pins)}, but cluster {cluster.name!r} "
                         f"has no such device; kinds {', '.join(kinds)}; names {', '.join(cluster.device_index)}."
                     )
-        for members in self.groups:
+        for members in self.units:
             if len(members) > 1:
                 common = result[members].all(axis=0)
                 if not common.any():
@@ -153,20 +157,55 @@ class Problem:
         return _frozen(result)
 
     @cached_property
-    def groups(self) -> tuple[IntArray, ...]:
+    def units(self) -> tuple[IntArray, ...]:
         """Units of placement: each colocation group, and each free op alone, by lowest op number."""
         order: dict[tuple[int, int], list[int]] = {}
         for i, group in enumerate(self.graph.colocation.tolist()):
             order.setdefault((0, group) if group >= 0 else (1, i), []).append(i)
         return tuple(np.array(members, dtype=np.int64) for members in order.values())
 
+    @property
+    def n_units(self) -> int:
+        """Number of `units`."""
+        return len(self.units)
+
     @cached_property
-    def group_of(self) -> IntArray:
-        """int64 [n]: index into `groups`."""
+    def unit_of(self) -> IntArray:
+        """int64 [n]: index into `units`."""
         result = np.empty(self.graph.n_ops, dtype=np.int64)
-        for g, members in enumerate(self.groups):
-            result[members] = g
+        for u, members in enumerate(self.units):
+            result[members] = u
         return _frozen(result)
+
+    @cached_property
+    def fastest_s(self) -> FloatArray:
+        """float64 [n]: seconds of each op on the fastest device it may run on."""
+        return _frozen(np.where(self.allowed, self.op_s, np.inf).min(axis=1))
+
+    @cached_property
+    def working_bytes(self) -> IntArray:
+        """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs.
+
+        0 for an op that takes no time on some device it may run on: memory is counted over time, so it may need none.
+        """
+        graph = self.graph
+        _, consumer, tensor = graph.edge_list
+        size = graph.workspace_bytes.copy()
+        np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
+        np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
+        return _frozen(np.where(self.fastest_s > 0, size, 0))
+
+    @cached_property
+    def suits(self) -> BoolArray:
+        """bool [n, D]: `allowed`, less the devices too small for an op and what its unit keeps.
+
+        A unit too large for every device stays where it is allowed: `env.bounds.memory.memory_reason` speaks of it.
+        """
+        needed = np.zeros(self.n_units, dtype=np.int64)
+        np.maximum.at(needed, self.unit_of, self.working_bytes)
+        needed += sums(self.unit_of, self.graph.kept_bytes, self.n_units)
+        fits: BoolArray = self.allowed & (needed[self.unit_of][:, None] <= self.capacity_bytes)
+        return _frozen(np.where(fits.any(axis=1, keepdims=True), fits, self.allowed))
 
     @cached_property
     def capacity_bytes(self) -> IntArray:
@@ -187,6 +226,11 @@ class Problem:
     def route(self) -> tuple[IntArray, IntArray]:
         """``(ptr [D * D + 1], links)``: the route from a to b is ``links[ptr[a * D + b]:ptr[a * D + b + 1]]``."""
         return self.cluster.routes.ptr, self.cluster.routes.links
+
+    @cached_property
+    def hops(self) -> IntArray:
+        """int64 [D, D]: links of each route, 0 on the diagonal."""
+        return _frozen(np.diff(self.route[0]).reshape(self.latency_s.shape))
 
     def transfer_s(self, tensor: int, source: int, target: int) -> float:
         """Seconds to move a tensor from one device to another over idle links."""

@@ -1,25 +1,49 @@
-"""`Units`: the units of placement of a problem (colocation groups and free ops) as arrays."""
+"""`Units`: the units of placement of a problem (colocation groups and free ops, or larger ones) as arrays."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import Problem
-from env.unit_totals import UnitTotals
-from graphs.opgraph import IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 
-class Units(UnitTotals):
-    """What a heuristic must know of every unit of `Problem.groups` (U units, n ops, D devices)."""
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What the ops of each unit, which go to one device together, amount to (U units, n ops, D devices).
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, problem.group_of)
+    Attributes:
+        problem: graph and cluster.
+        unit_of: int64 [n], unit of each op, 0 to U - 1.
+    """
 
-    @property
-    def count(self) -> int:
-        return self.n_units
+    problem: Problem
+    unit_of: IntArray
+
+    @staticmethod
+    def of(problem: Problem) -> Units:
+        """The smallest units, those of `Problem.units`."""
+        return Units(problem, problem.unit_of)
+
+    @cached_property
+    def n_units(self) -> int:
+        return int(self.unit_of.max(initial=-1)) + 1
+
+    @cached_property
+    def ptr(self) -> IntArray:
+        """int64 [U + 1]: the ops of unit u are ``members[ptr[u]:ptr[u + 1]]``, increasing."""
+        sizes = np.bincount(self.unit_of, minlength=self.n_units)
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def members(self) -> IntArray:
+        """int64 [n]: ops by unit."""
+        return np.argsort(self.unit_of, kind="stable").astype(np.int64)
 
     @cached_property
     def size(self) -> IntArray:
@@ -27,9 +51,44 @@ class Units(UnitTotals):
         return np.diff(self.ptr)
 
     @cached_property
+    def first_op(self) -> IntArray:
+        """int64 [U]: the lowest op of each unit."""
+        return self.members[self.ptr[:-1]]
+
+    @cached_property
     def label(self) -> tuple[str, ...]:
         """U names: that of each unit's first op."""
         return tuple(self.problem.graph.op_names[i] for i in self.first_op.tolist())
+
+    @cached_property
+    def allowed(self) -> BoolArray:
+        """bool [U, D]: devices on which all ops of a unit may run."""
+        return np.logical_and.reduceat(self.problem.allowed[self.members], self.ptr[:-1], axis=0)
+
+    @cached_property
+    def op_s(self) -> FloatArray:
+        """float64 [U, D]: seconds of all ops of each unit on each device."""
+        return np.add.reduceat(self.problem.op_s[self.members], self.ptr[:-1], axis=0)
+
+    @cached_property
+    def kept_bytes(self) -> IntArray:
+        """int64 [U]: bytes each unit keeps for the whole step."""
+        return np.add.reduceat(self.problem.graph.kept_bytes[self.members], self.ptr[:-1])
+
+    @cached_property
+    def working_bytes(self) -> IntArray:
+        """int64 [U]: inputs, outputs and workspace of the largest op of each unit, all there while it runs."""
+        return np.maximum.reduceat(self.problem.working_bytes[self.members], self.ptr[:-1])
+
+    @cached_property
+    def topological_order(self) -> IntArray:
+        """int64 [U]: units by their first op in the graph's topological order."""
+        position = self.problem.graph.topological_position
+        return np.argsort(np.minimum.reduceat(position[self.members], self.ptr[:-1]), kind="stable").astype(np.int64)
+
+    def largest(self, per_op: FloatArray) -> FloatArray:
+        """float64 [U]: the largest value, float64 [n], among the ops of each unit."""
+        return np.maximum.reduceat(per_op[self.members], self.ptr[:-1])
 
     def components_first(self, order: IntArray) -> IntArray:
         """The same order of units, but colocation groups of several ops before free ops (Mayer et al. 2017)."""

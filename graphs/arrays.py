@@ -41,11 +41,3 @@ def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
 def pointers(row: NDArray[np.integer[Any]], count: int) -> IntArray:
     """int64 [count + 1]: where the entries of each row 0 .. count - 1 begin, once they are sorted by row (CSR)."""
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))]).astype(np.int64)
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a dense array, in elements."""
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.append(strides[-1] * max(extent, 1))
-    return tuple(reversed(strides[: len(shape)]))

@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from env.cluster import Cluster
-from env.plan import Plan
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
-from placement.optimization import check_problem
-from placement.ranking import SAME, SINGLE, ranked, ties
-from placement.solving.methods import POLICY_FILE, check_options, default_methods, supports
-from placement.solving.result import OWN_ORDER, Result, agreed_bound_s, relative_gap, versions
-from placement.solving.solver import Solver
+from placement.learning.by_name import learned
+from placement.solving.answer import Answer, agreed_bound_s, relative_gap
+from placement.solving.methods import SINGLE, check_options, check_problem, default_methods, supports
+from placement.solving.result import OWN_ORDER, Result, versions
+from placement.solving.solver import Attempt, Finding, Solver
+
+SAME = 1e-9  # objectives closer than this, relative, are a tie
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,9 +66,10 @@ class Comparison:
 
     def speedup(self, result: Result) -> float | None:
         """How many times faster than the best single device; None where either is infeasible."""
-        if result.objective_s is None or self.single_device_s is None:
+        answer = result.answer
+        if answer is None or self.single_device_s is None:
             return None
-        return self.single_device_s / result.objective_s if result.objective_s > 0 else 1.0
+        return self.single_device_s / answer.objective_s if answer.objective_s > 0 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -127,8 +129,7 @@ def compare(
         methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once; every heuristic that serves the
             objective, and ``"auto"``, when None. Those that do not serve it are left out and named in
             `Comparison.unsupported`.
-        seed, objective, priority: as in `placement.optimize`.
-        budget_s, evaluations: as in `placement.optimize`, for each method that searches.
+        seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
         known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
@@ -143,21 +144,19 @@ def compare(
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
     solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
-    for name in names:
-        if name.startswith(POLICY_FILE):  # a file that cannot be used is told before the work, not after it
-            solver.prepare(name)
+    # Policies first: a file that cannot be used is told before the work, not after it.
+    places = {name: learned(solver.problem, name) for name in names}
     results: dict[str, Result] = {}
+    tell = progress or (lambda *_: None)
     for done, name in enumerate(names):
-        if progress is not None:
-            progress(name, done, len(names))
-        results[name] = solver.solve(name, budget_s, evaluations)
+        tell(name, done, len(names))
+        results[name] = solver.solve(name, budget_s, evaluations, places[name])
         if name in known:
             results[name] = _better(results[name], known[name], solver)
         if results[name].interrupted:  # the table of what is done is what the user wants now
             break
     single = results.get(SINGLE) or solver.solve(SINGLE)
-    if progress is not None:
-        progress("", len(names), len(names))
+    tell("", len(names), len(names))
     prover = max(results, key=lambda name: results[name].lower_bound_s)
     bound_s = results[prover].lower_bound_s
     return Comparison(
@@ -192,23 +191,52 @@ def with_one_device(result: Result) -> Comparison:
     )
 
 
+def ranked(results: Iterable[Result]) -> tuple[Result, ...]:
+    """Feasible results by objective, infeasible ones last; ties by fewer devices, then `SINGLE`, then by name."""
+    listed = sorted(results, key=_first_to_last)
+    done: list[Result] = []
+    while listed:
+        level = [r for r in listed if _tie(listed[0].answer, r.answer)]
+        done += sorted(level, key=lambda r: (n_used(r), r.method != SINGLE, r.method))
+        listed = listed[len(level) :]
+    return tuple(done)
+
+
+def ties(results: Iterable[Result]) -> dict[str, str]:
+    """For each method that only equals a better ranked one, the name of that one."""
+    found: dict[str, str] = {}
+    first: Result | None = None
+    for result in ranked(results):
+        if result.answer is not None and first is not None and _tie(first.answer, result.answer):
+            found[result.method] = first.method
+        else:
+            first = result
+    return found
+
+
+def n_used(result: Result) -> int:
+    """Number of devices that run at least one op; 0 without a placement."""
+    return 0 if result.answer is None else len(result.answer.used)
+
+
+def _first_to_last(result: Result) -> tuple[bool, float, str]:
+    return result.answer is None, 0.0 if result.answer is None else result.answer.objective_s, result.method
+
+
+def _tie(a: Answer | None, b: Answer | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a.objective_s, b.objective_s, rel_tol=SAME)
+
+
 def _better(found: Result, known: Result, solver: Solver) -> Result:
     """What a method found on this cluster, or what it found on another, scored on this one."""
-    there = dataclasses.replace(known, cluster=found.cluster)
-    again = solver.result(
-        Plan(there.device_numbers(), there.order_numbers(), there.transfer_numbers()),
-        found.method,
-        chosen=known.chosen,
-        began_s=0.0,
-        budget_s=found.budget_s,
-        evaluations=found.evaluations,
-        interrupted=found.interrupted,
-        as_given=True,
-    )
-    found_s = math.inf if found.objective_s is None else found.objective_s
-    if again.objective_s is None or found_s <= again.objective_s * (1 + SAME):
+    plan = dataclasses.replace(known, cluster=found.cluster).plan()
+    again = solver.result(Finding(plan, known.chosen), Attempt.of(found), as_given=True)
+    found_s = math.inf if found.answer is None else found.answer.objective_s
+    if again.answer is None or found_s <= again.answer.objective_s * (1 + SAME):
         return found
-    here = "nothing that fits" if found.objective_s is None else format_seconds(found.objective_s)
+    here = "nothing that fits" if found.answer is None else format_seconds(found.answer.objective_s)
     note = f"Found on {known.cluster.name!r}; here {found.method} itself found {here}."
     return dataclasses.replace(
         again,
@@ -220,7 +248,9 @@ def _better(found: Result, known: Result, solver: Solver) -> Result:
 
 def _against(result: Result, bound_s: float, prover: str) -> Result:
     """The result with the bound that another method, `prover`, has proved."""
-    if result.objective_s is None:
+    if result.answer is None:
         return dataclasses.replace(result, lower_bound_s=bound_s)
-    bound_s = agreed_bound_s(bound_s, result.objective_s, f"method {prover!r}")
-    return dataclasses.replace(result, lower_bound_s=bound_s, gap=relative_gap(result.objective_s, bound_s))
+    objective_s = result.answer.objective_s
+    bound_s = agreed_bound_s(bound_s, objective_s, f"method {prover!r}")
+    answer = dataclasses.replace(result.answer, gap=relative_gap(objective_s, bound_s))
+    return dataclasses.replace(result, lower_bound_s=bound_s, answer=answer)

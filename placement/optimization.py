@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
-from placement.solving.methods import AUTO, METHODS, check_options
+from placement.learning.by_name import learned
+from placement.solving.methods import AUTO, METHODS, check_options, check_problem
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
 
-__all__ = ["METHODS", "check_problem", "optimize"]
+__all__ = ["METHODS", "optimize", "solved"]
 
 
 def optimize(
@@ -63,7 +64,7 @@ def optimize(
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     if scorer == "simulate":
-        return Solver(graph, cluster, seed, objective, priority).solve(method, budget_s, evaluations)
+        return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)
     from env.gym.batch import scorer_of  # loads Gymnasium
 
     make_scorer = scorer_of(scorer)
@@ -72,19 +73,14 @@ def optimize(
     from placement.measured_best import fastest_measured
 
     solver = Solver(graph, cluster, seed, objective, priority)
-    return fastest_measured(solver, method, seed, make_scorer, budget_s, evaluations)
+    measuring = make_scorer(solver.problem)  # says at once if it is for another model
+    return fastest_measured(solver, solved(solver, method, budget_s, evaluations), measuring)
 
 
-def check_problem(graph: object, cluster: object) -> None:
-    """Refuse what is no graph or no cluster; names and files are for the command line.
+def solved(solver: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+    """The result of any method by its name; policies are loaded before their time begins to count.
 
     Raises:
-        ValueError: says what came and how to make what was expected.
+        PolicyFileError, MismatchError: as `placement.learning.by_name.learned`.
     """
-    for value, article, kind, way in (
-        (graph, "an", OpGraph, "placement.load_graph or placement.capture"),
-        (cluster, "a", Cluster, "placement.Cluster.preset or placement.Cluster.from_toml"),
-    ):
-        if not isinstance(value, kind):
-            shown = f" {value!r}" if isinstance(value, str) else ""
-            raise ValueError(f"expected {article} {kind.__name__}, got {type(value).__name__}{shown}: use {way}.")
+    return solver.solve(method, budget_s, evaluations, learned(solver.problem, method))

@@ -11,16 +11,18 @@ from typing import Any
 
 from env.bounds.bounds import lower_bound
 from env.checking.checker import audit
+from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
+from env.plan import Priority
 from env.problem import THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.show import show, show_line
+from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
-from placement.solving.result import OWN_ORDER, Result, relative_gap
+from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 
@@ -100,26 +102,30 @@ def verify(
     if not isinstance(result, Result):
         result = Result.load(result)
     _check_names(result)
-    _check_same("graph", result.graph_name, result.graph_hash, graph)
+    _check_same("graph", result.graph_name, result.source_hash, graph)
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
-    if result.placement is None or result.order is None:
+    answer = result.answer
+    if answer is None:
         raise MismatchError(
             f"the result of {result.method!r} places nothing, so there is nothing to verify: {result.reason}"
         )
     # Devices only compare their own ops, so any interleaving of the devices' orders is the same order.
-    order = [op for ops in result.order.values() for op in ops]
-    found = audit(result.graph, result.cluster, result.placement, order=order, transfer_order=result.transfer_order)
+    order = [op for ops in answer.order.values() for op in ops]
+    plan = plan_of(result.graph, result.cluster, answer.placement, order, answer.transfer_order)
+    found = audit(result.graph, result.cluster, plan)
     objective_s, peaks = found.step_time_s, dict(found.peak_bytes)
     if result.objective == THROUGHPUT:
-        loads = reference_loads(result.graph, result.cluster, result.placement, found.step)
+        loads = reference_loads(result.graph, result.cluster, plan, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
-    return dataclasses.replace(checked, problems=(*found.problems, *_differences(checked)))
+    return dataclasses.replace(checked, problems=(*found.problems, *_differences(checked, answer)))
 
 
 def _check_names(result: Result) -> None:
+    if result.strategy != NO_STRATEGY:
+        raise UnknownNameError("strategy", result.strategy, [NO_STRATEGY])
     check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
     if not is_method(result.chosen):
         raise UnknownNameError("chosen method", result.chosen, METHODS)
@@ -136,10 +142,8 @@ def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | Non
         )
 
 
-def _differences(found: Verification) -> Iterator[str]:
+def _differences(found: Verification, answer: Answer) -> Iterator[str]:
     result, bound_s, objective_s = found.result, found.lower_bound_s, found.objective_s
-    if not result.feasible:
-        yield "feasible is false, but the result has a placement; only a result without one is infeasible."
     if result.reason is not None:
         yield f"reason is {result.reason!r}, but the result has a placement; only an infeasible one has a reason."
     if result.method in HEURISTICS and result.chosen != result.method:
@@ -148,17 +152,17 @@ def _differences(found: Verification) -> Iterator[str]:
     searched = result.method == AUTO or result.method in SEARCHES
     said_s = result.lower_bound_s if searched and bound_s <= result.lower_bound_s <= objective_s else bound_s
     figures = {
-        "step_time_s": (result.step_time_s, found.step_time_s),
-        "objective_s": (result.objective_s, objective_s),
-        "throughput": (result.throughput, 1 / objective_s if objective_s > 0 else None),
+        "step_time_s": (answer.step_time_s, found.step_time_s),
+        "objective_s": (answer.objective_s, objective_s),
+        "throughput": (answer.throughput, 1 / objective_s if objective_s > 0 else None),
         "lower_bound_s": (result.lower_bound_s, said_s),
-        "gap": (result.gap, relative_gap(objective_s, said_s)),
-        "bytes_moved": (result.bytes_moved, found.bytes_moved),
+        "gap": (answer.gap, relative_gap(objective_s, said_s)),
+        "bytes_moved": (answer.bytes_moved, found.bytes_moved),
     }
     for name, (said, computed) in figures.items():
         if not _same(said, computed, 1.0 if name == "gap" else 0.0):
             yield f"{name} is {computed}, the result says {said}."
-    said_peaks = result.peak_bytes or {}
+    said_peaks = answer.peak_bytes
     for device, peak in found.peak_bytes.items():
         memory_bytes = result.cluster.devices[result.cluster.device_index[device]].usable_bytes
         if result.objective == THROUGHPUT and peak > memory_bytes:  # one step alone may fit all the same

@@ -47,7 +47,7 @@ class Case:
     def objective_s(self) -> float | None:
         """Of the best placement; None where none fits."""
         best = None if self.comparison is None else self.comparison.best
-        return None if best is None else best.objective_s
+        return None if best is None or best.answer is None else best.answer.objective_s
 
     @property
     def speedup(self) -> float | None:
@@ -74,9 +74,9 @@ class WhatIf:
 
     def verdict(self) -> str:
         """How many devices it takes and where adding one stops helping, or which cluster is fastest."""
-        fitting = [case for case in self.cases if case.objective_s is not None]
+        fitting = [(case, case.objective_s) for case in self.cases if case.objective_s is not None]
         if not self.is_sweep:
-            fastest = min(fitting, key=lambda case: case.objective_s or 0.0, default=None)
+            fastest, _ = min(fitting, key=lambda pair: pair[1], default=(None, None))
             if fastest is None:
                 if all(case.proven_infeasible for case in self.cases):
                     return f"{show(self.graph.name)} fits on none of these."
@@ -84,9 +84,9 @@ class WhatIf:
             return f"Fastest: {show(fastest.cluster.name)}."
         return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
 
-    def _needed(self, fitting: Sequence[Case]) -> str:
+    def _needed(self, fitting: Sequence[tuple[Case, float]]) -> str:
         """How many devices it takes to fit; "" where the smallest number does. Only what is proven is called needed."""
-        smallest = min((case.devices for case in fitting), default=math.inf)
+        smallest = min((case.devices for case, _ in fitting), default=math.inf)
         too_few = [case for case in self.cases if case.devices < smallest]
         proven = max((case.devices for case in too_few if case.proven_infeasible), default=0)
         parts = [f"At least {proven + 1} devices are needed."] if proven else []
@@ -94,17 +94,17 @@ class WhatIf:
             parts.append(f"With {too_few[-1].devices} no placement that fits was found.")
         return " ".join(parts)
 
-    def _helping(self, fitting: Sequence[Case]) -> str:
+    def _helping(self, fitting: Sequence[tuple[Case, float]]) -> str:
         """Where a further device stops helping."""
         if not fitting:
             return ""
-        fastest_s = min(case.objective_s or 0.0 for case in fitting)
-        enough = next(case for case in fitting if (case.objective_s or 0.0) <= fastest_s * (1 + HELPS))
+        fastest_s = min(objective_s for _, objective_s in fitting)
+        enough = next(case for case, objective_s in fitting if objective_s <= fastest_s * (1 + HELPS))
         if enough.devices < max(case.devices for case in self.cases):
             return f"Adding devices stops helping at {enough.devices}: no larger number is {HELPS:.0%} faster."
-        if enough is fitting[0]:
+        if enough is fitting[0][0]:
             return f"It fits on {enough.devices}, the largest number tried."
-        before = fitting[-2].devices
+        before = fitting[-2][0].devices
         if enough.devices == before + 1:
             return f"The last device, number {enough.devices}, still helps."
         return f"Going from {before} to {enough.devices} devices still helps."
@@ -199,7 +199,7 @@ def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result
     """The feasible results by method; those that are known ones, scored again, as they were found elsewhere."""
     origins = {}
     for result in found.results:
-        if result.feasible:
+        if result.answer is not None:
             before = known.get(result.method)
             origins[result.method] = before if before is not None and _is_again(result, before) else result
     return origins
@@ -207,13 +207,14 @@ def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result
 
 def _is_again(result: Result, before: Result) -> bool:
     """Whether two results on different clusters place and order all ops alike; devices without ops do not matter."""
-    orders = [{device: ops for device, ops in (r.order or {}).items() if ops} for r in (result, before)]
-    return result.placement == before.placement and orders[0] == orders[1]
+    one, other = result.answered(), before.answered()
+    orders = [{device: ops for device, ops in answer.order.items() if ops} for answer in (one, other)]
+    return one.placement == other.placement and orders[0] == orders[1]
 
 
 def computing(cluster: Cluster) -> list[str]:
     """Names of the devices that are no CPUs, or of all where there are only CPUs."""
-    return [d.name for d in cluster.devices if d.kind != "cpu"] or [d.name for d in cluster.devices]
+    return [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:

@@ -1,21 +1,37 @@
-"""The files that docs/files.md shows are read by the real readers, and go together."""
+"""Docs that cannot rot: files they show are read by the real readers, and what they point at is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+from source_tree import ROOT
+
 from env.cluster import Cluster
 from graphs.files import load_graph
 from placement import optimize
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "files.md").read_text(encoding="utf-8")
+FILES = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+# Decisions are a chronicle and results were written once: both may name files that have gone since.
+CURRENT = [page for page in PAGES if page.parent.name != "results" and page.name != "decisions.md"]
+FOLDERS = ("graphs", "env", "baselines", "placement", "tests", "benchmarks", "docs", "examples")
 
 
 def _block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    found = re.search(rf"```{language}\n(.*?)```", FILES, re.DOTALL)
     assert found is not None
     return found.group(1)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_cluster_and_the_graph_can_be_used_together(tmp_path: Path) -> None:
@@ -27,3 +43,41 @@ def test_the_cluster_and_the_graph_can_be_used_together(tmp_path: Path) -> None:
     result = optimize(graph, cluster, seed=0)
     assert result.placement is not None
     assert result.placement["embed"] == "cpu0"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*(?:/|\.\w+))`", page.read_text(encoding="utf-8"))
+    examples = {"baselines/placers/mine.py"}
+    assert [name for name in named if name not in examples and not (ROOT / name).exists()] == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page != "index.md" and f"]({page})" not in index] == []
+
+
+def test_contributing_names_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = [init.parent.relative_to(ROOT) for top in FOLDERS[:4] for init in (ROOT / top).rglob("__init__.py")]
+    # A room inside another one is named in that one's row.
+    unnamed = [room for room in rooms if f"`{room.as_posix()}/`" not in text and f"`{room.name}/`" not in text]
+    assert [room.as_posix() for room in unnamed] == []
+
+
+def test_the_benchmarks_page_names_every_script() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    scripts = [path.name for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+    assert [name for name in scripts if name not in text] == []

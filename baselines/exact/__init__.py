@@ -1,1 +1,1 @@
-"""Solvers that prove their answers: constraint programming for latency, integer programming for throughput."""
+"""Exact solvers, which prove their answers: constraint programming for latency, integer programming for throughput."""

@@ -18,7 +18,7 @@ from env.problem import Problem
 from env.simulation.scoring import Scorer
 
 if TYPE_CHECKING:
-    from baselines.exact.cp_sat_model import Model
+    from baselines.exact.cp_sat_model import CpSatModel
     from env.simulation.simulator import Schedule
 
 MOST_INTERVALS = 30_000  # op and transfer intervals of a model worth building: some 10 s and 1 GB before any search
@@ -155,7 +155,7 @@ class _Search:
         self._spent += spent
         return status
 
-    def _learn(self, made: Model, solver: Any, bits: int, optimal: bool) -> None:
+    def _learn(self, made: CpSatModel, solver: Any, bits: int, optimal: bool) -> None:
         bound_s = max(0.0, solver.best_objective_bound) / made.scaled.per_second
         sequences = _plans(made, solver)
         tried = [*sequences, Plan(sequences[0].device)]
@@ -184,10 +184,10 @@ class _Search:
 
     def _schedule(self, best: Plan | None) -> Schedule:
         plan = Plan(self._hint) if best is None else best
-        return self._scorer.simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)[1]
+        return self._scorer.simulator.schedule(plan)[1]
 
     def _value_s(self, plan: Plan) -> float:
-        return self._scorer.value(plan.device, plan.order, plan.transfer_order)
+        return self._scorer.value(plan)
 
 
 def tractable(problem: Problem) -> bool:
@@ -221,12 +221,12 @@ def _solver(cp_model: Any, seed: int, budget: Budget) -> Any:
     return solver
 
 
-def _plans(made: Model, solver: Any) -> list[Plan]:
+def _plans(made: CpSatModel, solver: Any) -> list[Plan]:
     """The solution as a fixed sequence, and as an ordinary explicit order."""
     problem = made.scaled.problem
     device = np.array(
         [
-            next(d for d, literal in made.where[problem.group_of[i]].items() if solver.boolean_value(literal))
+            next(d for d, literal in made.where[problem.unit_of[i]].items() if solver.boolean_value(literal))
             for i in range(problem.graph.n_ops)
         ]
     )
@@ -249,7 +249,7 @@ def _cheapest(scorer: Scorer, plans: list[Plan]) -> Plan:
     """The best plan by its true times; an earlier one where it is as good."""
     best, best_s = plans[0], math.inf
     for plan in plans:
-        value_s = scorer.value(plan.device, plan.order, plan.transfer_order)
+        value_s = scorer.value(plan)
         if value_s < best_s * (1 - _SAME) or best_s == math.inf > value_s:
             best, best_s = plan, value_s
     return best

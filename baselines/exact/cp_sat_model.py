@@ -82,7 +82,7 @@ class Scaled:
 
 
 @dataclass
-class Model:
+class CpSatModel:
     """The programme and its variables.
 
     Attributes:
@@ -107,10 +107,10 @@ class Model:
 
     def literal(self, op: int, device: int) -> Any:
         """Whether an op is on a device; None where it may not be."""
-        return self.where[self.scaled.problem.group_of[op]].get(device)
+        return self.where[self.scaled.problem.unit_of[op]].get(device)
 
 
-def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s: float, bits: int = BITS) -> Model:
+def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s: float, bits: int = BITS) -> CpSatModel:
     """The programme of a problem, hinted with a schedule.
 
     Args:
@@ -126,7 +126,7 @@ def build(problem: Problem, schedule: Schedule, horizon_s: float, lower_bound_s:
     makespan = model.new_int_var(least, scaled.horizon, "makespan")
     model.add_hint(makespan, min(scaled.horizon, int(scaled.floor(schedule.step_time_s))))
     where, device = _places(model, problem, schedule, horizon_s)
-    made = Model(scaled, model, makespan, where, device)
+    made = CpSatModel(scaled, model, makespan, where, device)
     _ops(made, schedule)
     _transfers(made, schedule)
     _redundant(made)
@@ -140,14 +140,14 @@ def _places(
     model: Any, problem: Problem, schedule: Schedule, horizon_s: float
 ) -> tuple[list[dict[int, Any]], IntArray]:
     """One device for each unit. Devices that are alike are used in order: one of their renamings is left."""
-    units = Units(problem)
+    units = Units.of(problem)
     placed = schedule.device[units.first_op]
     renamed = np.arange(problem.cluster.n_devices)
     quick = np.logical_and.reduceat(problem.op_s[units.members] <= horizon_s, units.ptr[:-1], axis=0)
     possible = units.allowed & quick  # where one op alone takes longer than the whole step, no better step has it
     where = [
         {d: model.new_bool_var(f"unit {u} on {d}") for d in np.flatnonzero(possible[u]).tolist()}
-        for u in range(units.count)
+        for u in range(units.n_units)
     ]
     for literals in where:
         model.add_exactly_one(literals.values())
@@ -156,7 +156,7 @@ def _places(
         for new, old in zip(alike, [*used, *(d for d in alike if d not in used)], strict=True):
             renamed[old] = new
         for before, after in itertools.pairwise(alike):
-            for u in range(units.count):
+            for u in range(units.n_units):
                 if after in where[u]:
                     earlier = [where[v][before] for v in range(u) if before in where[v]]
                     model.add_bool_or([where[u][after].negated(), *earlier])
@@ -166,12 +166,12 @@ def _places(
     return where, renamed[schedule.device]
 
 
-def _ops(made: Model, schedule: Schedule) -> None:
+def _ops(made: CpSatModel, schedule: Schedule) -> None:
     """Every op once, on its unit's device; a device runs one at a time."""
     model, scaled = made.model, made.scaled
     started = scaled.floor(schedule.op_start_s).tolist()
     for i, times in enumerate(scaled.op.tolist()):
-        literals = made.where[scaled.problem.group_of[i]]
+        literals = made.where[scaled.problem.unit_of[i]]
         shortest = min(times[d] for d in literals)
         latest = scaled.horizon - scaled.tail[i]
         start = model.new_int_var(scaled.head[i], latest - shortest, f"start {i}")
@@ -192,10 +192,10 @@ def _ops(made: Model, schedule: Schedule) -> None:
         model.add_no_overlap([interval for (_, there), interval in made.on_device.items() if there == d])
 
 
-def _transfers(made: Model, schedule: Schedule) -> None:
+def _transfers(made: CpSatModel, schedule: Schedule) -> None:
     """A tensor goes once to each other device with a consumer; a link carries one at a time."""
     model, problem = made.model, made.scaled.problem
-    graph, group_of = problem.graph, problem.group_of
+    graph, unit_of = problem.graph, problem.unit_of
     begun = made.scaled.floor(schedule.transfer_start_s).tolist()
     new_device = {int(old): int(new) for old, new in zip(schedule.device, made.device, strict=True)}
     hinted = {
@@ -209,22 +209,22 @@ def _transfers(made: Model, schedule: Schedule) -> None:
         readers = sorted(set(graph.consumers_of(t).tolist()))
         for c in readers:
             model.add(made.start[c] >= made.end[i])
-        apart = [c for c in readers if group_of[c] != group_of[i]]
+        apart = [c for c in readers if unit_of[c] != unit_of[i]]
         if apart:
             _apart(made, t, i, apart)
         for b in range(problem.cluster.n_devices):
             there = [c for c in apart if made.literal(c, b) is not None]
-            if there and any(a != b for a in made.where[group_of[i]]):
+            if there and any(a != b for a in made.where[unit_of[i]]):
                 made.sent[t, b] = _transfer(made, t, b, i, there, hinted.get((t, b)))
     for rows in made.on_link.values():
         model.add_no_overlap([interval for _, _, interval in rows])
 
 
-def _apart(made: Model, t: int, i: int, readers: list[int]) -> None:
+def _apart(made: CpSatModel, t: int, i: int, readers: list[int]) -> None:
     """A reader that is not with the producer waits for the quickest transfer at least, wherever the two are."""
     model, problem = made.model, made.scaled.problem
     for c in readers:
-        mine, other = made.where[problem.group_of[i]], made.where[problem.group_of[c]]
+        mine, other = made.where[problem.unit_of[i]], made.where[problem.unit_of[c]]
         quickest = min((problem.transfer_s(t, a, b) for a in mine for b in other if a != b), default=0.0)
         same = model.new_bool_var(f"{c} with tensor {t}")
         for d, literal in mine.items():
@@ -236,9 +236,9 @@ def _apart(made: Model, t: int, i: int, readers: list[int]) -> None:
         model.add(made.start[c] >= made.end[i] + int(made.scaled.floor(quickest))).only_enforce_if(same.negated())
 
 
-def _transfer(made: Model, t: int, b: int, i: int, readers: list[int], hint: int | None) -> tuple[Any, Any, Any]:
+def _transfer(made: CpSatModel, t: int, b: int, i: int, readers: list[int], hint: int | None) -> tuple[Any, Any, Any]:
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
-    sources = {a: literal for a, literal in made.where[problem.group_of[i]].items() if a != b}
+    sources = {a: literal for a, literal in made.where[problem.unit_of[i]].items() if a != b}
     at_home = made.literal(i, b)
     sent = model.new_bool_var(f"tensor {t} to {b}")
     model.add_hint(sent, hint is not None)
@@ -270,7 +270,7 @@ def _transfer(made: Model, t: int, b: int, i: int, readers: list[int], hint: int
 
 
 def _occupy(
-    made: Model, t: int, b: int, start: Any, sent: Any, sources: dict[int, Any], seconds: dict[int, int]
+    made: CpSatModel, t: int, b: int, start: Any, sent: Any, sources: dict[int, Any], seconds: dict[int, int]
 ) -> None:
     """The transfer's time on the exclusive links of its route, one interval for each link and length."""
     model, cluster = made.model, made.scaled.problem.cluster
@@ -291,7 +291,7 @@ def _occupy(
         made.on_link[link].append((used, length, interval))
 
 
-def _redundant(made: Model) -> None:
+def _redundant(made: CpSatModel) -> None:
     """What follows anyway, but not quickly: loads of devices and links, in all and between ops."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     n, devices = problem.graph.n_ops, range(problem.cluster.n_devices)
@@ -339,7 +339,7 @@ def packing(problem: Problem) -> Any:
     """
     from ortools.sat.python import cp_model
 
-    units, model = Units(problem), cp_model.CpModel()
+    units, model = Units.of(problem), cp_model.CpModel()
     where = [{d: model.new_bool_var("") for d in np.flatnonzero(row).tolist()} for row in units.allowed]
     for literals in where:
         model.add_exactly_one(literals.values())
@@ -369,7 +369,7 @@ def memory_may_bind(problem: Problem) -> bool:
     return bool(everything > problem.capacity_bytes.min())
 
 
-def _memory(made: Model) -> None:
+def _memory(made: CpSatModel) -> None:
     """docs/score.md, "Memory": kept bytes, workspace while an op runs, tensors where they are until their last use."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     graph = problem.graph
@@ -382,7 +382,7 @@ def _memory(made: Model) -> None:
                 intervals.append(interval)
                 sizes.append(size)
 
-        for u, ops in enumerate(problem.groups):
+        for u, ops in enumerate(problem.units):
             if (literal := made.where[u].get(d)) is not None:
                 step = model.new_optional_fixed_size_interval_var(0, scaled.horizon, literal, f"unit {u} kept on {d}")
                 hold(step, int(graph.kept_bytes[ops].sum()))
@@ -399,7 +399,7 @@ def _memory(made: Model) -> None:
         model.add_cumulative(intervals, sizes, capacity)
 
 
-def _stay(made: Model, t: int, d: int, present: Any, start: Any, end: Any) -> Any:
+def _stay(made: CpSatModel, t: int, d: int, present: Any, start: Any, end: Any) -> Any:
     """The time a tensor is on a device: until its last reader there ends, and its last transfer from there."""
     model, horizon = made.model, made.scaled.horizon
     last = model.new_int_var(0, horizon, f"tensor {t} leaves {d}")

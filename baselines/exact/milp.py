@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.budget import Budget, Found, run_interruptible
-from baselines.exact.milp_model import Model, build_model
+from baselines.exact.milp_model import MilpModel, build_model
 from baselines.exact.symmetry import interchangeable
 from baselines.fitting import nearest_to_fitting
 from baselines.no_fit import none_fits, not_found
@@ -141,7 +141,7 @@ def _solve(
     Raises:
         InfeasibleError: the model of all placements has no solution.
     """
-    limit_s = np.inf if begin is None else loads(problem, begin.device).value_s
+    limit_s = np.inf if begin is None else loads(problem, begin).value_s
     import highspy
 
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
@@ -175,7 +175,7 @@ def _solve(
     return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
 
 
-def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
+def _solver(model: MilpModel, seed: int, budget: Budget, warm: bool) -> Highs:
     """HiGHS with the model, its options and the start."""
     import highspy
 
@@ -204,7 +204,7 @@ def _solver(model: Model, seed: int, budget: Budget, warm: bool) -> Highs:
     return solver
 
 
-def _arrays(model: Model) -> HighsLp:
+def _arrays(model: MilpModel) -> HighsLp:
     import highspy
 
     lp = highspy.HighsLp()
@@ -222,20 +222,20 @@ def _arrays(model: Model) -> HighsLp:
 
 def _terms(problem: Problem) -> int:
     """About how many coefficients the model has."""
-    n_devices, unit = problem.cluster.n_devices, problem.group_of
+    n_devices, unit = problem.cluster.n_devices, problem.unit_of
     producer, consumer, tensor = problem.graph.edge_list
     cut = unit[producer] != unit[consumer]
     alone = np.bincount(tensor[cut], minlength=problem.graph.n_tensors)[tensor] == 1
     # A tensor of one consumer has a column for what each device sends and receives, another one per pair of devices.
     of_pairs = 6 if problem.cluster.communication == BLOCKING else n_devices + 2
     rows = 10 * int((cut & alone).sum()) + of_pairs * int((cut & ~alone).sum())
-    return n_devices * (2 * len(problem.groups) + rows)
+    return n_devices * (2 * problem.n_units + rows)
 
 
 def _unit_pairs(problem: Problem, quotient: Quotient) -> IntArray:
     """int64 [2, p]: the quotient's edges between the units of a problem whose units are the parts."""
     unit = np.empty(quotient.count, dtype=np.int64)
-    unit[quotient.of_op] = problem.group_of
+    unit[quotient.of_op] = problem.unit_of
     return unit[quotient.edges]
 
 
@@ -245,5 +245,5 @@ def _is_allowed(problem: Problem, device: IntArray) -> bool:
 
 def _value_s(problem: Problem, device: IntArray) -> float:
     """The largest load, infinite where memory does not suffice."""
-    found = loads(problem, device)
+    found = loads(problem, Plan(device))
     return found.value_s if found.feasible else np.inf

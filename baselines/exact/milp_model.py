@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baselines.exact.milp_rows import Rows, Terms
+from baselines.exact.milp_rows import MilpRows, Terms
 from baselines.exact.milp_transfers import DEVICE, Transfers, nets_of
 from baselines.exact.symmetry import canonical, interchangeable, unit_sequence
+from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.simulation.loads import loads
 from env.units import Units
@@ -20,7 +21,7 @@ _MEMORY_SCALE = 1000.0  # the memory of a device
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class MilpModel:
     """Minimise a column where ``0 <= x <= upper`` and ``row_lower <= A x <= row_upper`` (c columns, r rows).
 
     Attributes:
@@ -52,11 +53,11 @@ class Model:
         """int64 [n]: the placement that a solution, float64 [c], stands for."""
         chosen = np.where(self.unit_column >= 0, solution[self.unit_column], -1.0)
         best: IntArray = chosen.argmax(axis=1)
-        return best[self.problem.group_of]
+        return best[self.problem.unit_of]
 
-    def without(self, device: IntArray) -> Model:
+    def without(self, device: IntArray) -> MilpModel:
         """The model but for one placement, int64 [n], which it does not know to be too large."""
-        column = self.unit_column[self.problem.group_of, device]
+        column = self.unit_column[self.problem.unit_of, device]
         column = np.unique(column[column >= 0])
         return replace(
             self,
@@ -68,7 +69,7 @@ class Model:
         )
 
 
-def build_model(problem: Problem, start: IntArray, limit_s: float, precedence: IntArray | None = None) -> Model:
+def build_model(problem: Problem, start: IntArray, limit_s: float, precedence: IntArray | None = None) -> MilpModel:
     """The model of a problem around a placement.
 
     Args:
@@ -88,16 +89,16 @@ class _Builder:
     """Writes a model; `build_model` says what its arguments are."""
 
     def __init__(self, problem: Problem, start: IntArray, limit_s: float) -> None:
-        self._problem, self._units, self._rows = problem, Units(problem), Rows()
+        self._problem, self._units, self._rows = problem, Units.of(problem), MilpRows()
         self._alike = interchangeable(problem)
         self._start = canonical(self._units, start, self._alike)[self._units.first_op]
-        self._value_s = loads(problem, start).value_s
+        self._value_s = loads(problem, Plan(start)).value_s
         self._scale = _LOAD_SCALE / self._value_s if self._value_s > 0 else 1.0
         useful = self._units.allowed & (self._units.op_s <= limit_s * (1 + 1e-9))
         self._x = self._unit_columns(useful)
         self._transfers = Transfers(problem, self._rows, self._x, self._start)
 
-    def build(self, precedence: IntArray | None) -> Model:
+    def build(self, precedence: IntArray | None) -> MilpModel:
         for net in nets_of(self._problem):
             self._transfers.add(net)
         if precedence is not None:
@@ -107,7 +108,7 @@ class _Builder:
         rows = self._rows
         whole = np.zeros(len(rows.warm), dtype=np.bool_)
         whole[self._x[self._x >= 0]] = True
-        return Model(
+        return MilpModel(
             problem=self._problem,
             unit_column=self._x,
             load_column=load,

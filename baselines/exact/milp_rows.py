@@ -10,7 +10,7 @@ Terms = list[tuple[int, float]]  # (column, coefficient) pairs
 
 
 @dataclass
-class Rows:
+class MilpRows:
     """Columns between 0 and ``upper`` with a value in the solution to start from; rows in CSR form."""
 
     upper: list[float] = field(default_factory=list)

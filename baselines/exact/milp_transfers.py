@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from baselines.exact.milp_rows import Rows, Terms
+from baselines.exact.milp_rows import MilpRows, Terms
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.opgraph import IntArray
 
 DEVICE, LINK = "device", "link"
@@ -36,7 +36,7 @@ class Net:
 
 def nets_of(problem: Problem) -> list[Net]:
     """All tensors that a placement can make move."""
-    graph, unit = problem.graph, problem.group_of
+    graph, unit = problem.graph, problem.unit_of
     ptr, consumers = graph.consumer_ptr.tolist(), unit[graph.consumers].tolist()
     producer, measured = unit[graph.tensor_producer].tolist(), (~np.isnan(graph.tensor_transfer_s)).tolist()
     grouped: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
@@ -69,7 +69,7 @@ class Transfers:
     """
 
     problem: Problem
-    rows: Rows
+    rows: MilpRows
     unit_column: IntArray
     start: IntArray
     load: dict[Resource, Terms] = field(default_factory=dict)

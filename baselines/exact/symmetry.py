@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from env.problem import THROUGHPUT, Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from env.units import Units
 from graphs.opgraph import IntArray
 
@@ -41,8 +41,8 @@ def _exchangeable(problem: Problem, a: int, b: int) -> bool:
         return False
     swapped = np.arange(n)
     swapped[[a, b]] = b, a
-    hops = np.diff(problem.route[0]).reshape(n, n)
-    tables = (problem.latency_s, problem.bandwidth_bytes_per_s, hops, charges.sender_pays, charges.receiver_pays)
+    routes = (problem.latency_s, problem.bandwidth_bytes_per_s, problem.hops)
+    tables = (*routes, charges.sender_pays, charges.receiver_pays)
     if any(not np.array_equal(table, table[np.ix_(swapped, swapped)]) for table in tables):
         return False
     by_devices_only = problem.objective == THROUGHPUT and charges.blocking

@@ -1,1 +1,1 @@
-"""Heuristics that build a schedule op by op: HEFT and its relatives."""
+"""List schedulers: heuristics that build a schedule op by op, such as HEFT."""

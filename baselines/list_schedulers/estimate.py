@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baselines.kernel_records import inputs_of, readers_of, room_of, wire_of
 from baselines.memory import Allowance, no_room, place_within_memory
-from baselines.placers.greedy import wire
 from env.plan import Plan
-from env.problem import BoolArray, Problem
+from env.problem import Problem
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray
 
@@ -30,7 +30,6 @@ class Estimate:
 
 
 Scheduler = Callable[[Allowance], Estimate]
-Room = tuple[BoolArray, IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
 def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Plan:
@@ -39,7 +38,7 @@ def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]
     Raises:
         InfeasibleError: as `place_within_memory`.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     schedule = scheduler(units)
 
     def build(allowance: Allowance) -> Plan:
@@ -59,7 +58,7 @@ def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]
     Raises:
         InfeasibleError: a unit finds no room.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
 
 
@@ -74,8 +73,7 @@ def ready_order(problem: Problem, priority: FloatArray) -> IntArray:
 
     graph = problem.graph
     op_of = rank_order(problem, priority)
-    structure = (graph.output_ptr, graph.consumer_ptr, graph.consumers)
-    return list_kernel.by_priority(op_of, np.argsort(op_of), np.diff(graph.inputs[0]), structure)
+    return list_kernel.by_priority(op_of, np.argsort(op_of), np.diff(graph.inputs[0]), readers_of(graph))
 
 
 def insert(
@@ -104,14 +102,15 @@ def insert(
 
     problem = units.problem
     n, n_devices = problem.op_s.shape
-    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), _room(units, allowance)
+    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.insert(
         order,
         np.zeros((n, n_devices)) if look_ahead_s is None else look_ahead_s,
         np.full(n, -1, dtype=np.int64) if first_choice is None else first_choice,
-        problem.group_of,
-        (*problem.graph.inputs, problem.graph.tensor_producer),
-        wire(units),
+        problem.unit_of,
+        inputs_of(problem.graph),
+        wire_of(problem),
         problem.op_s,
         units.op_s,
         room,
@@ -120,7 +119,7 @@ def insert(
         estimate.end_s,
     )
     if failed >= 0:
-        raise no_room(units, allowance, failed, *room[-2:])
+        raise no_room(units, allowance, failed, room.used_bytes, room.largest_bytes)
     return estimate
 
 
@@ -140,15 +139,16 @@ def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourit
 
     problem, graph = units.problem, units.problem.graph
     n = graph.n_ops
-    estimate, room = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n)), _room(units, allowance)
+    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.start_earliest(
         op_of,
         np.argsort(op_of),
         favourite,
-        problem.group_of,
-        (*graph.inputs, graph.tensor_producer),
-        (graph.output_ptr, graph.consumer_ptr, graph.consumers),
-        wire(units),
+        problem.unit_of,
+        inputs_of(graph),
+        readers_of(graph),
+        wire_of(problem),
         problem.op_s,
         room,
         estimate.device,
@@ -156,12 +156,5 @@ def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourit
         estimate.end_s,
     )
     if failed >= 0:
-        raise no_room(units, allowance, failed, *room[-2:])
+        raise no_room(units, allowance, failed, room.used_bytes, room.largest_bytes)
     return estimate
-
-
-def _room(units: Units, allowance: Allowance) -> Room:
-    """Where units may run and the account: allowed, charges, capacities, and bytes used and largest per device."""
-    used_bytes, largest_bytes = np.zeros((2, units.problem.cluster.n_devices), dtype=np.int64)
-    account = (allowance.unit_bytes, allowance.working_bytes, units.problem.capacity_bytes)
-    return (units.allowed, *account, used_bytes, largest_bytes)

@@ -85,7 +85,7 @@ def arcs(problem: Problem) -> Arcs:
     transfer_s = np.zeros(len(pair))
     np.maximum.at(transfer_s, which.reshape(-1), problem.mean_transfer_s[tensor])
     producer, consumer = np.divmod(pair, problem.graph.n_ops)
-    together = problem.group_of[producer] == problem.group_of[consumer]
+    together = problem.unit_of[producer] == problem.unit_of[consumer]
     apart = np.logical_not(np.any(problem.allowed[producer] & problem.allowed[consumer], axis=1))
     return Arcs(producer, consumer, np.where(together, 0.0, transfer_s), apart)
 

@@ -23,14 +23,14 @@ def m_topo(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     size = unit_bytes(units)
     n_devices = problem.cluster.n_devices
     share = int(size.sum()) / n_devices + int(size.max())
 
     def build(allowance: Allowance) -> Plan:
         ledger = Ledger(units, allowance)
-        device, filled, turn = np.empty(units.count, dtype=np.int64), np.zeros(n_devices), 0
+        device, filled, turn = np.empty(units.n_units, dtype=np.int64), np.zeros(n_devices), 0
         for unit in units.topological_order.tolist():
             chosen = turn
             if filled[turn] + size[unit] > share or not ledger.fits(unit)[turn]:
@@ -41,7 +41,7 @@ def m_topo(problem: Problem, seed: int) -> Plan:
             filled[chosen] += size[unit]
             ledger.place(unit, chosen)
             device[unit] = chosen
-        return Plan(device[problem.group_of])
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)
 

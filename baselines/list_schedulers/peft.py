@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from baselines.kernel_records import readers_of
 from baselines.list_schedulers.estimate import Scheduler, insert, place_as_estimated, ready_order
 from env.plan import Plan
 from env.problem import Problem
@@ -32,14 +33,14 @@ def optimistic_cost_s(problem: Problem) -> FloatArray:
     0 for an op without consumers, and where an op may not run. Consumers of the same colocation group stay on the
     op's device. Equation 5 of the paper.
     """
-    from baselines.list_schedulers import peft_kernel
+    from baselines.list_schedulers import list_kernel
 
     graph = problem.graph
     result = np.empty_like(problem.op_s)
-    peft_kernel.optimistic_cost(
+    list_kernel.optimistic_cost(
         graph.topological_order,
-        (graph.output_ptr, graph.consumer_ptr, graph.consumers),
-        problem.group_of,
+        readers_of(graph),
+        problem.unit_of,
         problem.allowed,
         problem.op_s,
         problem.mean_transfer_s,

@@ -1,1 +1,1 @@
-"""Annealing that improves on plans: of the schedule for latency, of the loads for throughput."""
+"""Local search, which improves plans by annealing: the schedule for latency, the loads for throughput."""

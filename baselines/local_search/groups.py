@@ -26,7 +26,7 @@ def groupings(units: Units) -> list[IntArray]:
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         numbered = rank[numbered]
-        if 1 < len(first) < units.count:
+        if 1 < len(first) < units.n_units:
             found.setdefault(numbered.tobytes(), numbered)
     return list(found.values())
 
@@ -56,8 +56,8 @@ def _runs(units: Units) -> Iterator[IntArray]:
     work = units.op_s.mean(axis=1)[order]
     reached = np.cumsum(work) - work / 2
     for parts in _RUNS:
-        if parts < units.count:
-            labels = np.empty(units.count, dtype=np.int64)
+        if parts < units.n_units:
+            labels = np.empty(units.n_units, dtype=np.int64)
             labels[order] = (reached / max(work.sum(), 1e-300) * parts).astype(np.int64)
             yield labels
 
@@ -65,9 +65,9 @@ def _runs(units: Units) -> Iterator[IntArray]:
 def _chains(units: Units) -> IntArray:
     """Units joined along edges that are the only way out of one and the only way into the other."""
     source, target, _ = _unit_edges(units)
-    outgoing, incoming = np.bincount(source, minlength=units.count), np.bincount(target, minlength=units.count)
+    outgoing, incoming = np.bincount(source, minlength=units.n_units), np.bincount(target, minlength=units.n_units)
     only = (outgoing[source] == 1) & (incoming[target] == 1)
-    sets = _Sets(units.count)
+    sets = _Sets(units.n_units)
     for a, b in zip(source[only].tolist(), target[only].tolist(), strict=True):
         sets.join(a, b)
     return sets.labels()
@@ -80,8 +80,8 @@ def _by_traffic(units: Units) -> Iterator[IntArray]:
     pairs = list(zip(source[order].tolist(), target[order].tolist(), strict=True))
     work = units.op_s.mean(axis=1)
     for parts in _CLUSTERS:
-        if parts < units.count:
-            sets = _Sets(units.count, work.tolist(), float(work.sum()) / parts)
+        if parts < units.n_units:
+            sets = _Sets(units.n_units, work.tolist(), float(work.sum()) / parts)
             for a, b in pairs:
                 sets.join(a, b)
             yield sets.labels()
@@ -91,11 +91,11 @@ def _unit_edges(units: Units) -> tuple[IntArray, IntArray, FloatArray]:
     """Edges between different units, each pair once: source, target int64 and the seconds of all their tensors."""
     problem = units.problem
     producer, consumer, tensor = problem.graph.edge_list
-    source, target = problem.group_of[producer], problem.group_of[consumer]
+    source, target = problem.unit_of[producer], problem.unit_of[consumer]
     apart = source != target
-    pair, where = np.unique(source[apart] * units.count + target[apart], return_inverse=True)
+    pair, where = np.unique(source[apart] * units.n_units + target[apart], return_inverse=True)
     seconds = np.bincount(where, problem.mean_transfer_s[tensor[apart]], minlength=len(pair))
-    return pair // units.count, pair % units.count, seconds.astype(np.float64)
+    return pair // units.n_units, pair % units.n_units, seconds.astype(np.float64)
 
 
 class _Sets:

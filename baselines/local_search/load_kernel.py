@@ -5,58 +5,57 @@ One file on purpose: numba's cache looks at the file of the compiled function on
 record has changed.
 """
 
-from __future__ import annotations
+# Letters
+# c   the problem, an `LoadInstance`; s, the search, a `LoadState`: names as in `load_state`
+# u, v   units; t, a tensor; w, a size of workspace; r, a resource (a device, or D + a link)
+# a, b, d   devices, as a rule from a to b; p, the device of a writer, or a pair of devices a * D + b
+# k, j   positions in a list; sign   +1 where something comes, -1 where it goes
 
-from collections.abc import Callable
-from typing import TypeVar
+from __future__ import annotations
 
 import numpy as np
 
-from baselines.local_search.load_state import Instance, State
-from env.jit import njit
+from baselines.local_search.load_state import LoadInstance, LoadState
+from env.jit import entry_without_arrays, inner
+from env.simulation.pieces import next_random, scrambled
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 _POWER_STEPS = 5  # loads are raised to the power 2 ** 5: higher is closer to the maximum, lower a better slope
-
-# Nothing here makes or drops an array, so that numba need not count references to them at every call: the loop is
-# five times as fast, and threads do not wait for each other to count. Only what is called from Python gets a wrapper,
-# which takes as long to compile as the function.
-_entry: Callable[[FunctionT], FunctionT] = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]
-_inner: Callable[[FunctionT], FunctionT] = njit(  # type: ignore[call-overload]
-    nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
 
 
 # -- Loads ----------------------------------------------------------------------------------------------------
 
 
-@_inner
-def transfer_s(c: Instance, t: int, a: int, b: int) -> float:
+@inner
+def transfer_s(c: LoadInstance, t: int, a: int, b: int) -> float:
     """Seconds a transfer occupies its route, or under blocking communication either of its ends."""
     pair, tensor = c.pair[a * len(c.device) + b], c.tensor[t]
+    # One of the two terms is 0: a sum is cheaper than a branch that cannot be predicted.
     modelled_s = pair.latency_s + tensor.bytes * pair.s_per_byte
     return float(tensor.modelled * modelled_s + tensor.measured_s * pair.hops)
 
 
-@_inner
-def add_copy(c: Instance, s: State, t: int, a: int, b: int, sign: int) -> None:
+@inner
+def add_copy(c: LoadInstance, s: LoadState, t: int, a: int, b: int, sign: int) -> None:
     """The transfer of a tensor from a to b comes (+1) or goes (-1), but for the sender's own time."""
     seconds = sign * transfer_s(c, t, a, b)
     s.device[b].bytes += sign * c.tensor[t].held
     if c.blocking:
         s.load_s[b] += seconds * c.pair[a * len(c.device) + b].receives
     p = a * len(c.device) + b
+    # Under blocking communication routes are empty: the ends pay.
     for k in range(c.pair[p].route, c.pair[p + 1].route):
         s.load_s[c.route[k]] += seconds
 
 
-@_inner
-def sending_s(c: Instance, s: State, t: int, a: int) -> float:
+@inner
+def sending_s(c: LoadInstance, s: LoadState, t: int, a: int) -> float:
     """Seconds a blocking sender on device a is busy with all copies of a tensor."""
     n_devices = len(c.device)
     if c.device[a].same_to_all:
+        # No device but its own reads it.
         if s.readers[t, -1] == np.int64(s.readers[t, a] > 0):
             return 0.0
+        # Any other device will do, since all cost the same.
         b = a - 1 if a > 0 else n_devices - 1
         return float(transfer_s(c, t, a, b) * c.pair[a * len(c.device) + b].sends)
     longest = 0.0
@@ -66,9 +65,10 @@ def sending_s(c: Instance, s: State, t: int, a: int) -> float:
     return longest
 
 
-@_inner
-def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
+@inner
+def add_copies(c: LoadInstance, s: LoadState, t: int, a: int, sign: int) -> None:
     """All transfers of a tensor written on device a come (+1) or go (-1)."""
+    # Most tensors are read on one device: find it by its first reader, not by looking at all of them.
     if s.readers[t, -1] == 1:
         d = s.unit[c.reader[c.tensor[t].reader]].device
         if d != a:
@@ -81,33 +81,38 @@ def add_copies(c: Instance, s: State, t: int, a: int, sign: int) -> None:
         s.load_s[a] += sign * sending_s(c, s, t, a)
 
 
-@_inner
-def add_reader(s: State, t: int, d: int, sign: int) -> None:
+@inner
+def add_reader(s: LoadState, t: int, d: int, sign: int) -> None:
     """A unit on device d that reads a tensor comes (+1) or goes (-1)."""
+    # The last column counts the devices with a reader, so that `sending_s` need not.
     before = s.readers[t, d]
     s.readers[t, d] = before + sign
     s.readers[t, -1] += np.int64(before + sign > 0) - np.int64(before > 0)
 
 
-@_inner
-def shift(c: Instance, s: State, u: int, b: int) -> None:
+@inner
+def shift(c: LoadInstance, s: LoadState, u: int, b: int) -> None:
     """Move a unit to another device. O((tensors read + tensors written * D) * links of a route)."""
     a = s.unit[u].device
     s.load_s[a] -= c.unit_s[u, a]
     s.load_s[b] += c.unit_s[u, b]
     s.device[a].bytes -= c.unit[u].bytes
     s.device[b].bytes += c.unit[u].bytes
+    # Units by size of workspace, and the largest size in use: taking a unit away looks down from it.
     w = c.unit[u].workspace
     s.workspaces[a, w] -= 1
     s.workspaces[b, w] += 1
     s.device[b].largest = max(s.device[b].largest, w)
     while s.device[a].largest > 0 and s.workspaces[a, s.device[a].largest] == 0:
         s.device[a].largest -= 1
+    # What it reads. A device has one copy of a tensor, whoever reads it: it goes with the last reader and comes with
+    # the first.
     for k in range(c.unit[u].input, c.unit[u + 1].input):
         t = c.input[k]
         p = s.unit[c.tensor[t].writer].device
         leaves = s.readers[t, a] == 1 and a != p
         enters = s.readers[t, b] == 0 and b != p
+        # The sender's time is the longest of its copies, so it is taken off whole and put back whole.
         sender = c.blocking and (leaves or enters)
         if sender:
             s.load_s[p] -= sending_s(c, s, t, p)
@@ -119,6 +124,7 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
         add_reader(s, t, b, 1)
         if sender:
             s.load_s[p] += sending_s(c, s, t, p)
+    # What it writes: all copies now come from elsewhere.
     for t in range(c.unit[u].output, c.unit[u + 1].output):
         for sign in (-1, 1):
             add_copies(c, s, t, a if sign < 0 else b, sign)
@@ -126,8 +132,9 @@ def shift(c: Instance, s: State, u: int, b: int) -> None:
     _move_member(s, u, a, b)
 
 
-@_inner
-def _move_member(s: State, u: int, a: int, b: int) -> None:
+@inner
+def _move_member(s: LoadState, u: int, a: int, b: int) -> None:
+    # The last member takes the free place: lists stay dense, so that one draw picks a member.
     last = s.member[a, s.device[a].units - 1]
     s.member[a, s.unit[u].slot] = last
     s.unit[last].slot = s.unit[u].slot
@@ -137,8 +144,8 @@ def _move_member(s: State, u: int, a: int, b: int) -> None:
     s.device[b].units += 1
 
 
-@_inner
-def refresh(c: Instance, s: State) -> None:
+@inner
+def refresh(c: LoadInstance, s: LoadState) -> None:
     """Everything that follows from `device`, anew: moves leave rounding errors behind. O(U + readers + T D)."""
     s.load_s.fill(0.0)
     s.readers.fill(0)
@@ -154,25 +161,27 @@ def refresh(c: Instance, s: State) -> None:
         s.unit[u].slot = s.device[d].units
         s.member[d, s.device[d].units] = u
         s.device[d].units += 1
+    # Readers of a tensor before its copies, which depend on where they are.
     for t in range(len(s.readers)):
         for k in range(c.tensor[t].reader, c.tensor[t + 1].reader):
             add_reader(s, t, s.unit[c.reader[k]].device, 1)
         add_copies(c, s, t, s.unit[c.tensor[t].writer].device, 1)
 
 
-@_inner
-def excess(c: Instance, s: State) -> float:
+@inner
+def excess(c: LoadInstance, s: LoadState) -> float:
     """0 if every device has room for what it is charged with, else what it lacks: a hundredth each, and its share."""
     result = 0.0
     for d in range(len(c.device)):
         over = s.device[d].bytes + c.workspace_bytes[s.device[d].largest] - c.device[d].capacity_bytes
+        # A hundredth for each device, so that one device too full by a byte still counts.
         if over > 0:
             result += 0.01 + over / max(1.0, float(c.device[d].capacity_bytes))
     return result
 
 
-@_inner
-def steepness(s: State) -> float:
+@inner
+def steepness(s: LoadState) -> float:
     """The log of the 32-norm of all loads; notes the hottest resource.
 
     Unlike the largest load it falls whenever a high load does, so that a search has a slope to follow where several
@@ -183,6 +192,7 @@ def steepness(s: State) -> float:
     for r in range(len(s.load_s)):
         if s.load_s[r] > s.load_s[hottest]:
             hottest = r
+        # Relative to the largest, or the 32nd power would be 0 or infinite.
         x = s.load_s[r] / s.search[0].reference_s
         for _ in range(_POWER_STEPS):
             x *= x
@@ -194,24 +204,17 @@ def steepness(s: State) -> float:
 # -- Moves ----------------------------------------------------------------------------------------------------
 
 
-@_inner
-def draw(s: State, bound: int) -> int:
-    """A whole number from 0 to bound - 1, bound below 2**31.
-
-    xorshift64*: S. Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", ACM TOMS 42
-    (2016), doi:10.1145/2845077. numba's own generator belongs to the thread, so that an answer would depend on it.
-    """
-    x = s.search[0].random
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    s.search[0].random = x
-    high = np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33))
+@inner
+def draw(s: LoadState, bound: int) -> int:
+    """A whole number from 0 to bound - 1, bound below 2**31."""
+    s.search[0].random = next_random(s.search[0].random)
+    # 31 bits times a number below 2**31 fits in 64: a scaled draw without a division.
+    high = np.int64(scrambled(s.search[0].random) >> np.uint64(33))
     return int((high * np.int64(bound)) >> np.int64(31))
 
 
-@_inner
-def neighbour(c: Instance, s: State, u: int) -> int:
+@inner
+def neighbour(c: LoadInstance, s: LoadState, u: int) -> int:
     """A random unit that reads or writes a tensor u reads or writes, or -1."""
     inputs = c.unit[u + 1].input - c.unit[u].input
     degree = inputs + c.unit[u + 1].output - c.unit[u].output
@@ -221,18 +224,20 @@ def neighbour(c: Instance, s: State, u: int) -> int:
     t = c.unit[u].output + k - inputs
     if k < inputs:
         t = c.input[c.unit[u].input + k]
+        # Who writes what it reads is more of a neighbour than who else reads it.
         if draw(s, 4) > 0:
             return int(c.tensor[t].writer)
     v = c.reader[c.tensor[t].reader + draw(s, c.tensor[t + 1].reader - c.tensor[t].reader)]
     return int(v) if v != u else -1
 
 
-@_inner
-def pick_unit(c: Instance, s: State) -> int:
+@inner
+def pick_unit(c: LoadInstance, s: LoadState) -> int:
     """Any unit, or just as often one of the hottest device or of an end of the hottest link."""
     n_devices = len(c.device)
     if draw(s, 2) == 0:
         d = s.search[0].hottest
+        # A link is relieved by moving either end of a transfer that takes it.
         if d >= n_devices:
             first, last = c.link_ptr[d - n_devices], c.link_ptr[d - n_devices + 1]
             p = c.link_pair[first + draw(s, last - first)]
@@ -242,8 +247,8 @@ def pick_unit(c: Instance, s: State) -> int:
     return int(draw(s, len(s.unit)))
 
 
-@_inner
-def pick_target(c: Instance, s: State, u: int) -> int:
+@inner
+def pick_target(c: LoadInstance, s: LoadState, u: int) -> int:
     """A device other than the unit's own: any, or just as often that of a neighbour."""
     a = s.unit[u].device
     if draw(s, 2) == 0:
@@ -255,9 +260,10 @@ def pick_target(c: Instance, s: State, u: int) -> int:
     return int(b + 1 if b >= a else b)
 
 
-@_inner
-def grow(c: Instance, s: State, u: int, size: int, same_device: bool) -> int:
+@inner
+def grow(c: LoadInstance, s: LoadState, u: int, size: int, same_device: bool) -> int:
     """Fill `cluster` with u and units connected to it, at most so many; returns how many."""
+    # Stamps, like marks, never need to be cleared.
     s.search[0].stamp += 1
     stamp = s.search[0].stamp
     s.change[0].cluster = u
@@ -274,18 +280,19 @@ def grow(c: Instance, s: State, u: int, size: int, same_device: bool) -> int:
     return n
 
 
-@_inner
-def cluster_size(s: State) -> int:
+@inner
+def cluster_size(s: LoadState) -> int:
     """2 to 17, few more often than many."""
     return int(2 + draw(s, 1 << (1 + draw(s, 4))))
 
 
-@_inner
-def move(c: Instance, s: State, u: int, b: int, size: int, same_device: bool) -> bool:
+@inner
+def move(c: LoadInstance, s: LoadState, u: int, b: int, size: int, same_device: bool) -> bool:
     """Shift a unit and others connected to it as part of the change at hand; whether all may run there."""
     for j in range(grow(c, s, u, size, same_device)):
         v = s.change[j].cluster
         a = s.unit[v].device
+        # Noted before it is moved, so that `undo` finds it whatever comes after.
         if a != b:
             k = s.search[0].moved
             if not c.allowed[v, b] or k == len(s.change):
@@ -297,8 +304,8 @@ def move(c: Instance, s: State, u: int, b: int, size: int, same_device: bool) ->
     return True
 
 
-@_inner
-def propose(c: Instance, s: State) -> bool:
+@inner
+def propose(c: LoadInstance, s: LoadState) -> bool:
     """Make a random change, noted in `change`; whether pins allow it."""
     s.search[0].moved = 0
     u = pick_unit(c, s)
@@ -317,18 +324,21 @@ def propose(c: Instance, s: State) -> bool:
     return v == u or move(c, s, v, a, cluster_size(s) if kind < 7 else 1, one_device)
 
 
-@_inner
-def undo(c: Instance, s: State) -> None:
+@inner
+def undo(c: LoadInstance, s: LoadState) -> None:
     """Take the change back, and the loads to the last bit."""
+    # Backwards: a unit may have moved twice.
     for k in range(s.search[0].moved - 1, -1, -1):
         shift(c, s, s.change[k].unit, s.change[k].came_from)
+    # Shifting back leaves rounding errors, which would add up over a million changes.
     for r in range(len(s.load_s)):
         s.load_s[r] = s.saved_s[r]
 
 
-@_inner
-def keep(s: State) -> None:
+@inner
+def keep(s: LoadState) -> None:
     """Note which units the change has moved since `best` was found."""
+    # Only what has moved need be copied when a new best is found.
     for k in range(s.search[0].moved):
         u = s.change[k].unit
         if not s.unit[u].is_changed:
@@ -337,8 +347,8 @@ def keep(s: State) -> None:
             s.search[0].changed += 1
 
 
-@_inner
-def remember(s: State, value_s: float) -> None:
+@inner
+def remember(s: LoadState, value_s: float) -> None:
     """The placement at hand is the best so far. O(units moved since the last one)."""
     s.search[0].best_s = value_s
     for k in range(s.search[0].changed):
@@ -348,13 +358,14 @@ def remember(s: State, value_s: float) -> None:
     s.search[0].changed = 0
 
 
-@_entry
-def anneal(c: Instance, s: State, proposals: int, hot: float, cold: float) -> None:
+@entry_without_arrays
+def anneal(c: LoadInstance, s: LoadState, proposals: int, hot: float, cold: float) -> None:
     """Try so many changes while the temperature falls from hot to cold (relative to the loads)."""
     refresh(c, s)
     s.search[0].reference_s = 1e-300
     for r in range(len(s.load_s)):
         s.search[0].reference_s = max(s.search[0].reference_s, s.load_s[r])
+    # Each proposal cools by the same factor.
     cooling = (cold / hot) ** (1.0 / proposals)
     temperature = hot
     now, now_over = steepness(s), excess(c, s)
@@ -368,6 +379,7 @@ def anneal(c: Instance, s: State, proposals: int, hot: float, cold: float) -> No
             continue
         if accepted:
             after, over = steepness(s), excess(c, s)
+            # What is lacking of memory weighs more as it gets colder, until nothing that does not fit is accepted.
             worse = after - now + (over - now_over) / np.sqrt(temperature)
             accepted = worse <= 0 or worse <= -temperature * np.log((draw(s, 1 << 30) + 1) / float(1 << 30))
         if not accepted:

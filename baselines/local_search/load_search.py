@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.budget import Budget, Found
-from baselines.local_search.load_state import Instance, State, charge, instance_of, new_state
+from baselines.local_search.load_state import LoadInstance, LoadState, charge, instance_of, new_state
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.loads import Loads, loads
@@ -48,17 +48,17 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science 220 (1983),
     doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.loads`.
     """
-    scored = [(loads(problem, plan.device), plan) for plan in starts]
+    scored = [(loads(problem, Plan(plan.device)), plan) for plan in starts]
     ranked = sorted(scored, key=lambda pair: (not pair[0].feasible, pair[0].value_s))
     best_loads, best = ranked[0]
-    units, began = Units(problem), budget.spent
+    units, began = Units.of(problem), budget.spent
     proven = best_loads.feasible and budget.reached(best_loads.value_s)
     if not (proven or budget.over()) and (units.allowed.sum(axis=1) > 1).any():
         placed = [plan.device[units.first_op] for _, plan in ranked]
         known = Known(units, placed[0], best_loads.value_s if best_loads.feasible else math.inf, _share(best_loads))
         found = _anneal(units, seed, placed, known, budget)
         if found.value_s < (best_loads.value_s if best_loads.feasible else math.inf):
-            best = Plan(found.unit_device[problem.group_of])
+            best = Plan(found.unit_device[problem.unit_of])
     return Found(best, evaluations=budget.spent - began)
 
 
@@ -76,13 +76,13 @@ class Known:
     value_s: float
     share: float
 
-    def look_at(self, instance: Instance, states: Sequence[State]) -> None:
+    def look_at(self, instance: LoadInstance, states: Sequence[LoadState]) -> None:
         """Note the best placements of the chains; what does not fit is forgotten, and the share raised for it."""
         for state in states:
             if _best_s(state) >= self.value_s:
                 continue
             device = state.unit["best"].copy()
-            found = loads(self.units.problem, device[self.units.problem.group_of])
+            found = loads(self.units.problem, Plan(device[self.units.problem.unit_of]))
             if found.feasible:
                 self.unit_device, self.value_s = device, found.value_s
             else:
@@ -97,7 +97,7 @@ class Known:
 
 def _share(found: Loads) -> float:
     """The least share of all tensors' bytes that, beside kept bytes and workspace, covers what each device holds."""
-    problem, device = found.problem, found.device
+    problem, device = found.problem, found.plan.device
     graph, n_devices = problem.graph, problem.cluster.n_devices
     _, consumer, tensor = graph.edge_list
     at = np.unique(
@@ -138,8 +138,8 @@ def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budge
 
 def _cycle(
     pool: ThreadPoolExecutor,
-    instance: Instance,
-    chains: list[State],
+    instance: LoadInstance,
+    chains: list[LoadState],
     length: int,
     temperature: tuple[float, float],
     known: Known,
@@ -161,21 +161,21 @@ def _cycle(
         done += tried
 
 
-def _done(chains: list[State], budget: Budget) -> bool:
+def _done(chains: list[LoadState], budget: Budget) -> bool:
     return budget.over() or any(budget.reached(_best_s(state)) for state in chains)
 
 
-def _best_s(state: State) -> float:
+def _best_s(state: LoadState) -> float:
     return float(state.search["best_s"][0])
 
 
-def place(state: State, device: IntArray) -> None:
+def place(state: LoadState, device: IntArray) -> None:
     """Go on from another placement, int64 [U]."""
     state.unit["device"] = device
     _start_anew(state)
 
 
-def _start_anew(state: State) -> None:
+def _start_anew(state: LoadState) -> None:
     """Any unit may not be where it was in the best placement."""
     state.unit["is_changed"] = 1
     state.changed[:] = np.arange(len(state.unit))

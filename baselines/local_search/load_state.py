@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.problem import BoolArray, Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray
@@ -48,7 +48,7 @@ SEARCH = np.dtype(
 )
 
 
-class Instance(NamedTuple):
+class LoadInstance(NamedTuple):
     """A `Problem`: U units, T tensors, D devices, R resources, W sizes of workspace."""
 
     unit: Records  # UNIT [U + 1]: bytes charged, index of the largest workspace, first input, first output
@@ -67,7 +67,7 @@ class Instance(NamedTuple):
     blocking: bool
 
 
-class State(NamedTuple):
+class LoadState(NamedTuple):
     """A placement and everything that follows from it, and the best one found so far."""
 
     unit: Records  # PLACED [U]: device, slot in `member`, device in the best placement, last cluster it was in
@@ -82,13 +82,13 @@ class State(NamedTuple):
     search: Records  # SEARCH [1]
 
 
-def new_state(instance: Instance, seed: int) -> State:
+def new_state(instance: LoadInstance, seed: int) -> LoadState:
     """A state without a placement."""
     (n_units, n_devices), n_tensors = instance.unit_s.shape, len(instance.tensor) - 1
     n_resources = n_devices + len(instance.link_ptr) - 1
     search = np.zeros(1, dtype=SEARCH)
     search["random"], search["best_s"] = seed | 1, np.inf
-    return State(
+    return LoadState(
         unit=np.zeros(n_units, dtype=PLACED),
         device=np.zeros(n_devices, dtype=HOLDS),
         readers=np.zeros((n_tensors, n_devices + 1), dtype=np.int32),
@@ -102,20 +102,20 @@ def new_state(instance: Instance, seed: int) -> State:
     )
 
 
-def instance_of(units: Units) -> Instance:
+def instance_of(units: Units) -> LoadInstance:
     """The problem as the kernel takes it."""
     problem, graph = units.problem, units.problem.graph
     charges = Charges(problem)
     number, writer, read, reader = _tensors(problem)
     measured_s = graph.tensor_transfer_s[number]
     modelled = np.isnan(measured_s)
-    takes_time = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1) > 0  # else it may need none
+    takes_time = problem.fastest_s > 0  # else it may need none
     workspace = np.maximum.reduceat((graph.workspace_bytes * takes_time)[units.members], units.ptr[:-1])
     workspace_bytes, workspace_index = np.unique(np.append(workspace, 0), return_inverse=True)  # 0: nothing there
     route_ptr, route, link_ptr, link_pair = _routes(problem, charges.blocking)
-    unit = np.zeros(units.count + 1, dtype=UNIT)
+    unit = np.zeros(units.n_units + 1, dtype=UNIT)
     unit["workspace"] = workspace_index
-    unit["input"], unit["output"] = pointers(reader, units.count), pointers(writer, units.count)
+    unit["input"], unit["output"] = pointers(reader, units.n_units), pointers(writer, units.n_units)
     tensor = np.zeros(len(number) + 1, dtype=TENSOR)
     tensor["writer"][:-1], tensor["bytes"][:-1] = writer, graph.tensor_bytes[number]
     tensor["reader"] = pointers(read, len(number))
@@ -126,10 +126,10 @@ def instance_of(units: Units) -> Instance:
     pair = np.zeros(len(route_ptr), dtype=PAIR)
     pair["latency_s"][:-1] = problem.latency_s.ravel()
     pair["s_per_byte"][:-1] = 1.0 / problem.bandwidth_bytes_per_s.ravel()
-    pair["hops"][:-1] = 1.0 if charges.blocking else np.diff(problem.route[0])
+    pair["hops"][:-1] = 1.0 if charges.blocking else problem.hops.reshape(-1)
     pair["sends"][:-1], pair["receives"][:-1] = charges.sender_pays.ravel(), charges.receiver_pays.ravel()
     pair["route"] = route_ptr
-    instance = Instance(
+    instance = LoadInstance(
         unit=unit,
         unit_s=units.op_s,
         allowed=units.allowed,
@@ -148,10 +148,10 @@ def instance_of(units: Units) -> Instance:
     return instance
 
 
-def charge(instance: Instance, units: Units, share: float) -> None:
+def charge(instance: LoadInstance, units: Units, share: float) -> None:
     """Set what tensors are charged with in an instance: this share of their bytes, wherever they are."""
     graph = units.problem.graph
-    made = np.bincount(units.problem.group_of[graph.tensor_producer], graph.tensor_memory_bytes, units.count)
+    made = np.bincount(units.problem.unit_of[graph.tensor_producer], graph.tensor_memory_bytes, units.n_units)
     instance.unit["bytes"][:-1] = units.kept_bytes + np.ceil(share * made).astype(np.int64)
     instance.tensor["held"] = np.ceil(share * instance.tensor["bytes"])
 
@@ -159,10 +159,10 @@ def charge(instance: Instance, units: Units, share: float) -> None:
 def _tensors(problem: Problem) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Tensors that other units read, sorted by the unit that writes them: number in the graph and writer, [T] each;
     and the pairs of such a tensor, 0 .. T - 1, and a unit that reads it, sorted."""
-    graph, unit_of = problem.graph, problem.group_of
+    graph, unit_of = problem.graph, problem.unit_of
     producer, consumer, tensor = graph.edge_list
     between = unit_of[producer] != unit_of[consumer]
-    n_units = len(problem.groups)
+    n_units = problem.n_units
     writer = unit_of[graph.tensor_producer]
     by_writer = np.lexsort((np.arange(graph.n_tensors), writer))
     rank = np.empty(graph.n_tensors, dtype=np.int64)

@@ -11,94 +11,60 @@ which gives the same times (docs/score.md) to the last bit, can leave out most o
 
 Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
 the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
-and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, an `Instance`, and ``s``,
-a `State`, of bare pointers (`env.simulation.kernel.pointers`), and sizes. What is doubled in a state begins at ``n_o``,
-``e_o``, ``x_o``.
+and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, an `MakespanInstance`, and
+``s``, a `MakespanState`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What is doubled in a state
+begins at ``n_o``, ``e_o``, ``x_o``.
 """
+
+# Letters
+# g   the problem, an `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
+# n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
+# i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
+# x   a transfer, in order of request; k, at   positions in a list
+# n_o, e_o, x_o   where the trial's half of what is doubled begins, by op, edge and transfer
+# base   where a device's part of the queues begins; row, a snapshot
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from baselines.local_search.makespan_state import BY_TAIL, CURRENT, INF, SLACK, SNAPSHOTS
-from env.jit import njit
+from baselines.local_search.makespan_state import (
+    BY_TAIL,
+    CURRENT,
+    INF,
+    SLACK,
+    SNAPSHOTS,
+    MakespanInstance,
+    MakespanState,
+    wide,
+)
+from env.jit import inlined, inner
+from env.simulation.pieces import edge_s, pop, push
 
-compiled = njit(error_model="numpy", nogil=True)
-inlined = njit(error_model="numpy", inline="always")
-
-
-@inlined
-def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
-    """Add to the heap ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
-    k = size
-    value = sign * key[item]
-    while k > 0:
-        parent = (k - 1) >> 1
-        other = heap[base + parent]
-        rival = sign * key[other]
-        if rival > value or (rival == value and other < item):
-            break
-        heap[base + k] = other
-        k = parent
-    heap[base + k] = item
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray
 
 
 @inlined
-def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
-    top = heap[base]
-    size -= 1
-    item = heap[base + size]
-    value = sign * key[item]
-    k = 0
-    while True:
-        child = 2 * k + 1
-        if child >= size:
-            break
-        first = heap[base + child]
-        rival = sign * key[first]
-        if child + 1 < size:
-            second = heap[base + child + 1]
-            other = sign * key[second]
-            if other > rival or (other == rival and second < first):
-                child += 1
-                first = second
-                rival = other
-        if value > rival or (value == rival and item < first):
-            break
-        heap[base + k] = first
-        k = child
-    heap[base + k] = item
-    return top
-
-
-@inlined
-def edge_s(g, e, pair):  # type: ignore[no-untyped-def]
-    """Transfer time; the same arithmetic as `env.simulation.kernel`, so that times agree to the last bit."""
-    return (
-        g.edge_latency[e] * g.latency_s[pair]
-        + g.edge_bytes[e] / g.bandwidth[pair]
-        + g.edge_measured_s[e] * g.hops[pair]
-    )
-
-
-@inlined
-def _add(s, key, d, i, now):  # type: ignore[no-untyped-def]
+def _add(s: MakespanState, key: FloatArray, d: int, i: int, now: float) -> None:
     ready_s = s.ready_s[i]
     if ready_s <= now:
-        _push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
+        push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
         s.n_ready[d] += 1
     else:
-        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
+    # A running device keeps its `next_s`, the end of its op: until then it looks at no queue.
     if s.running[d] < 0 and ready_s < s.next_s[d]:
         s.next_s[d] = ready_s
 
 
 @inlined
-def _lay_out(s, n, n_devices):  # type: ignore[no-untyped-def]
+def _lay_out(s: MakespanState, n: int, n_devices: int) -> None:
     """Where each device's queues begin."""
     for d in range(n_devices + 1):
         s.base[d] = 0
+    # A device's queues hold as many ops as are placed there: count them, then sum up.
     for i in range(n):
         s.base[s.device[i] + 1] += 1
     for d in range(n_devices):
@@ -106,7 +72,7 @@ def _lay_out(s, n, n_devices):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _begin(g, s, key, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+def _begin(g: MakespanInstance, s: MakespanState, key: FloatArray, n: int, n_devices: int, n_links: int) -> None:
     """The state before the first event."""
     for d in range(n_devices):
         s.n_ready[d] = s.n_future[d] = 0
@@ -119,16 +85,18 @@ def _begin(g, s, key, n, n_devices, n_links):  # type: ignore[no-untyped-def]
     for i in range(n):
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
+    # Only now: what is added may have to look at other ops' ready times, which all must be reset.
     for i in range(n):
         if s.missing[i] == 0:
             _add(s, key, s.device[i], i, 0.0)
 
 
 @inlined
-def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-untyped-def]
+def _save(s: MakespanState, row: int, n: int, n_devices: int, n_links: int, now: float, n_started: int, x: int) -> None:
     s.snap_now[row] = now
     s.snap_started[row] = n_started
     s.snap_transfers[row] = x
+    # Numbers of a row are laid out one kind behind the other, so that a snapshot is a few plain copies.
     at = row * n
     for i in range(n):
         s.snap_missing[at + i] = s.missing[i]
@@ -136,6 +104,7 @@ def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-
     ints = row * (5 * n_devices + n_links)
     floats = row * (2 * n_devices + n_links)
     for d in range(n_devices):
+        # Heaps are saved as they lie. Each op is in one queue at most, so n places are enough for all of them.
         for k in range(s.n_ready[d]):
             s.snap_queue[at] = s.ready[s.base[d] + k]
             at += 1
@@ -148,6 +117,7 @@ def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-
         s.snap_ints[ints + 5 * d + 3] = s.last_op[d]
         s.snap_ints[ints + 5 * d + 4] = s.sent[d]
         s.snap_floats[floats + 2 * d] = s.next_s[d]
+        # Less the sum of all work: the trial that starts from here may have moved ops that have not started.
         s.snap_floats[floats + 2 * d + 1] = s.left_s[d] - s.work[d]
     for link in range(n_links):
         s.snap_ints[ints + 5 * n_devices + link] = s.link_last[link]
@@ -155,7 +125,7 @@ def _save(s, row, n, n_devices, n_links, now, n_started, x):  # type: ignore[no-
 
 
 @inlined
-def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
+def _restore(s: MakespanState, row: int, n: int, n_devices: int, n_links: int) -> None:
     at = row * n
     for i in range(n):
         s.missing[i] = s.snap_missing[at + i]
@@ -169,6 +139,7 @@ def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
         s.last_op[d] = s.snap_ints[ints + 5 * d + 3]
         s.sent[d] = s.snap_ints[ints + 5 * d + 4]
         s.next_s[d] = s.snap_floats[floats + 2 * d]
+        # See `_save`; `work` is the trial's by now.
         s.left_s[d] = s.snap_floats[floats + 2 * d + 1] + s.work[d]
         for k in range(s.n_ready[d]):
             s.ready[s.base[d] + k] = s.snap_queue[at]
@@ -182,7 +153,19 @@ def _restore(s, row, n, n_devices, n_links):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ignore[no-untyped-def]
+def _end_op(
+    g: MakespanInstance,
+    s: MakespanState,
+    key: FloatArray,
+    n_devices: int,
+    d: int,
+    now: float,
+    x: int,
+    n_o: int,
+    e_o: int,
+    x_o: int,
+    limit: float,
+) -> int:
     """The op on ``d`` ends. Returns the number of transfers so far, or -1 if the step will end after the limit."""
     i = s.running[d]
     s.running[d] = -1
@@ -192,16 +175,19 @@ def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ign
         b = s.device[c]
         end = now
         if b == d:
+            # Handed over in place, with no transfer.
             s.edge_transfer[e_o + e] = -1
         else:
             earlier = s.sent[b]
             t = g.edge_tensor[e]
+            # Edges of an op are sorted by tensor, so that only the last transfer to a device can be of the same.
             if earlier >= 0 and g.edge_tensor[s.transfer_edge[x_o + earlier]] == t:
                 end = s.transfer_end[x_o + earlier]
                 s.edge_transfer[e_o + e] = earlier
             else:
                 pair = d * n_devices + b
                 start = now
+                # What a transfer waits for, and so how the critical path goes on from it: the last link to become free.
                 behind = -1
                 for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
                     link = g.route_link[k]
@@ -222,6 +208,7 @@ def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ign
                 x += 1
         if end > s.ready_s[c]:
             s.ready_s[c] = end
+        # Collected, and looked at once after the loop: a branch for every edge would cost more than it saves.
         late |= end + s.tail[c] > limit
         s.missing[c] -= 1
         if s.missing[c] == 0:
@@ -230,22 +217,34 @@ def _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, limit):  # type: ign
 
 
 @inlined
-def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ignore[no-untyped-def]
+def _dispatch(
+    g: MakespanInstance,
+    s: MakespanState,
+    key: FloatArray,
+    n_devices: int,
+    d: int,
+    now: float,
+    n_started: int,
+    n_o: int,
+    limit: float,
+) -> int:
     """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
+    # What has become ready in the meantime goes from one heap to the other.
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
         s.n_future[d] -= 1
-        _push(s.ready, base, s.n_ready[d], key, 1.0, i)
+        push(s.ready, base, s.n_ready[d], key, 1.0, i)
         s.n_ready[d] += 1
     if s.n_ready[d] == 0:
         s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
-    i = _pop(s.ready, base, s.n_ready[d], key, 1.0)
+    i = pop(s.ready, base, s.n_ready[d], key, 1.0)
     s.n_ready[d] -= 1
+    # The op starts now. Its tail cannot end sooner than that allows, nor can the work left on its device.
     if now + s.tail[i] > limit or now + s.left_s[d] > limit:
         return -1
-    seconds = g.op_s[np.int64(i) * n_devices + d]
+    seconds = g.op_s[wide(i) * n_devices + d]
     s.left_s[d] -= seconds
     s.running[d] = i
     s.next_s[d] = now + seconds
@@ -258,9 +257,10 @@ def _dispatch(g, s, key, n_devices, d, now, n_started, n_o, limit):  # type: ign
 
 
 @inlined
-def _resume(s, row, n, n_devices, n_links, e):  # type: ignore[no-untyped-def]
+def _resume(s: MakespanState, row: int, n: int, n_devices: int, n_links: int, e: int) -> None:
     """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
     _restore(s, row, n, n_devices, n_links)
+    # Of the transfers before the snapshot, the loop can still read those alone; `merge_prefix` adds the rest.
     old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
     for d in range(n_devices):
         x = s.sent[d]
@@ -270,7 +270,7 @@ def _resume(s, row, n, n_devices, n_links, e):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _next(s, n_devices):  # type: ignore[no-untyped-def]
+def _next(s: MakespanState, n_devices: int) -> tuple[float, int, int]:
     """``(instant of the next event, first device, end of the devices)`` that may have one then."""
     least = INF
     at = 0
@@ -287,34 +287,43 @@ def _next(s, n_devices):  # type: ignore[no-untyped-def]
     return least, at if ties == 1 else 0, at + 1 if ties == 1 else n_devices
 
 
-@compiled
-def simulate(g, s, n, e, n_devices, n_links, first, limit):  # type: ignore[no-untyped-def]
+@inner
+def simulate(
+    g: MakespanInstance, s: MakespanState, n: int, e: int, n_devices: int, n_links: int, first: int, limit: float
+) -> float:
     """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
+    # Pointers, so that a choice between two arrays costs nothing in the loop.
     key = s.tail if s.counts[BY_TAIL] else s.key
     trial = 1 - s.counts[CURRENT]
     n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
+    # Bounds are sums in another sequence than times; the last comparison, below, is exact.
     bound = limit * SLACK
-    now, n_started, x = 0.0, np.int64(0), np.int64(0)
+    now, n_started, x = 0.0, wide(0), wide(0)
     _lay_out(s, n, n_devices)
     if first < 0:
         _begin(g, s, key, n, n_devices, n_links)
     else:
         row = s.snap_row[first]
-        now, n_started, x = s.snap_now[row], np.int64(s.snap_started[row]), np.int64(s.snap_transfers[row])
+        now, n_started, x = s.snap_now[row], wide(s.snap_started[row]), wide(s.snap_transfers[row])
         _resume(s, row, n, n_devices, n_links, e)
     snap = first + 1
+    # The trial's later snapshots are not taken yet. Of rows 2 k and 2 k + 1 one belongs to the accepted schedule, the
+    # other to the trial: 4 k + 1 less the one is the other.
     for k in range(snap, SNAPSHOTS):
         s.snap_now[4 * k + 1 - s.snap_row[k]] = INF
+    # Snapshots are due at equal shares of the starts.
     due = (snap + 1) * n // (SNAPSHOTS + 1)
     while True:
         least, at, last = _next(s, n_devices)
         if least == INF:
             break
+        # Between instants only: at one, some of its events would be in the snapshot and some not.
         if n_started >= due and least > now and snap < SNAPSHOTS:
             _save(s, 4 * snap + 1 - s.snap_row[snap], n, n_devices, n_links, now, n_started, x)
             while snap < SNAPSHOTS and n_started >= due:
                 snap += 1
                 due = (snap + 1) * n // (SNAPSHOTS + 1)
+        # All ends of an instant come before any start (docs/score.md).
         now = least
         ended = False
         for d in range(at, last):

@@ -18,8 +18,8 @@ from baselines.local_search.makespan_state import (
     DECAY,
     NOW,
     TEMPERATURE,
-    Instance,
-    State,
+    MakespanInstance,
+    MakespanState,
     instance_of,
     new_state,
 )
@@ -93,14 +93,14 @@ def _scored(simulator: Simulator, plan: Plan) -> tuple[float, Plan]:
     """Step time in seconds (infinite where it does not fit) of a plan as it is or under the default priority."""
     runs = []
     for tried in (plan, Plan(plan.device, note=plan.note)):
-        score = simulator.score(tried.device, order=tried.order, transfer_order=tried.transfer_order)
+        score = simulator.score(tried)
         runs.append((score.step_time_s if score.feasible else math.inf, tried))
     return min(runs, key=lambda pair: pair[0])
 
 
 def _as_run(simulator: Simulator, plan: Plan) -> Plan:
     """The plan with the order in which its ops start, which repeats the step exactly."""
-    started = simulator.schedule(plan.device, order=plan.order)[1].order
+    started = simulator.schedule(Plan(plan.device, plan.order))[1].order
     order = np.empty(len(started))
     order[started] = np.arange(len(started))
     return Plan(plan.device, order)
@@ -109,7 +109,7 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
 class _Chain:
     """One annealing chain, and the best it knows: a placement, keys (None: the longest paths) and the step time."""
 
-    def __init__(self, instance: Instance, state: State, start: Plan) -> None:
+    def __init__(self, instance: MakespanInstance, state: MakespanState, start: Plan) -> None:
         self.instance, self._state = instance, state
         self.device: IntArray = start.device
         self.key: FloatArray | None = None if start.order is None else -start.order

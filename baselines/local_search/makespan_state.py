@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +17,23 @@ from graphs.opgraph import FloatArray, IntArray
 Index = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 INF = np.inf
+# Integers are handed on 64 bits wide, lest numba compiles the same function for every mixture of widths.
+wide = cast("Callable[[Any], int]", np.int64)
 SNAPSHOTS = 12
 SLACK = 1.0 + 1e-9  # rounding: tails and work left are sums in another sequence than simulated times
 
-# Slots of State.counts: entries of the logs, the half of doubled arrays that is accepted, lengths of `path_op`,
+# Slots of MakespanState.counts: entries of the logs, the half of doubled arrays that is accepted, lengths of `path_op`,
 # `hot_edge` and `picked`, whether tails are the keys, dirty ops, the last of them in topological order, trials so far.
 LOGGED, LOGGED_TAILS, LOGGED_KEYS, CURRENT, PATH, HOT, PICKED, BY_TAIL, DIRTY, TOP, TRIAL = range(11)
 N_COUNTS = 11
-# Slots of State.values: step times accepted and best, how much slower a trial may be (mean, and its factor per trial),
-# and when the trial begins to differ from the accepted schedule. In seconds.
+# Slots of MakespanState.values: step times accepted and best, how much slower a trial may be (mean, and its factor per
+# trial), and when the trial begins to differ from the accepted schedule. In seconds.
 NOW, BEST, TEMPERATURE, DECAY, AFFECTED = range(5)
 N_VALUES = 5
 N_MOVES = 10  # kinds of moves
 
 
-class Instance(NamedTuple):
+class MakespanInstance(NamedTuple):
     """A `Problem`: n ops, m tensors, e edges, D devices, U units."""
 
     op_s: FloatArray  # [n, D]
@@ -66,7 +69,7 @@ class Instance(NamedTuple):
     group_unit: Index  # [levels * U]
 
 
-class State(NamedTuple):
+class MakespanState(NamedTuple):
     """One chain of the search. What is doubled holds the accepted schedule and the one being tried."""
 
     device: Index  # [n]
@@ -135,7 +138,7 @@ class State(NamedTuple):
     change_s: FloatArray  # [2 n + m + 2 e]
     change_bytes: IntArray  # [2 n + m + 2 e]
     change_next: Index  # [2 n + m + 2 e]
-    change_order: Index  # [2 n + m + 2 e]
+    sorted_change: Index  # [2 n + m + 2 e]
     bucket_in: IntArray  # [buckets]
     bucket_out: IntArray  # [buckets]
     bucket_head: Index  # [buckets]
@@ -143,7 +146,7 @@ class State(NamedTuple):
     largest_bytes: IntArray  # [D]
 
 
-def new_state(instance: Instance, n_links: int, seed: int) -> State:
+def new_state(instance: MakespanInstance, n_links: int, seed: int) -> MakespanState:
     """Memory of one chain."""
     n, n_devices = instance.op_s.shape
     m, e, n_units = len(instance.tensor_bytes), len(instance.consumer), len(instance.unit_ptr) - 1
@@ -165,7 +168,7 @@ def new_state(instance: Instance, n_links: int, seed: int) -> State:
         "snap_ints": rows * (5 * n_devices + n_links), "snap_floats": rows * (2 * n_devices + n_links),
         "path_op": n, "hot_edge": n + e,
         "free_s": m + e, "change_s": changes, "change_bytes": changes, "change_next": changes,
-        "change_order": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
+        "sorted_change": changes, "bucket_in": buckets, "bucket_out": buckets, "bucket_head": buckets,
         "held_bytes": n_devices, "largest_bytes": n_devices,
     }  # fmt: skip
     floats = {
@@ -177,22 +180,23 @@ def new_state(instance: Instance, n_links: int, seed: int) -> State:
         "counts": np.int64, "random": np.uint64, "dirty": np.uint8, "change_bytes": np.int64, "held_bytes": np.int64,
         "largest_bytes": np.int64, "bucket_in": np.int64, "bucket_out": np.int64,
     }  # fmt: skip
-    state = State(**{k: np.zeros(v, np.float64 if k in floats else other.get(k, np.int32)) for k, v in sizes.items()})
+    arrays = {k: np.zeros(v, np.float64 if k in floats else other.get(k, np.int32)) for k, v in sizes.items()}
+    state = MakespanState(**arrays)
     state.random[0] = seed | 1
     return state
 
 
-def instance_of(problem: Problem) -> Instance:
+def instance_of(problem: Problem) -> MakespanInstance:
     """The problem as the kernel takes it."""
-    graph, units = problem.graph, Units(problem)
+    graph, units = problem.graph, Units.of(problem)
     producer, consumer, tensor = graph.edge_list
     measured_s = graph.tensor_transfer_s[tensor]
     modelled = np.isnan(measured_s)
     position = graph.topological_position
     route_ptr, route_link = problem.route
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)[route_link]
-    group_of, group_ptr, group_unit = _levels(groupings(units), units.count)
-    return Instance(
+    group_of, group_ptr, group_unit = _levels(groupings(units), units.n_units)
+    return MakespanInstance(
         op_s=problem.op_s,
         edge_ptr=_index(graph.consumer_ptr[graph.output_ptr]),
         consumer=_index(consumer),
@@ -217,7 +221,7 @@ def instance_of(problem: Problem) -> Instance:
         workspace_bytes=graph.workspace_bytes,
         output_bytes=graph.output_bytes,
         capacity_bytes=problem.capacity_bytes,
-        unit_of=_index(problem.group_of),
+        unit_of=_index(problem.unit_of),
         unit_ptr=_index(units.ptr),
         unit_op=_index(units.members),
         allowed=units.allowed.astype(np.uint8),
@@ -228,7 +232,7 @@ def instance_of(problem: Problem) -> Instance:
 
 
 def _levels(labels: list[IntArray], n_units: int) -> tuple[Index, Index, Index]:
-    """``(group_of, group_ptr, group_unit)`` of `Instance`, groups numbered through all levels."""
+    """``(group_of, group_ptr, group_unit)`` of `MakespanInstance`, groups numbered through all levels."""
     first = np.cumsum([0, *(int(level.max()) + 1 for level in labels)])
     group_of = np.concatenate([np.zeros(0, np.int64), *(level + a for level, a in zip(labels, first, strict=False))])
     ptr = pointers(group_of, int(first[-1]))

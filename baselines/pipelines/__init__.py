@@ -1,1 +1,1 @@
-"""Contiguous splits of a graph into stages: PipeDream's partitioners and the exact dynamic programmes."""
+"""Pipelines: contiguous splits of a graph into stages, by PipeDream's partitioners and exact dynamic programmes."""

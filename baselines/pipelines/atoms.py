@@ -13,7 +13,7 @@ import numpy as np
 from baselines.pipelines.contraction import Quotient, allowed_parts, rows
 from env.cluster import BLOCKING
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.opgraph import FloatArray, IntArray
 
 
@@ -86,7 +86,6 @@ class Classes:
         """float64 [3, D, D] for receiver and sender: seconds per transfer, per byte and per measured second."""
         problem, charges = self.problem, Charges(self.problem)
         n = problem.cluster.n_devices
-        hops = np.diff(problem.route[0]).reshape(n, n)
         if charges.blocking:
             shares = charges.receiver_pays, charges.sender_pays
             measured = np.ones((n, n))
@@ -96,7 +95,7 @@ class Classes:
             total = np.concatenate([[0.0], np.cumsum(exclusive)])
             loaded = (total[ptr[1:]] > total[ptr[:-1]]).astype(np.float64).reshape(n, n)
             shares = loaded, loaded
-            measured = hops.astype(np.float64)
+            measured = problem.hops.astype(np.float64)
         per_byte = 1.0 / problem.bandwidth_bytes_per_s
         receiver, sender = (
             np.stack([share * problem.latency_s, share * per_byte, share * measured]) for share in shares

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from baselines.memory import Allowance, Ledger, place_within_memory
-from baselines.placers.expert import balanced_cut, main_devices
+from baselines.placers.expert import balanced_cut
 from baselines.placers.layers import layers
 from env.plan import Plan
 from env.problem import Problem
@@ -27,8 +27,8 @@ def chain_time(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    return _split(units, units.op_s[:, main_devices(problem)])
+    units = Units.of(problem)
+    return _split(units, units.op_s[:, problem.cluster.compute_devices])
 
 
 def chain_bytes(problem: Problem, seed: int) -> Plan:
@@ -40,12 +40,12 @@ def chain_bytes(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     graph = problem.graph
     outputs = np.where(graph.phase[graph.tensor_producer] == Phase.FORWARD, graph.tensor_memory_bytes, 0)
     per_op = graph.kept_bytes + np.bincount(graph.tensor_producer, outputs, graph.n_ops)
     per_unit = np.add.reduceat(per_op[units.members], units.ptr[:-1])
-    return _split(units, np.repeat(per_unit[:, np.newaxis], len(main_devices(problem)), axis=1))
+    return _split(units, np.repeat(per_unit[:, np.newaxis], len(problem.cluster.compute_devices), axis=1))
 
 
 def chain(units: Units) -> list[list[int]]:
@@ -59,7 +59,7 @@ def chain(units: Units) -> list[list[int]]:
     # Layers in the sense of `baselines.placers.layers`, if every op that computes were a module of its own.
     modules = tuple(f"op{i}" if own else "" for i, own in enumerate(timed.tolist()))
     alone = Problem(replace(problem.graph, modules=modules), problem.cluster, problem.objective)
-    return layers(Units(alone))
+    return layers(Units.of(alone))
 
 
 def place_runs(units: Units, allowance: Allowance, order: IntArray, wanted: IntArray) -> Plan:
@@ -73,19 +73,19 @@ def place_runs(units: Units, allowance: Allowance, order: IntArray, wanted: IntA
         InfeasibleError: a unit finds no room anywhere.
     """
     ledger = Ledger(units, allowance)
-    device = np.empty(units.count, dtype=np.int64)
+    device = np.empty(units.n_units, dtype=np.int64)
     for unit, first_choice in zip(order.tolist(), wanted.tolist(), strict=True):
         feasible = ledger.feasible(unit)
         suits = (feasible == first_choice).any()
         device[unit] = first_choice if suits else feasible[units.op_s[unit, feasible].argmin()]
         ledger.place(unit, int(device[unit]))
-    return Plan(device[units.problem.group_of])
+    return Plan(device[units.problem.unit_of])
 
 
 def _split(units: Units, load: FloatArray) -> Plan:
     """Runs of the chain on the main devices with the least largest load, float64 [U, main devices]."""
     problem = units.problem
-    main = main_devices(problem)
+    main = problem.cluster.compute_devices
     links = chain(units)
     size = [len(link) for link in links]
     order = np.array([unit for link in links for unit in link], dtype=np.int64)

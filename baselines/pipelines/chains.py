@@ -66,7 +66,7 @@ class Visits:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class SliceChain:
     """A split: its largest load as the slices see it, the class of each slice from the first on, and its atoms."""
 
     value_s: float
@@ -82,7 +82,7 @@ class Chain:
 
 
 @dataclass(frozen=True, eq=False)
-class States:
+class ClassCounts:
     """How many devices of each class are used: S combinations, mixed radix."""
 
     count: IntArray  # [C], devices that may be used
@@ -135,7 +135,7 @@ def ideals(atoms: Atoms, most: int) -> Lattice | None:
 
 def best_chain(
     atoms: Atoms, lattice: Lattice, memory: Memory, count: IntArray, limit_s: float, visits: Visits, part: float
-) -> Chain | None:
+) -> SliceChain | None:
     """The chain of slices with the least largest load below a limit; None if there is none.
 
     Args:
@@ -150,7 +150,7 @@ def best_chain(
 
     if np.isinf(atoms.least_s).any():  # no device may run all ops of some atom
         return None
-    states = States(count)
+    states = ClassCounts(count)
     if states.total * lattice.count > _MOST_VALUES:
         raise OverBudgetError
     size, n_ideals = (lattice.count, states.total), lattice.count
@@ -179,10 +179,10 @@ def best_chain(
         below, c = int(table.smaller[at, state]), int(table.last[at, state])
         slices.append((c, _members(lattice.members[at] ^ lattice.members[below])))
         at, state = below, state - int(states.stride[c])
-    return Chain(value_s, tuple(reversed(slices)))
+    return SliceChain(value_s, tuple(reversed(slices)))
 
 
-def _rows(atoms: Atoms, lattice: Lattice, memory: Memory, states: States) -> ideal_kernel.Rows:
+def _rows(atoms: Atoms, lattice: Lattice, memory: Memory, states: ClassCounts) -> ideal_kernel.Rows:
     from baselines.pipelines import ideal_kernel
 
     net_ptr, net_at = atoms.nets_of

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
+from networkx.utils import UnionFind
 
-from env.problem import BoolArray, Problem
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.opgraph import IntArray, Phase
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +44,7 @@ class Quotient:
 
 
 def contract(problem: Problem) -> Quotient:
-    """What every contiguous split of a problem keeps together, as a graph without cycles.
+    """Parts that every contiguous split of a problem keeps together, as a graph without cycles.
 
     After the code published with Tarnawski et al., NeurIPS 2020 (github.com/msr-fiddle/dnn-partitioning, MIT licence):
     contiguity is a matter of the forward ops, since a pipeline runs backward ops on the devices of their forward ops
@@ -85,26 +89,20 @@ def _ranks(problem: Problem, part: IntArray) -> IntArray:
 
 def _with_mirrors(problem: Problem) -> IntArray:
     """int64 [n]: part of each op: units, joined with those they mirror wherever some device suits both."""
-    units, graph = Units(problem), problem.graph
-    parent = list(range(units.count))
+    units, graph = Units.of(problem), problem.graph
+    joined = UnionFind(range(units.n_units))
     allowed = units.allowed.copy()
-
-    def root(unit: int) -> int:
-        while parent[unit] != unit:
-            parent[unit] = unit = parent[parent[unit]]
-        return unit
-
     mirrors = np.flatnonzero((graph.forward_of >= 0) & (graph.phase != Phase.FORWARD))
-    unit_of = problem.group_of
+    unit_of = problem.unit_of
     for op, mirrored in zip(unit_of[mirrors].tolist(), unit_of[graph.forward_of[mirrors]].tolist(), strict=True):
-        a, b = root(op), root(mirrored)
+        a, b = joined[op], joined[mirrored]
         common = allowed[a] & allowed[b]
         if a != b and common.any():
-            parent[max(a, b)] = min(a, b)
-            allowed[min(a, b)] = common
-    roots = np.array([root(unit) for unit in range(units.count)], dtype=np.int64)
-    _, label = np.unique(roots, return_inverse=True)
-    return label.reshape(-1).astype(np.int64)[unit_of]
+            joined.union(a, b)
+            allowed[joined[a]] = common
+    number: dict[int, int] = {}
+    part = np.array([number.setdefault(joined[unit], len(number)) for unit in range(units.n_units)], dtype=np.int64)
+    return part[unit_of]
 
 
 def without_idle_ends(problem: Problem, quotient: Quotient, memory_binds: bool) -> Quotient:

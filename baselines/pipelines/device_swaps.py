@@ -1,4 +1,4 @@
-"""Which of several equal devices gets which part of a split: neighbours in the network should talk most."""
+"""Swaps of equal devices in a split: the parts that exchange most go to neighbours in the network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from env.cluster import BLOCKING
+from env.device import BLOCKING
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -22,8 +22,7 @@ def arranged(problem: Problem, device: IntArray, classes: Iterable[IntArray]) ->
     if problem.cluster.communication == BLOCKING or not exclusive.any():
         return device
     traffic, on_link = _traffic(problem, device), _on_link(problem)[:, exclusive]
-    hops = np.diff(problem.route[0]).reshape(n_devices, n_devices)
-    per_unit = np.stack([problem.latency_s, 1 / problem.bandwidth_bytes_per_s, hops.astype(np.float64)])
+    per_unit = np.stack([problem.latency_s, 1 / problem.bandwidth_bytes_per_s, problem.hops.astype(np.float64)])
 
     def busiest_s(place: IntArray) -> float:
         there = per_unit[:, place[:, None], place[None, :]]

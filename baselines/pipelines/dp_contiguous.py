@@ -34,7 +34,7 @@ _LOOKED_AT = (
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class SplitLevel:
     """A graph to be split, coarse or not: its atoms, once per view, and all its ideals."""
 
     views: list[Atoms]
@@ -87,7 +87,7 @@ def dp_contiguous(problem: Problem, seed: int) -> Plan:
 
 
 def _splits(
-    orders: Sequence[Order], levels: Sequence[Level], view: int, memory_of: MemoryOf, visits: Visits
+    orders: Sequence[Order], levels: Sequence[SplitLevel], view: int, memory_of: MemoryOf, visits: Visits
 ) -> list[Plan]:
     """The best cuts of the linear orders and the best split of the finest level, if it is better than these."""
     chains = [cut for order in orders for cut in cuts(order, memory_of)]
@@ -115,10 +115,10 @@ def _splits(
     return [chain_plan(*found, *note) for found in (*chains, better) if found]
 
 
-def _levels(problem: Problem, quotient: Quotient) -> list[Level]:
+def _levels(problem: Problem, quotient: Quotient) -> list[SplitLevel]:
     """An ordered quotient, coarse versions of it first, those whose ideals are not too many."""
     share_s = float(problem.mean_op_s.sum()) / problem.cluster.n_devices
-    result: list[Level] = []
+    result: list[SplitLevel] = []
     for part in _LIGHT:
         check_time()
         coarse = without_light_parts(problem, quotient, part * share_s) if part else quotient
@@ -127,5 +127,5 @@ def _levels(problem: Problem, quotient: Quotient) -> list[Level]:
         atoms = [order.atoms for order in views(problem, coarse)]
         lattice = ideals(atoms[0], _MOST_COARSE_IDEALS if part else _MOST_IDEALS)
         if lattice is not None:
-            result.append(Level(atoms, lattice))
+            result.append(SplitLevel(atoms, lattice))
     return result

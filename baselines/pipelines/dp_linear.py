@@ -10,8 +10,8 @@ import numpy as np
 from baselines.memory import place_within_memory
 from baselines.pipelines.atoms import Atoms, Classes, atoms_of
 from baselines.pipelines.chains import (
-    Chain,
     Memory,
+    SliceChain,
     Visits,
     best_chain,
     charged,
@@ -101,7 +101,7 @@ def views(problem: Problem, quotient: Quotient) -> list[Order]:
     return [order] if mean.are_alike else [order, order.costed_by(Classes(problem, nearest=True))]
 
 
-def cuts(order: Order, memory_of: MemoryOf) -> list[tuple[Atoms, Chain]]:
+def cuts(order: Order, memory_of: MemoryOf) -> list[tuple[Atoms, SliceChain]]:
     """The best cut of an order; where a slice's cost is not exact, also of its runs for half the devices and so on.
 
     Fewer devices may do better than it seems, since shared links and several receivers are not seen by a slice.
@@ -128,7 +128,7 @@ def cuts(order: Order, memory_of: MemoryOf) -> list[tuple[Atoms, Chain]]:
     return found
 
 
-def best_cut(atoms: Atoms, memory: Memory, count: IntArray, limit_s: float) -> Chain | None:
+def best_cut(atoms: Atoms, memory: Memory, count: IntArray, limit_s: float) -> SliceChain | None:
     """The best cut of a row of atoms for some devices of each class, int64 [C]; None if none is below the limit."""
     enough = Visits((atoms.count + 1) ** 2)
     return best_chain(atoms, prefixes(atoms.count), memory, count, limit_s, enough, 1.0)
@@ -144,7 +144,7 @@ def affordable(atoms: Atoms) -> IntArray:
     return count
 
 
-def chain_plan(atoms: Atoms, chain: Chain, *more: str) -> Plan:
+def chain_plan(atoms: Atoms, chain: SliceChain, *more: str) -> Plan:
     """The plan of a chain, with a note on what it leaves out of account."""
     notes = [*atoms.notes, *more]
     if left_out := int((atoms.classes.count - affordable(atoms)).sum()):
@@ -158,14 +158,14 @@ def chain_plan(atoms: Atoms, chain: Chain, *more: str) -> Plan:
 
 def least_loaded(problem: Problem, plans: Sequence[Plan]) -> Plan:
     """The plan with the least largest load, the first of equals."""
-    return min(plans, key=lambda plan: loads(problem, plan.device).value_s)
+    return min(plans, key=lambda plan: loads(problem, plan).value_s)
 
 
 def within_memory(problem: Problem, build: Callable[[MemoryOf], Plan]) -> Plan:
-    """What `build` makes under the memory of the problem's objective, as in `place_within_memory`.
+    """The plan that `build` makes under the memory of the problem's objective, as in `place_within_memory`.
 
     Raises:
         InfeasibleError: `build` does, or no attempt fits.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     return place_within_memory(units, lambda allowance: build(lambda atoms: charged(atoms, units, allowance)))

@@ -5,17 +5,25 @@ subsets; number 0 is empty, the last one holds all atoms. Row I of a lattice lis
 I leaves an ideal, that atom and the number of that ideal, by increasing v.
 """
 
+# Letters
+# N, M, C   numbers of atoms, nets and classes of devices; I, S, of ideals and states
+# c   a class; m, a net; s, a state (how many devices of each class are in use); j, k, positions
+# depth   atoms in the slice at hand; _s   seconds
+
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.pipelines.lattice_kernel import Bits, Narrow
-from env.jit import njit
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from baselines.pipelines.lattice_kernel import Bits, Narrow, holds
+from env.jit import entry, inner
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
+
 
 Bytes = NDArray[np.int8]
 
@@ -105,13 +113,14 @@ class Table(NamedTuple):
     last: Bytes
 
 
-@njit(cache=True, nogil=True)
+@inner
 def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> None:
     """Fill ``inside`` [N], the atoms of an ideal, and ``beyond`` of `Walk`."""
     producer, ptr, reader = rows.producer, rows.reader_ptr, rows.reader
     for atom in range(len(inside)):
-        inside[atom] = (members[atom >> 6] >> np.uint64(atom & 63)) & np.uint64(1) != 0
+        inside[atom] = holds(members, atom)
     for m in range(len(producer)):
+        # What matters to a slice is only which end of a net can never be in it.
         beyond[m] = _WITHIN
         if not inside[producer[m]]:
             beyond[m] = _MADE_BEYOND
@@ -122,32 +131,36 @@ def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> 
                 break
 
 
-@njit(cache=True, nogil=True)
+@inner
 def viable(ideal: int, limit_s: float, rows: Rows, states: IntArray) -> tuple[int, float]:
     """Fill ``states`` with those whose devices can hold this ideal, and the others the rest, below the limit.
 
     Returns how many there are, and the least work of an ideal that their last slice may leave.
     """
     work_s, reach, stride, used = rows.work_s, rows.reach, rows.stride, rows.used
+    # A little slack, since work is summed up in another sequence than loads.
     total_s, all_reach, slack = work_s[-1], reach[-1], 1 + 1e-9
     count, lowest_s = 0, np.inf
     for s in range(1, len(reach)):
+        # Too much work for these devices in the time, or for all the others what is left over.
         if work_s[ideal] > limit_s * reach[s] * slack:
             continue
         if total_s - work_s[ideal] > limit_s * (all_reach - reach[s]) * slack + 1e-9 * total_s:
             continue
         states[count] = s
         count += 1
+        # What the last slice leaves below must be enough that all other devices do the rest within the limit.
         for c in range(len(stride)):
             if used[s, c] > 0:
                 lowest_s = min(lowest_s, total_s - limit_s * (all_reach - reach[s - stride[c]]) * slack)
     return count, lowest_s - 1e-9 * total_s
 
 
-@njit(cache=True, nogil=True)
+@inner
 def extend(cost_s: FloatArray, depth: int, op_s: FloatArray, atom: int) -> float:
     """Set ``cost_s[depth + 1]`` to that of the slice before it with one more atom; returns its least computing."""
     least_s = np.inf
+    # By depth, so that going back up needs no undoing of sums, and so no rounding.
     for c in range(cost_s.shape[1]):
         for k in range(cost_s.shape[2]):
             cost_s[depth + 1, c, k] = cost_s[depth, c, k]
@@ -156,7 +169,7 @@ def extend(cost_s: FloatArray, depth: int, op_s: FloatArray, atom: int) -> float
     return least_s
 
 
-@njit(cache=True, nogil=True)
+@inner
 def take(
     atom: int,
     nets_of: tuple[IntArray, IntArray],
@@ -176,14 +189,17 @@ def take(
     producer, reader_ptr = ends
     enter_s, leave_s = wire
     classes = range(cost_s.shape[1])  # loops: expressions over a few numbers would take memory for each
+    # Each net by its ends that are in the slice already: made, or read so often.
     for j in range(net_ptr[atom], net_ptr[atom + 1]):
         m = net_at[j]
         readers = reader_ptr[m + 1] - reader_ptr[m]
         if producer[m] == atom:
             made[m] = True
+            # Readers in the slice have counted it as received; from now on it is made here.
             if seen[m] > 0:
                 for c in classes:
                     cost_s[depth, c, _IN] -= enter_s[m, c]
+            # Some reader is outside, so that it must be sent; for ever, if one lies beyond the ideal.
             if seen[m] < readers:
                 for c in classes:
                     cost_s[depth, c, _OUT] += leave_s[m, c]
@@ -191,9 +207,11 @@ def take(
                     for c in classes:
                         cost_s[depth, c, _OUT_FIXED] += leave_s[m, c]
         elif made[m]:
+            # The last reader has come in: nothing is sent any more.
             if seen[m] == readers:
                 for c in classes:
                     cost_s[depth, c, _OUT] -= leave_s[m, c]
+        # The first reader receives it for all of them.
         elif seen[m] == 0:
             for c in classes:
                 cost_s[depth, c, _IN] += enter_s[m, c]
@@ -203,7 +221,7 @@ def take(
         seen[m] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def give_back(
     atom: int, nets_of: tuple[IntArray, IntArray], producer: IntArray, seen: IntArray, made: BoolArray
 ) -> None:
@@ -216,7 +234,7 @@ def give_back(
             made[m] = False
 
 
-@njit(cache=True, nogil=True)
+@inner
 def improve(
     ideal: int,
     smaller: int,
@@ -244,13 +262,16 @@ def improve(
         else:
             load_s = max(run_s, cost_s[depth, c, _IN], cost_s[depth, c, _OUT])
             least_s = max(run_s, cost_s[depth, c, _IN_FIXED], cost_s[depth, c, _OUT_FIXED])
+        # A larger slice computes no less, and what is fixed stays.
         if least_s >= threshold_s:
             continue
         larger_may = True
+        # Nor is there anything to gain where the ideal below is no better by itself.
         if load_s >= threshold_s or table.least_s[smaller] >= threshold_s:
             continue
         for s in states:
             if used[s, c] > 0:
+                # The state before the slice has one device of its class less.
                 value_s = max(load_s, table.best_s[smaller, s - stride[c]])
                 if value_s < table.best_s[ideal, s] and value_s < limit_s:
                     table.best_s[ideal, s] = value_s
@@ -258,7 +279,7 @@ def improve(
     return larger_may
 
 
-@njit(cache=True, nogil=True)
+@inner
 def last_slices(
     ideal: int,
     states: IntArray,
@@ -277,18 +298,23 @@ def last_slices(
     machines = rows.stride, rows.used
     at, step, removed, cost_s, held, top, seen, made, beyond = walk
     depth, threshold_s = 0, limit_s
+    # A walk of its own stack: recursion would be slower, and deep.
     at[0], step[0], removed[0] = ideal, ptr[ideal], len(op_s)
     while depth >= 0:
         k = step[depth]
+        # Atoms leave in falling order, and each row is sorted: past the one removed last there is nothing to try.
         if k == ptr[at[depth] + 1] or step_atom[k] >= removed[depth]:
+            # All steps from here are done: up again.
             if depth > 0:
                 give_back(removed[depth], nets_of, ends[0], seen, made)
             depth -= 1
             continue
         step[depth] = k + 1
         atom, smaller = step_atom[k], step_ideal[k]
+        # Cheapest tests first: most steps end here.
         if work_s[smaller] < lowest_s or extend(cost_s, depth, op_s, atom) >= threshold_s:
             continue
+        # Counted here, where the work begins, so that the same budget gives the same answer everywhere.
         visits[0] -= 1
         if visits[0] < 0:
             return False
@@ -298,11 +324,13 @@ def last_slices(
         take(atom, nets_of, ends, wire, seen, made, beyond, cost_s, deeper)
         for c in range(len(capacity)):
             if held[deeper] + top[deeper] > capacity[c]:
+                # Memory only ever grows with the slice.
                 cost_s[deeper, c, _RUN] = np.inf  # and so is every slice that grows from it
         limits_s = limit_s, threshold_s
         if improve(ideal, smaller, (cost_s, deeper), blocking, limits_s, machines, states, table):
             depth = deeper
             at[depth], step[depth], removed[depth] = smaller, ptr[smaller], atom
+            # The worst of the states known so far: a slice that betters none of them is of no use.
             threshold_s = 0.0
             for s in states:
                 threshold_s = max(threshold_s, min(limit_s, table.best_s[ideal, s]))
@@ -311,7 +339,7 @@ def last_slices(
     return True
 
 
-@njit(cache=True, nogil=True)
+@entry
 def best_chains(rows: Rows, table: Table, blocking: bool, limit_s: float, visits: IntArray) -> int:
     """Fill a table by smaller ideals first.
 
@@ -339,13 +367,16 @@ def best_chains(rows: Rows, table: Table, blocking: bool, limit_s: float, visits
         np.zeros(n_nets, np.bool_),
         np.zeros(n_nets, np.int8),
     )
+    # All scratch is made here: the loops allocate nothing.
     states, inside = np.empty(n_states, np.int64), np.empty(n, np.bool_)
     table.best_s[0, 0] = table.least_s[0] = 0.0
     for ideal in range(1, n_ideals):
+        # Ideals that no state can hold in time keep their infinite rows.
         count, lowest_s = viable(ideal, limit_s, rows, states)
         if count:
             look_beyond(rows.sets[ideal], rows, inside, walk.beyond)
             if not last_slices(ideal, states[:count], lowest_s, blocking, limit_s, visits, rows, walk, table):
                 return GAVE_UP
-            table.least_s[ideal] = table.best_s[ideal].min()
+            for k in range(count):  # no other state is finite
+                table.least_s[ideal] = min(table.least_s[ideal], table.best_s[ideal, states[k]])
     return DONE if table.least_s[n_ideals - 1] < np.inf else NO_FIT

@@ -9,17 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from baselines.memory import Allowance, place_within_memory
-from baselines.network_levels import Level, network_levels
+from baselines.network_levels import NetworkLevel, network_levels
 from baselines.paths import slowness
 from baselines.pipelines.chain_split import chain, place_runs
 from baselines.pipelines.pipedream_partition import (
-    Chain,
+    LayerProfile,
     Partition,
     coarse,
     partition,
     partition_hierarchical,
 )
-from baselines.placers.expert import main_devices
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.loads import loads
@@ -28,7 +27,9 @@ from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import FloatArray, IntArray, Phase
 from graphs.optimizers import OPTIMIZERS
 
-_Find = Callable[[Chain, float, bool], Partition | None]  # layers, memory in bytes, whether stages may be replicated
+_Find = Callable[
+    [LayerProfile, float, bool], Partition | None
+]  # layers, memory in bytes, whether stages may be replicated
 _LONGEST = 1000  # layers of the chain that is cut; takes about a second on 16 devices
 _LONGEST_HIERARCHICAL = 256  # there, all pairs of first and last layer are looked at, not only those that end the chain
 _PROFILED = OPTIMIZERS["momentum"]  # PipeDream's SGD
@@ -47,10 +48,10 @@ def pipedream(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    levels, devices = network_levels(problem, main_devices(problem))
+    levels, devices = network_levels(problem, problem.cluster.compute_devices)
     bandwidth_bytes_per_s = levels[-1].bandwidth_bytes_per_s
 
-    def find(layers: Chain, memory_bytes: float, replicated: bool) -> Partition | None:
+    def find(layers: LayerProfile, memory_bytes: float, replicated: bool) -> Partition | None:
         return partition(layers, len(devices), bandwidth_bytes_per_s, memory_bytes, replicated)
 
     return _pipeline(problem, levels, devices, find, _LONGEST)
@@ -65,15 +66,15 @@ def pipedream_hierarchical(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    levels, devices = network_levels(problem, main_devices(problem))
+    levels, devices = network_levels(problem, problem.cluster.compute_devices)
 
-    def find(layers: Chain, memory_bytes: float, replicated: bool) -> Partition | None:
+    def find(layers: LayerProfile, memory_bytes: float, replicated: bool) -> Partition | None:
         return partition_hierarchical(layers, levels, memory_bytes, replicated)
 
     return _pipeline(problem, levels, devices, find, _LONGEST_HIERARCHICAL)
 
 
-def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_per_s: float) -> Chain:
+def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_per_s: float) -> LayerProfile:
     """What PipeDream's profiler would measure of a chain of units, each link a layer; means over the main devices.
 
     What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
@@ -81,11 +82,11 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     gradient (where kept bytes have no parts, one copy of those that the optimizer keeps, three where it is unknown), or
     none without a backward pass; activations that a backward op reads are stashed. O(n + e).
     """
-    units, graph, main = Units(problem), problem.graph, main_devices(problem)
-    at_unit = np.empty(units.count, dtype=np.int64)
+    units, graph, main = Units.of(problem), problem.graph, problem.cluster.compute_devices
+    at_unit = np.empty(units.n_units, dtype=np.int64)
     for k, link in enumerate(links):
         at_unit[list(link)] = k
-    at, n = at_unit[problem.group_of], len(links)
+    at, n = at_unit[problem.unit_of], len(links)
     here = units.allowed[:, main]
     time_s = np.where(here, units.op_s[:, main], 0.0).sum(axis=1) / np.maximum(here.sum(axis=1), 1)
     _, consumer, tensor = graph.edge_list
@@ -102,7 +103,7 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     weights = np.bincount(at, graph.gradient_bytes, n).astype(np.float64)
     if not weights.any():
         weights = kept / OPTIMIZERS.get(graph.origin.optimizer or "", _PROFILED).kept_copies
-    return Chain(
+    return LayerProfile(
         time_s=np.bincount(at_unit, time_s, n).astype(np.float64),
         sent_bytes=np.maximum(crossing, 0.0),
         weight_bytes=weights if backward.any() else np.zeros(n),
@@ -114,16 +115,16 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
 def _sizes(problem: Problem, main: IntArray, bandwidth_bytes_per_s: float) -> FloatArray:
     """float64 [m]: bytes of each tensor, or those that would take its measured time."""
     graph = problem.graph
-    hops = np.diff(problem.route[0]).reshape(problem.latency_s.shape)[np.ix_(main, main)]
+    hops = problem.hops[np.ix_(main, main)]
     measured_s = graph.tensor_transfer_s * hops.sum() / max(1, len(main) * (len(main) - 1))
     with np.errstate(invalid="ignore"):  # no time at infinite bandwidth
         as_bytes = np.nan_to_num(measured_s * bandwidth_bytes_per_s, nan=0.0, posinf=0.0)
     return np.where(np.isnan(graph.tensor_transfer_s), graph.transfer_bytes, as_bytes)
 
 
-def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find: _Find, longest: int) -> Plan:
+def _pipeline(problem: Problem, levels: Sequence[NetworkLevel], devices: IntArray, find: _Find, longest: int) -> Plan:
     """The straight pipeline that `find` gives, machine k being device k of ``devices``, int64 [K]."""
-    units = Units(problem)
+    units = Units.of(problem)
     links = chain(units)
     layers, last = coarse(profiled(problem, links, levels[-1].bandwidth_bytes_per_s), longest)
     order = np.array([unit for link in links for unit in link], dtype=np.int64)
@@ -139,16 +140,16 @@ def _pipeline(problem: Problem, levels: Sequence[Level], devices: IntArray, find
         found = found or find(replace(plain, kept_bytes=nothing), math.inf, False)
         assert found is not None, "without a limit of memory there is always a pipeline"
         runs_on = _fastest_first(problem, layers, found, devices) if len(levels) == 1 else devices
-        wanted = np.empty(units.count, dtype=np.int64)
+        wanted = np.empty(units.n_units, dtype=np.int64)
         for stage in found.stages:
             wanted[starts[stage.first] : ends[stage.last]] = runs_on[stage.machine]
         return place_runs(units, allowance, order, wanted)
 
     plan = place_within_memory(units, build)
-    return replace(plan, note=_note(problem, loads(problem, plan.device).value_s, layers, memory_bytes, find))
+    return replace(plan, note=_note(problem, loads(problem, plan).value_s, layers, memory_bytes, find))
 
 
-def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: IntArray) -> IntArray:
+def _fastest_first(problem: Problem, layers: LayerProfile, found: Partition, devices: IntArray) -> IntArray:
     """int64 [K]: equally close devices, so that the longest stage has the fastest; as they are where all are alike."""
     slow = slowness(problem)[devices]
     if np.allclose(slow, slow[0]):
@@ -159,7 +160,7 @@ def _fastest_first(problem: Problem, layers: Chain, found: Partition, devices: I
     return result
 
 
-def _note(problem: Problem, value_s: float, layers: Chain, memory_bytes: float, find: _Find) -> str:
+def _note(problem: Problem, value_s: float, layers: LayerProfile, memory_bytes: float, find: _Find) -> str:
     """What PipeDream would do with replicated stages, in one sentence, beside a placement of this largest load."""
     if not np.isnan(problem.graph.tensor_transfer_s).all():
         return "PipeDream's replication needs sizes in bytes, but this graph has measured transfer times instead."

@@ -17,12 +17,12 @@ from functools import cached_property
 import numpy as np
 
 from baselines.deadline import check_time
-from baselines.network_levels import Level
+from baselines.network_levels import NetworkLevel
 from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class LayerProfile:
     """What PipeDream's profile tells of a chain of L layers; one mini-batch, forward and backward together.
 
     Attributes:
@@ -41,7 +41,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ReplicatedStage:
     """Layers ``first`` to ``last``, the same on each of ``replicas`` machines that take mini-batches in turn.
 
     ``machine`` is the number of the first of them; a group's machines are numbered one after the other.
@@ -57,7 +57,7 @@ class Stage:
 class Partition:
     """A pipeline of stages, in order; ``time_s`` is the predicted time per mini-batch in steady state."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ReplicatedStage, ...]
     time_s: float
 
     @property
@@ -80,7 +80,7 @@ class Partition:
 
 
 def partition(
-    layers: Chain,
+    layers: LayerProfile,
     machines: int,
     bandwidth_bytes_per_s: float,
     memory_bytes: float = math.inf,
@@ -96,12 +96,12 @@ def partition(
     Returns:
         the fewest machines among equal times; None if nothing fits into memory.
     """
-    level = Level(machines, bandwidth_bytes_per_s)
+    level = NetworkLevel(machines, bandwidth_bytes_per_s)
     return _best(layers, [level], memory_bytes, replicated, beyond=0)
 
 
 def partition_hierarchical(
-    layers: Chain, levels: Sequence[Level], memory_bytes: float = math.inf, replicated: bool = True
+    layers: LayerProfile, levels: Sequence[NetworkLevel], memory_bytes: float = math.inf, replicated: bool = True
 ) -> Partition | None:
     """The pipeline of pipelines with the least time per mini-batch (2019), levels from the innermost outwards.
 
@@ -122,7 +122,7 @@ def partition_hierarchical(
     return None
 
 
-def fits(layers: Chain, found: Partition, memory_bytes: float) -> bool:
+def fits(layers: LayerProfile, found: Partition, memory_bytes: float) -> bool:
     """Whether every replica has room for its weights and its mini-batches in flight."""
     left = found.machines
     for stage in found.stages:
@@ -135,7 +135,7 @@ def fits(layers: Chain, found: Partition, memory_bytes: float) -> bool:
     return True
 
 
-def coarse(layers: Chain, most: int) -> tuple[Chain, IntArray]:
+def coarse(layers: LayerProfile, most: int) -> tuple[LayerProfile, IntArray]:
     """At most that many layers (2 or more), by joining neighbours, and the last layer (int64) that each one holds.
 
     The chain is divided into windows of equal work (a third each of time, kept bytes and number of layers); of the
@@ -151,7 +151,7 @@ def coarse(layers: Chain, most: int) -> tuple[Chain, IntArray]:
         last = np.append(np.sort(cuts), n - 1)
     starts = np.concatenate([[0], last[:-1] + 1])
     summed = {key: np.add.reduceat(value, starts) for key, value in vars(layers).items() if key != "sent_bytes"}
-    return Chain(sent_bytes=layers.sent_bytes[last], **summed), last
+    return LayerProfile(sent_bytes=layers.sent_bytes[last], **summed), last
 
 
 # -- dynamic programming, one level at a time --------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class _Table:
         first_column: least j of interest.
     """
 
-    level: Level
+    level: NetworkLevel
     whole_s: FloatArray
     weights: FloatArray
     sent_s: FloatArray
@@ -219,28 +219,28 @@ class _Table:
                     np.minimum(all_s, joined_s, out=all_s)
         return result
 
-    def trace(self, first: int, last: int) -> list[Stage]:
+    def trace(self, first: int, last: int) -> list[ReplicatedStage]:
         """Stages of the best pipeline of layers first..last, on machines of this level."""
         column = last - self.first_column
         m = int(self.best_s[:, first, column].argmin())  # the fewest machines if several are best
-        result: list[Stage] = []
+        result: list[ReplicatedStage] = []
         used = 0
         while True:
             goal_s = self.best_s[m, first, column]
             if m <= self.most and self.stage_s(self.alone_s(first, last), first, last, m)[-1, 0] <= goal_s:
-                return [*result, Stage(first, last, m, used)]
+                return [*result, ReplicatedStage(first, last, m, used)]
             end, replicas = next(
                 (end, r)
                 for end in range(first, last)
                 for r, seconds in enumerate(self.stage_s(self.alone_s(first, end), first, end, m)[: m - 1, 0], start=1)
                 if max(seconds, self.sent_s[end], self.best_s[m - r, end + 1, column]) <= goal_s
             )
-            result.append(Stage(first, end, replicas, used))
+            result.append(ReplicatedStage(first, end, replicas, used))
             first, m, used = end + 1, m - replicas, used + replicas
 
 
 def _best(
-    layers: Chain, levels: Sequence[Level], memory_bytes: float, replicated: bool, beyond: int
+    layers: LayerProfile, levels: Sequence[NetworkLevel], memory_bytes: float, replicated: bool, beyond: int
 ) -> Partition | None:
     """The best pipeline, with ``beyond`` more machines counted after each stage where memory is concerned."""
     n = len(layers.time_s)
@@ -271,7 +271,7 @@ def _best(
     return Partition(tuple(_flat(tables, 0, n - 1)), float(whole_s[0, -1]))
 
 
-def _flat(tables: Sequence[_Table], first: int, last: int) -> list[Stage]:
+def _flat(tables: Sequence[_Table], first: int, last: int) -> list[ReplicatedStage]:
     """The best pipeline of these layers at the last level, every stage taken apart down to single machines."""
     *inner, outer = tables
     stages = outer.trace(first, last)
@@ -279,7 +279,7 @@ def _flat(tables: Sequence[_Table], first: int, last: int) -> list[Stage]:
         return stages
     size = math.prod(table.level.count for table in inner)
     return [
-        Stage(part.first, part.last, part.replicas * stage.replicas, stage.machine * size + part.machine)
+        ReplicatedStage(part.first, part.last, part.replicas * stage.replicas, stage.machine * size + part.machine)
         for stage in stages
         for part in _flat(inner, stage.first, stage.last)
     ]

@@ -23,11 +23,11 @@ def batch_split(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     n_devices = problem.cluster.n_devices
     order = np.argsort(-units.largest(importance(problem)), kind="stable")
     before = np.cumsum(units.size[order]) - units.size[order]
-    batch = np.empty(units.count, dtype=np.int64)
+    batch = np.empty(units.n_units, dtype=np.int64)
     batch[order] = before * n_devices // problem.graph.n_ops
     speed_rank = np.argsort(fastest_first(problem))
 

@@ -23,10 +23,10 @@ def critical_path(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     path = next(longest_paths(problem, np.zeros(problem.graph.n_ops, dtype=np.bool_)))
-    on_path = np.zeros(units.count, dtype=np.bool_)
-    on_path[problem.group_of[path]] = True
+    on_path = np.zeros(units.n_units, dtype=np.bool_)
+    on_path[problem.unit_of[path]] = True
     order = units.components_first(units.topological_order)
     order = np.concatenate([order[on_path[order]], order[~on_path[order]]])
     speed_rank = np.argsort(fastest_first(problem))

@@ -23,11 +23,11 @@ def dfs(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    visited = problem.group_of[_depth_first(problem.graph, importance(problem))]
+    units = Units.of(problem)
+    visited = problem.unit_of[_depth_first(problem.graph, importance(problem))]
     _, first = np.unique(visited, return_index=True)
     order = units.components_first(visited[np.sort(first)])
-    return place_by_product(units, order, np.zeros(units.count), False)
+    return place_by_product(units, order, np.zeros(units.n_units), False)
 
 
 def _depth_first(graph: OpGraph, importance: FloatArray) -> IntArray:

@@ -23,13 +23,13 @@ def divide_path(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     paths = _unit_paths(units)
     speed_rank = np.argsort(fastest_first(problem))
 
     def build(allowance: Allowance) -> Plan:
         ledger = Ledger(units, allowance)
-        device = np.empty(units.count, dtype=np.int64)
+        device = np.empty(units.n_units, dtype=np.int64)
         for path in paths:
             current = -1
             for unit in path:
@@ -41,7 +41,7 @@ def divide_path(problem: Problem, seed: int) -> Plan:
                         current = chosen
                 device[unit] = chosen
                 ledger.place(unit, chosen)
-        return Plan(device[problem.group_of])
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)
 
@@ -51,7 +51,7 @@ def _unit_paths(units: Units) -> list[list[int]]:
     gone = np.zeros(units.problem.graph.n_ops, dtype=np.bool_)
     result = []
     for path in longest_paths(units.problem, gone):
-        result.append(list(dict.fromkeys(units.problem.group_of[path].tolist())))
+        result.append(list(dict.fromkeys(units.problem.unit_of[path].tolist())))
         for unit in result[-1]:
             gone[units.members[units.ptr[unit] : units.ptr[unit + 1]]] = True
     return result

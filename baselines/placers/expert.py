@@ -25,9 +25,9 @@ def expert(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     parts = layers(units)
-    main = main_devices(problem)
+    main = problem.cluster.compute_devices
     starts = np.cumsum([0, *(len(part) for part in parts)])[:-1]
     flat = np.concatenate([np.array(part) for part in parts])
     load_s = np.add.reduceat(units.op_s[flat][:, main], starts, axis=0)
@@ -37,22 +37,15 @@ def expert(problem: Problem, seed: int) -> Plan:
         room = problem.capacity_bytes[main] - allowance.working_bytes.max()
         wanted = np.repeat(main[balanced_cut(load_s, size, room)], [len(part) for part in parts])
         ledger = Ledger(units, allowance)
-        device = np.empty(units.count, dtype=np.int64)
+        device = np.empty(units.n_units, dtype=np.int64)
         for unit, first_choice in zip(flat.tolist(), wanted.tolist(), strict=True):
             feasible = ledger.feasible(unit)
             suits = (feasible == first_choice).any()
             device[unit] = first_choice if suits else feasible[units.op_s[unit, feasible].argmin()]
             ledger.place(unit, int(device[unit]))
-        return Plan(device[problem.group_of])
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)
-
-
-def main_devices(problem: Problem) -> IntArray:
-    """Devices that are no CPUs, or all where there are only CPUs."""
-    kinds = [device.kind for device in problem.cluster.devices]
-    main = [d for d, kind in enumerate(kinds) if kind != "cpu"]
-    return np.array(main or range(len(kinds)), dtype=np.int64)
 
 
 def balanced_cut(load_s: FloatArray, size_bytes: IntArray, room_bytes: IntArray) -> IntArray:

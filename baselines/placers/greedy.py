@@ -1,9 +1,10 @@
-"""What MITE and DFS share: one pass over the units, each to the device with the smallest product of terms."""
+"""Greedy placement, for MITE and DFS: one pass, each unit to the device with the smallest product of terms."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from baselines.kernel_records import Members, inputs_of, room_of, wire_of
 from baselines.memory import Allowance, no_room, place_within_memory
 from baselines.paths import slowness
 from env.plan import Plan
@@ -26,38 +27,26 @@ def place_by_product(units: Units, order: IntArray, importance: FloatArray, mult
     from baselines.placers import greedy_kernel
 
     problem, graph = units.problem, units.problem.graph
-    n_devices = problem.cluster.n_devices
-    structure = (*graph.inputs, graph.output_ptr, graph.tensor_producer)
     relative_slowness = slowness(problem)
-    device = np.empty(units.count, dtype=np.int64)
-    used_bytes, largest_bytes = np.empty(n_devices, np.int64), np.empty(n_devices, np.int64)
+    device = np.empty(units.n_units, dtype=np.int64)
 
     def build(allowance: Allowance) -> Plan:
+        room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
         failed = greedy_kernel.place(
             order,
             multi_objective,
-            (units.ptr, units.members, problem.group_of),
-            structure,
-            wire(units),
+            Members(units.ptr, units.members, problem.unit_of),
+            inputs_of(graph),
+            graph.output_ptr,
+            wire_of(problem),
             units.op_s,
             importance,
             relative_slowness,
-            units.allowed,
-            (allowance.unit_bytes, allowance.working_bytes, problem.capacity_bytes),
+            room,
             device,
-            used_bytes,
-            largest_bytes,
         )
         if failed >= 0:
-            raise no_room(units, allowance, failed, used_bytes, largest_bytes)
-        return Plan(device[problem.group_of])
+            raise no_room(units, allowance, failed, room.used_bytes, room.largest_bytes)
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)
-
-
-def wire(units: Units) -> tuple[IntArray, FloatArray, IntArray, FloatArray, FloatArray]:
-    """Arrays that say how long a tensor takes: bytes and measured seconds [m], hops, latency and bandwidth [D, D]."""
-    problem, n_devices = units.problem, units.problem.cluster.n_devices
-    hops = np.diff(problem.route[0]).reshape(n_devices, n_devices)
-    graph = problem.graph
-    return graph.transfer_bytes, graph.tensor_transfer_s, hops, problem.latency_s, problem.bandwidth_bytes_per_s

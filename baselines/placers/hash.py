@@ -26,7 +26,7 @@ def hash_placement(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     drawn = [_fraction(f"{seed}:{name}") for name in units.label]
     # A device on which nothing takes any time is as good as infinitely fast, which has no proportion.
     capacity = 1.0 / np.maximum(slowness(problem), 1e-9)
@@ -35,7 +35,7 @@ def hash_placement(problem: Problem, seed: int) -> Plan:
         share = np.cumsum(capacity[feasible])
         return int(feasible[np.searchsorted(share / share[-1], drawn[unit], side="right")])
 
-    return place_one_by_one(units, units.components_first(np.arange(units.count)), choose)
+    return place_one_by_one(units, units.components_first(np.arange(units.n_units)), choose)
 
 
 def _fraction(text: str) -> float:

@@ -27,7 +27,7 @@ def layers(units: Units) -> list[list[int]]:
     # The first forward op decides where a unit and a layer stand; data that is there from the start says nothing.
     late = np.where(graph.phase == Phase.FORWARD, 0, 2) + (units.problem.mean_op_s == 0)
     key = position + late * graph.n_ops
-    by_unit = np.lexsort((key, units.problem.group_of))
+    by_unit = np.lexsort((key, units.problem.unit_of))
     of_unit = layer[by_unit[units.ptr[:-1]]]
     first = np.full(int(layer.max()) + 1, 4 * graph.n_ops, dtype=np.int64)
     np.minimum.at(first, layer, key)

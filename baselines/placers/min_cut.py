@@ -9,7 +9,6 @@ import numpy as np
 
 from baselines.memory import Allowance, Ledger, place_within_memory
 from baselines.network_levels import network_levels
-from baselines.placers.expert import main_devices
 from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.units import Units
@@ -24,7 +23,7 @@ _MEMORY_SHARES = (0.0, 0.5, 1.0)  # of memory in a unit's weight, until all part
 
 @dataclass(frozen=True, eq=False)
 class UnitGraph:
-    """What units exchange, as an undirected graph (U units, x edges).
+    """Traffic between units, as an undirected graph (U units, x edges).
 
     Attributes:
         ends: int64 [x, 2], units, the lower number first; no pair twice.
@@ -39,13 +38,13 @@ class UnitGraph:
         """A tensor counts once for every other unit that reads it. O(e log e)."""
         problem = units.problem
         producer, consumer, tensor = problem.graph.edge_list
-        source, target = problem.group_of[producer], problem.group_of[consumer]
-        _, once = np.unique(tensor * units.count + target, return_index=True)
+        source, target = problem.unit_of[producer], problem.unit_of[consumer]
+        _, once = np.unique(tensor * units.n_units + target, return_index=True)
         once = once[source[once] != target[once]]
         low, high = np.minimum(source, target)[once], np.maximum(source, target)[once]
-        pair, at = np.unique(low * units.count + high, return_inverse=True)
+        pair, at = np.unique(low * units.n_units + high, return_inverse=True)
         seconds = np.bincount(at.reshape(-1), problem.mean_transfer_s[tensor[once]], len(pair))
-        return UnitGraph(np.stack([pair // units.count, pair % units.count], axis=1), seconds.astype(np.float64))
+        return UnitGraph(np.stack([pair // units.n_units, pair % units.n_units], axis=1), seconds.astype(np.float64))
 
     def within(self, chosen: IntArray) -> UnitGraph:
         """The edges between chosen units (int64 [k], increasing), which are numbered from 0."""
@@ -74,15 +73,15 @@ def min_cut(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     edges = UnitGraph.of(units)
 
     def build(allowance: Allowance) -> Plan:
         for memory_share in _MEMORY_SHARES:
             device = _parts(units, edges, allowance, memory_share, seed)
             if _fits(units, allowance, device):
-                return Plan(device[problem.group_of])
-        return Plan(_repaired(units, edges, allowance, device)[problem.group_of])
+                return Plan(device[problem.unit_of])
+        return Plan(_repaired(units, edges, allowance, device)[problem.unit_of])
 
     return place_within_memory(units, build)
 
@@ -90,11 +89,11 @@ def min_cut(problem: Problem, seed: int) -> Plan:
 def _parts(units: Units, edges: UnitGraph, allowance: Allowance, memory_share: float, seed: int) -> IntArray:
     """int64 [U], device of each unit, whether it fits or not."""
     main = np.zeros(units.problem.cluster.n_devices, dtype=np.bool_)
-    main[main_devices(units.problem)] = True
+    main[units.problem.cluster.compute_devices] = True
     on_main = units.allowed & main
     choices = np.where(on_main.any(axis=1, keepdims=True), on_main, units.allowed)
     kinds, kind_of = np.unique(choices, axis=0, return_inverse=True)
-    result = np.empty(units.count, dtype=np.int64)
+    result = np.empty(units.n_units, dtype=np.int64)
     for kind, choice in enumerate(kinds):
         chosen = np.flatnonzero(kind_of.reshape(-1) == kind)
         _, devices = network_levels(units.problem, np.flatnonzero(choice))
@@ -195,7 +194,7 @@ def _repaired(units: Units, edges: UnitGraph, allowance: Allowance, wanted: IntA
     ends = np.concatenate([edges.ends, edges.ends[:, ::-1]])
     by_unit = np.argsort(ends[:, 0], kind="stable")
     neighbour, seconds = ends[by_unit, 1], np.tile(edges.seconds, 2)[by_unit]
-    ptr = np.searchsorted(ends[by_unit, 0], np.arange(units.count + 1))
+    ptr = np.searchsorted(ends[by_unit, 0], np.arange(units.n_units + 1))
     for unit in np.lexsort((-allowance.unit_bytes, units.allowed.sum(axis=1))).tolist():
         feasible = ledger.feasible(unit)
         if not (feasible == wanted[unit]).any():

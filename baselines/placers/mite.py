@@ -29,7 +29,7 @@ def mite(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     per_unit = units.largest(importance(problem))
     order = units.components_first(units.topological_order)
     return place_by_product(units, order, per_unit / max(per_unit.max(), np.finfo(np.float64).tiny), True)

@@ -16,8 +16,8 @@ def random_placement(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
-    drawn = np.random.default_rng(seed).random(units.count)
+    units = Units.of(problem)
+    drawn = np.random.default_rng(seed).random(units.n_units)
     return place_one_by_one(
-        units, np.arange(units.count), lambda unit, feasible, _: int(feasible[int(drawn[unit] * len(feasible))])
+        units, np.arange(units.n_units), lambda unit, feasible, _: int(feasible[int(drawn[unit] * len(feasible))])
     )

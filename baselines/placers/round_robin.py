@@ -17,7 +17,7 @@ def round_robin(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     n_devices = problem.cluster.n_devices
 
     def choose(unit: int, feasible: IntArray, ledger: Ledger) -> int:

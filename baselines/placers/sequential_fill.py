@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.memory import Allowance, Ledger, place_within_memory
-from baselines.placers.expert import main_devices
 from baselines.placers.layers import layers
 from env.plan import Plan
 from env.problem import Problem
@@ -24,16 +23,16 @@ def sequential_fill(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: a unit finds no room, or the step overflows a device.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     parts = layers(units)
-    main = main_devices(problem)
+    main = problem.cluster.compute_devices
     in_turn = np.concatenate([main, np.setdiff1d(np.arange(problem.cluster.n_devices), main)])
     rank = np.argsort(in_turn)
 
     def build(allowance: Allowance) -> Plan:
         ledger = Ledger(units, allowance)
         room = problem.capacity_bytes - allowance.working_bytes.max()
-        device = np.empty(units.count, dtype=np.int64)
+        device = np.empty(units.n_units, dtype=np.int64)
         turn = 0
         for part in parts:
             size = allowance.unit_bytes[part].sum()
@@ -45,6 +44,6 @@ def sequential_fill(problem: Problem, seed: int) -> Plan:
                 later = suits[turn:]
                 device[unit] = in_turn[turn + later.argmax() if later.any() else suits.argmax()]
                 ledger.place(unit, int(device[unit]))
-        return Plan(device[problem.group_of])
+        return Plan(device[problem.unit_of])
 
     return place_within_memory(units, build)

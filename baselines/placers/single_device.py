@@ -19,13 +19,13 @@ def single_device(problem: Problem, seed: int) -> Plan:
     Raises:
         InfeasibleError: no device has the memory; the sentence is about the device that misses least.
     """
-    units = Units(problem)
+    units = Units.of(problem)
     elsewhere = np.where(units.allowed, units.op_s, np.inf).argmin(axis=1)
     plans = [
-        Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.group_of]) for d in range(problem.cluster.n_devices)
+        Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.unit_of]) for d in range(problem.cluster.n_devices)
     ]
     scorer = Scorer(problem)
-    values = [scorer.value(plan.device) for plan in plans]  # a batch would compile a second loop for D placements
+    values = [scorer.value(plan) for plan in plans]  # a batch would compile a second loop for D placements
     if min(values) == np.inf:
         missing = [int(excess_bytes(problem, plan).max()) for plan in plans]
         raise overflow(problem, plans[int(np.argmin(missing))])

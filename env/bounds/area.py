@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.bounds.memory import fitting
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 _FEW = 10  # classes of which prices are found exactly
 _WORK, _FEWEST_ROWS = 12_000_000, 300  # rows times classes times steps, a tenth of a second
@@ -25,14 +26,14 @@ class Work:
     Attributes:
         seconds: float64 [n, K], infinite where not allowed or too little memory.
         size: float64 [K], devices in each class.
-        group_of: int64 [n], the unit each op is placed with.
-        n_groups: number of units.
+        unit_of: int64 [n], the unit each op is placed with.
+        n_units: number of units.
     """
 
     seconds: FloatArray
     size: FloatArray
-    group_of: IntArray
-    n_groups: int
+    unit_of: IntArray
+    n_units: int
 
     @staticmethod
     def of(problem: Problem) -> Work:
@@ -42,19 +43,24 @@ class Work:
     @staticmethod
     def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
         """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
-        seconds = np.where(fitting(problem), problem.op_s, np.inf)
+        seconds = np.where(problem.suits, problem.op_s, np.inf)
         classes: dict[tuple[bytes, int], list[int]] = {}
         for d in range(problem.cluster.n_devices):
             classes.setdefault((seconds[:, d].tobytes(), int(kind[d])), []).append(d)
         first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
         columns = np.ascontiguousarray(seconds[:, first])
-        return Work(columns, size, problem.group_of, len(problem.groups)), first
+        return Work(columns, size, problem.unit_of, problem.n_units), first
 
     def cheapest_s(self, price: FloatArray) -> FloatArray:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""
         result: FloatArray = np.where(np.isfinite(self.seconds), self.seconds * price, np.inf).min(axis=1)
         return result
+
+    def largest_unit_s(self) -> float:
+        """Seconds of the largest unit on its fastest allowed device: one device must do it all. O(n K)."""
+        seconds = np.column_stack([np.bincount(self.unit_of, column, self.n_units) for column in self.seconds.T])
+        return float(seconds.min(axis=1).max())
 
     def area(self, chosen: BoolArray, start: FloatArray | None = None) -> tuple[float, FloatArray]:
         """Least time to run the chosen ops, units whole but spread fractionally, and the prices that prove it.
@@ -68,7 +74,7 @@ class Work:
             start: float64 [K], prices to begin with, if there are good ones.
         """
         totals = np.column_stack(
-            [np.bincount(self.group_of[chosen], column[chosen], self.n_groups) for column in self.seconds.T]
+            [np.bincount(self.unit_of[chosen], column[chosen], self.n_units) for column in self.seconds.T]
         )
         totals = totals[totals.min(axis=1) > 0]
         return _dearest(totals, self.size, start)

@@ -13,7 +13,6 @@ import numpy as np
 
 from env.bounds.area import Work
 from env.bounds.heads import Pairs
-from env.bounds.load_bounds import largest_unit_s
 from env.bounds.memory import memory_reason
 from env.bounds.memory_area import Room
 from env.bounds.memory_path import slowed_path_s
@@ -68,7 +67,7 @@ def lower_bound(problem: Problem) -> Bound:
     # A score adds up n times, each with a rounding error; a bound must not exceed it for that.
     safety = 1.0 - 1e-12 - 4 * problem.graph.n_ops * np.finfo(np.float64).eps
     if problem.objective == THROUGHPUT:
-        largest_s = largest_unit_s(work)
+        largest_s = work.largest_unit_s()
         return Bound(0.0, 0.0, float(area_s * safety), float(largest_s * safety), memory_reason(problem))
     pairs = Pairs.of(problem)
     head_s, tail_s = pairs.heads(), pairs.tails()
@@ -136,7 +135,7 @@ def _one_device_groups(problem: Problem, work: Work, head_s: FloatArray, tail_s:
     """Largest single-device bound over colocation groups, and over the ops that only one device may run."""
     best = 0.0
     columns = range(work.seconds.shape[1])
-    for members in problem.groups:
+    for members in problem.units:
         if len(members) > 1:
             possible = [d for d in columns if np.isfinite(work.seconds[members[0], d])]
             best = max(

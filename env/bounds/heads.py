@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.bounds.memory import fitting, working_set_bytes
-from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from graphs.opgraph import FloatArray, IntArray
 
 _STEPS = 4e8  # insertions into sorted lists, about a second
 _FEWEST, _MOST = 16, 1024
@@ -44,13 +45,13 @@ class Pairs:
         pair, which = np.unique(producer * n + consumer, return_inverse=True)
         remote_s = np.zeros(len(pair))
         np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor))
-        fits = fitting(problem)
+        fits = problem.suits
         fastest_s = np.where(fits, problem.op_s, np.inf).min(axis=1)
         source, target = pair // n, pair % n
         apart = ~(fits[source] & fits[target]).any(axis=1)
-        kept = np.bincount(problem.group_of, problem.graph.kept_bytes, len(problem.groups)).astype(np.float64)
+        kept = np.bincount(problem.unit_of, problem.graph.kept_bytes, problem.n_units).astype(np.float64)
         largest = np.where(problem.allowed, problem.capacity_bytes, 0).max(axis=1).astype(np.float64)
-        sizes = problem.group_of, kept, working_set_bytes(problem).astype(np.float64), largest * (1 + _ROUNDING)
+        sizes = problem.unit_of, kept, problem.working_bytes.astype(np.float64), largest * (1 + _ROUNDING)
         return Pairs(problem.graph.topological_order, source, target, remote_s, apart, fastest_s, sizes)
 
     @property
@@ -101,7 +102,6 @@ def _least_transfer_s(problem: Problem, producer: IntArray, consumer: IntArray, 
     choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
     choice_of = choice_of.reshape(-1)
     graph, n = problem.graph, problem.cluster.n_devices
-    hops = np.diff(problem.route[0]).reshape(n, n)
     kind = choice_of[producer] * len(choices) + choice_of[consumer]
     result = np.full(len(tensor), np.inf)
     for k in np.unique(kind).tolist():
@@ -112,8 +112,8 @@ def _least_transfer_s(problem: Problem, producer: IntArray, consumer: IntArray, 
         for latency_s, bandwidth in _undominated(problem.latency_s[ends], problem.bandwidth_bytes_per_s[ends]):
             modelled = np.minimum(modelled, latency_s + size / bandwidth)
         if ends.any():
-            result[chosen] = np.where(np.isnan(measured), modelled, measured * hops[ends].min())
-    result[problem.group_of[producer] == problem.group_of[consumer]] = np.inf
+            result[chosen] = np.where(np.isnan(measured), modelled, measured * problem.hops[ends].min())
+    result[problem.unit_of[producer] == problem.unit_of[consumer]] = np.inf
     return result
 
 

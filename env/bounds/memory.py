@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from env.bounds.memory_advice import devices_needed, smaller_op
-from env.problem import BoolArray, Problem
 from graphs.arrays import IntArray, sums
 from graphs.formatting import exact_bytes, format_bytes
 from graphs.kept import kept_words
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
 
 
 def memory_reason(problem: Problem) -> str | None:
@@ -18,48 +22,21 @@ def memory_reason(problem: Problem) -> str | None:
     the kept bytes of all ops that share a choice of devices fit on these devices; all kept bytes and the largest
     working set fit on the whole cluster.
     """
-    working = working_set_bytes(problem)
+    working = problem.working_bytes
     return _group_too_large(problem, working) or _kinds_too_small(problem) or _cluster_too_small(problem, working)
-
-
-def working_set_bytes(problem: Problem) -> IntArray:
-    """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs.
-
-    0 for an op that takes no time on some device it may run on: memory is counted over time, so it may need none.
-    """
-    graph = problem.graph
-    _, consumer, tensor = graph.edge_list
-    size = graph.workspace_bytes.copy()
-    np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
-    np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
-    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
-    return np.where(fastest_s > 0, size, 0)
-
-
-def fitting(problem: Problem) -> BoolArray:
-    """bool [n, D]: `Problem.allowed`, less the devices too small for an op and what its group keeps.
-
-    A group too large for every device stays where it is allowed: `memory_reason` speaks of it.
-    """
-    count = len(problem.groups)
-    needed = np.zeros(count, dtype=np.int64)
-    np.maximum.at(needed, problem.group_of, working_set_bytes(problem))
-    needed += sums(problem.group_of, problem.graph.kept_bytes, count)
-    fits: BoolArray = problem.allowed & (needed[problem.group_of][:, None] <= problem.capacity_bytes)
-    return np.where(fits.any(axis=1, keepdims=True), fits, problem.allowed)
 
 
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
-    by_group = sums(problem.group_of, graph.kept_bytes, len(problem.groups))
+    by_group = sums(problem.unit_of, graph.kept_bytes, problem.n_units)
     room = np.where(problem.allowed, problem.capacity_bytes, -1)
     largest = room.argmax(axis=1)
-    needed = by_group[problem.group_of] + working
+    needed = by_group[problem.unit_of] + working
     short = np.flatnonzero(needed > room[np.arange(graph.n_ops), largest])
     if not len(short):
         return None
     i = int(short[np.argmax((needed - room.max(axis=1))[short])])
-    with_group = " and the ops that must share its device" if len(problem.groups[problem.group_of[i]]) > 1 else ""
+    with_group = " and the ops that must share its device" if len(problem.units[problem.unit_of[i]]) > 1 else ""
     device = devices[int(largest[i])]
     free = int(problem.capacity_bytes[largest[i]])
     way_out = smaller_op(problem, working, i)

@@ -7,20 +7,23 @@ devices than said cannot do; that so many do is for a search to find.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import Problem
 from graphs.arrays import IntArray, sums
 from graphs.formatting import format_bytes
 from graphs.kept import activation_bytes, kept_words
+
+if TYPE_CHECKING:
+    from env.problem import Problem
 
 _HALVED = ("float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The same step done in another way (n ops, G groups of `Problem.groups`).
+    """The same step done in another way (n ops, G groups of `Problem.units`).
 
     Attributes:
         name: the way, in words; empty for the graph as it is.
@@ -47,7 +50,7 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
             return np.where(wide, size // 2, size) if is_half else size
 
         by_op = sized(graph.kept_bytes) - sized(graph.optimizer_bytes) * is_stateless
-        by_group = sums(problem.group_of, by_op, len(problem.groups))
+        by_group = sums(problem.unit_of, by_op, problem.n_units)
         return Variant(name, by_group, sized(working_bytes))
 
     found = [variant("", False, False)]
@@ -84,7 +87,7 @@ def smaller_op(problem: Problem, working_bytes: IntArray, op: int) -> str:
     room = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).max())
     words = []
     for variant in variants(problem, working_bytes):
-        needed = int(variant.kept_bytes[problem.group_of[op]] + variant.working_bytes[op])
+        needed = int(variant.kept_bytes[problem.unit_of[op]] + variant.working_bytes[op])
         if variant.name and needed <= room:
             words.append(f"with {variant.name} ({format_bytes(needed)})")
     return f"; it would fit {_either(words)}" if words else "; a device with more memory is needed"

@@ -33,7 +33,7 @@ class Room:
     @staticmethod
     def of(problem: Problem) -> Room:
         """The classes of a problem."""
-        total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.group_of, len(problem.groups)
+        total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.unit_of, problem.n_units
         work, first = Work.classes(problem, problem.capacity_bytes)
         weight = work.seconds.min(axis=1)
         weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
@@ -73,11 +73,11 @@ class Room:
         work = self.work
         seconds = np.column_stack(
             [
-                np.bincount(work.group_of, np.where(chosen | np.isinf(column), column, 0.0), work.n_groups)
+                np.bincount(work.unit_of, np.where(chosen | np.isinf(column), column, 0.0), work.n_units)
                 for column in work.seconds.T
             ]
         )
-        kept = np.bincount(work.group_of, self.kept, work.n_groups)
+        kept = np.bincount(work.unit_of, self.kept, work.n_units)
         some = (seconds.min(axis=1) > 0) | (kept > 0)
         return Programme(seconds[some], kept[some], work.size, self.capacity, one_by_one).best()
 

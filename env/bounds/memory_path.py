@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.bounds.heads import Pairs
-from env.bounds.memory_area import Room
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray
+if TYPE_CHECKING:
+    from env.bounds.heads import Pairs
+    from env.bounds.memory_area import Room
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray
 
 _ROUNDS = 4  # paths for which prices are sought, each the longest under the prices of the one before, while that helps
 

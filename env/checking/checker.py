@@ -6,15 +6,16 @@ transfer times and memory come from `env.checking.reference`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from env.checking.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.checking.reference import ReferenceResult, op_seconds, simulate_reference, transfer_seconds
 from env.checking.reference_memory import Sending, memory_intervals, peak_memory
 from env.cluster import Cluster
+from env.plan import Plan
 from graphs.errors import MismatchError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
@@ -62,37 +63,22 @@ class Audit:
     problems: tuple[str, ...]
 
 
-def audit(
-    graph: OpGraph,
-    cluster: Cluster,
-    placement: Mapping[str, str],
-    priority: str = "longest_path",
-    order: Sequence[str] | None = None,
-    transfer_order: Sequence[tuple[str, int, str]] | None = None,
-) -> Audit:
-    """Simulate a placement with the plain simulator and check the schedule that comes out.
+def audit(graph: OpGraph, cluster: Cluster, plan: Plan, priority: str = "longest_path") -> Audit:
+    """Simulate a plan with the plain simulator and check the schedule that comes out.
 
     Args:
-        graph, cluster: what the placement is for.
-        placement: op name -> device name.
+        graph, cluster: what the plan is for.
+        plan: where every op runs, and possibly in which order; `env.checking.naming.plan_of` makes one of names.
         priority: how devices choose, see `env.checking.reference.simulate_reference`.
-        order: all op names in the order they started; replaces ``priority``.
-        transfer_order: (producer, output number, receiving device) of every transfer in the sequence in which they
-            start, the output number counting the producer's tensors in graph order from 0; makes of ``order`` and this
-            a fixed sequence (docs/score.md).
 
     Raises:
-        MismatchError: the placement or the order does not name every op of the graph exactly once, or names an
-            unknown device; or a transfer order without ``order``, of unknown names, with other transfers than the
+        MismatchError: the plan is for other ops or devices; an order of transfers with other transfers than the
             placement needs, or that can never be carried out.
     """
-    device = device_numbers(graph, cluster, placement)
-    ranks = None if order is None else _ranks(graph, order)
-    moves = None if transfer_order is None else _moves(graph, cluster, transfer_order)
-    result = simulate_reference(graph, cluster, device, priority, ranks, moves)
+    result = simulate_reference(graph, cluster, plan, priority)
     sent = result.transfers
     schedule = _Times(
-        device=np.array(device, dtype=np.int64),
+        device=plan.device,
         op_start_s=np.array(result.op_start_s),
         op_end_s=np.array(result.op_end_s),
         transfer_tensor=np.array([t.tensor for t in sent], dtype=np.int64),
@@ -107,38 +93,29 @@ def audit(
         peak_bytes={d.name: peak for d, peak in zip(cluster.devices, result.peak_bytes, strict=True)},
         bytes_moved=sum(sizes[t.tensor] for t in sent),
         step=result,
-        problems=tuple(check_schedule(graph, cluster, schedule, None if moves is None else ranks, moves)),
+        problems=tuple(check_schedule(graph, cluster, schedule, plan)),
     )
 
 
-def check_schedule(
-    graph: OpGraph,
-    cluster: Cluster,
-    schedule: ScheduleLike,
-    order: Sequence[float] | None = None,
-    transfer_order: Sequence[tuple[int, int]] | None = None,
-) -> list[str]:
+def check_schedule(graph: OpGraph, cluster: Cluster, schedule: ScheduleLike, plan: Plan | None = None) -> list[str]:
     """Everything that is wrong with a schedule, as sentences; empty if it is valid.
 
     Every op runs once, where it may, for its time, with its colocation group; one op at a time per device; each tensor
     is sent once to each device that needs it, after its production, for its transfer time, over links that carry one
     transfer at a time; no op starts before its inputs are there; no device holds more than its memory.
 
-    How devices and links choose among what waits is not checked, unless the schedule is said to be a fixed sequence:
-    then devices and exclusive links must keep to it, and nothing may start later than it must.
+    How devices and links choose among what waits is not checked, unless the plan is a fixed sequence: then devices and
+    exclusive links must keep to it, and nothing may start later than it must.
 
     Args:
         graph, cluster, schedule: any.
-        order: float [n], lower first on each device: with ``transfer_order``, the fixed sequence.
-        transfer_order: (tensor, receiving device) in sequence.
+        plan: what the schedule is to carry out: every op runs where it says.
 
     Raises:
-        MismatchError: only one of the two sequences, or not one number per op.
+        MismatchError: the plan is not one device per op of the graph.
     """
-    if (order is None) != (transfer_order is None) or (order is not None and len(order) != graph.n_ops):
-        raise MismatchError(
-            f"a fixed sequence has a number for each of {graph.n_ops} ops and a transfer order; pass both or neither."
-        )
+    if plan is not None and len(plan.device) != graph.n_ops:
+        raise MismatchError(f"a plan has a device for each of {graph.n_ops} ops, got {len(plan.device)}.")
     n, x = graph.n_ops, len(schedule.transfer_tensor)
     lengths = [len(schedule.device), len(schedule.op_start_s), len(schedule.op_end_s)]
     if lengths != [n, n, n]:
@@ -166,7 +143,8 @@ def check_schedule(
         *step.inputs(),
         *step.devices_and_links(),
         *step.memory(),
-        *([] if order is None or transfer_order is None else step.sequences(order, transfer_order)),
+        *(() if plan is None else step.places(plan)),
+        *(() if plan is None else step.sequences(plan)),
     ]
 
 
@@ -317,9 +295,18 @@ class _Checked:
                     f"{exact_bytes(room)}{reserved}."
                 )
 
-    def sequences(self, order: Sequence[float], transfer_order: Sequence[tuple[int, int]]) -> Iterator[str]:
+    def places(self, plan: Plan) -> Iterator[str]:
+        """Every op runs where the plan has it."""
+        for op, found, wanted in zip(self.op_list, self.device, plan.device.tolist(), strict=True):
+            if found != wanted:
+                yield f"op {op.name!r} runs on {self._name(found)}, but the plan has it on device {wanted}."
+
+    def sequences(self, plan: Plan) -> Iterator[str]:
         """Devices and exclusive links keep to a fixed sequence, and nothing waits for longer than it must."""
-        place = {(int(t), int(d)): k for k, (t, d) in enumerate(transfer_order)}
+        if plan.order is None or plan.transfer_order is None:
+            return
+        order = plan.order.tolist()
+        place = {(t, d): k for k, (t, d) in enumerate(plan.transfer_order.tolist())}
         for tensor, target in sorted(place.keys() ^ {(s.tensor, s.target) for s in self.sent}):
             yield f"the transfer order and the schedule differ in tensor {tensor} to device {target}."
         turns = self._op_turns(order) + self._transfer_turns(place)
@@ -336,7 +323,7 @@ class _Checked:
             if turn.start_s > needed_s + self.slack_s:
                 yield f"{turn.what} starts at {turn.start_s} s, though nothing keeps it from starting at {needed_s} s."
 
-    def _op_turns(self, order: Sequence[float]) -> list[_Turn]:
+    def _op_turns(self, order: list[float]) -> list[_Turn]:
         needed_s = [0.0] * len(self.op_list)
         for _, c, there_s in self._reads():
             needed_s[c] = max(needed_s[c], there_s or 0.0)
@@ -368,35 +355,3 @@ class _Checked:
             )
             for s in sorted(known, key=lambda s: place[s.tensor, s.target])
         ]
-
-
-def _ranks(graph: OpGraph, order: Sequence[str]) -> list[float]:
-    rank = {name: float(k) for k, name in enumerate(order)}
-    if len(rank) < len(order) or rank.keys() != set(graph.op_names):
-        wrong = sorted(rank.keys() ^ set(graph.op_names))
-        named = repr(wrong[0]) if wrong else "an op twice"
-        raise MismatchError(f"an order names every op of graph {graph.name!r} exactly once; check {named}.")
-    return [rank[name] for name in graph.op_names]
-
-
-def _moves(graph: OpGraph, cluster: Cluster, transfer_order: Sequence[tuple[str, int, str]]) -> list[tuple[int, int]]:
-    """Names as (tensor, receiving device)."""
-    devices = {device.name: number for number, device in enumerate(cluster.devices)}
-    outputs: dict[str, list[int]] = {name: [] for name in graph.op_names}
-    for t, producer in enumerate(graph.tensor_producer.tolist()):
-        outputs[graph.op_names[producer]].append(t)
-    result = []
-    for producer, number, device in transfer_order:
-        if producer not in outputs:
-            raise MismatchError(f"the transfer order names op {producer!r}, which graph {graph.name!r} does not have.")
-        if device not in devices:
-            raise MismatchError(
-                f"the transfer order sends to {device!r}, but cluster {cluster.name!r} has {', '.join(devices)}."
-            )
-        if not 0 <= number < len(outputs[producer]):
-            raise MismatchError(
-                f"the transfer order names output {number} of op {producer!r}, which has {len(outputs[producer])} "
-                "outputs, counted from 0."
-            )
-        result.append((outputs[producer][number], devices[device]))
-    return result

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from env.checking.reference_memory import Sending, memory_intervals, peak_memory
 from env.cluster import Cluster, Device
+from env.plan import Plan
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Tensor
 
@@ -42,61 +42,42 @@ class ReferenceResult:
     transfers: tuple[Sending, ...]
 
 
-def simulate_reference(
-    graph: OpGraph,
-    cluster: Cluster,
-    placement: Sequence[int] | Mapping[str, str],
-    priority: str = "longest_path",
-    order: Sequence[float] | None = None,
-    transfer_order: Sequence[tuple[int, int]] | None = None,
-) -> ReferenceResult:
+def simulate_reference(graph: OpGraph, cluster: Cluster, plan: Plan, priority: str = "longest_path") -> ReferenceResult:
     """Simulate one step.
 
     Args:
         graph, cluster: any; pins and colocation are not looked at.
-        placement: a device number per op, or device names by op name.
-        priority: ``"longest_path"``, ``"fifo"`` or ``"msr"``.
-        order: a number per op, lower first; replaces ``priority``.
-        transfer_order: (tensor, receiving device) of every transfer; makes of ``order`` and this a fixed sequence.
+        plan: where every op runs, and possibly in which order.
+        priority: ``"longest_path"``, ``"fifo"`` or ``"msr"``, for a plan without an order.
 
     Raises:
         UnknownNameError: the priority does not exist.
-        MismatchError: the placement is not one device of the cluster per op of the graph; a transfer order without
-            ``order``, with other transfers than the placement needs, or that can never be carried out.
+        MismatchError: the plan is not one device of the cluster per op of the graph; an order of transfers with other
+            transfers than the placement needs, or that can never be carried out.
     """
-    if order is None and priority not in PRIORITIES:
+    if plan.order is None and priority not in PRIORITIES:
         raise UnknownNameError("priority", priority, PRIORITIES)
-    numbers = device_numbers(graph, cluster, placement)
+    numbers = device_numbers(graph, cluster, plan)
+    order = None if plan.order is None else plan.order.tolist()
     step = _Step(graph, cluster, numbers, priority, order)
-    if transfer_order is not None:
-        step = _FixedStep(graph, cluster, numbers, priority, order, transfer_order=[(t, d) for t, d in transfer_order])
+    if plan.transfer_order is not None:
+        moves = [(tensor, target) for tensor, target in plan.transfer_order.tolist()]
+        step = _FixedStep(graph, cluster, numbers, priority, order, transfer_order=moves)
     step.run()
     return step.result()
 
 
-def device_numbers(graph: OpGraph, cluster: Cluster, placement: Sequence[int] | Mapping[str, str]) -> list[int]:
-    """A placement as one device number per op.
+def device_numbers(graph: OpGraph, cluster: Cluster, plan: Plan) -> list[int]:
+    """A plan's device number of every op.
 
     Raises:
         MismatchError: not exactly one device of the cluster for each op of the graph.
     """
-    names = {device.name: number for number, device in enumerate(cluster.devices)}
-    if isinstance(placement, Mapping):
-        for op in graph.op_names:
-            if op not in placement:
-                raise MismatchError(f"the placement has no device for op {op!r}; place every op of the graph once.")
-        for op in set(placement) - set(graph.op_names):
-            raise MismatchError(f"the placement names op {op!r}, which graph {graph.name!r} does not have.")
-        for op, device in placement.items():
-            if device not in names:
-                raise MismatchError(
-                    f"op {op!r} is placed on {device!r}, but cluster {cluster.name!r} has {', '.join(names)}."
-                )
-        return [names[placement[op]] for op in graph.op_names]
-    numbers = [int(number) for number in placement]
-    if len(numbers) != graph.n_ops or any(not 0 <= number < len(names) for number in numbers):
+    numbers: list[int] = plan.device.tolist()
+    n_devices = len(cluster.devices)
+    if len(numbers) != graph.n_ops or any(not 0 <= number < n_devices for number in numbers):
         raise MismatchError(
-            f"a placement has one number from 0 to {len(names) - 1} for each of {graph.n_ops} ops; "
+            f"a placement has one number from 0 to {n_devices - 1} for each of {graph.n_ops} ops; "
             f"got {len(numbers)} numbers from {min(numbers, default=0)} to {max(numbers, default=0)}."
         )
     return numbers
@@ -131,7 +112,7 @@ class _Step:
     cluster: Cluster
     device: list[int]
     priority: str
-    order: Sequence[float] | None
+    order: list[float] | None
     now: float = 0.0
     running: dict[int, int] = field(default_factory=dict)  # device -> op
     transfers: list[Sending] = field(default_factory=list)

@@ -5,12 +5,12 @@ It shares no code with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from env.checking.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
 from env.checking.reference_memory import memory_intervals, steady_memory
 from env.cluster import Cluster
+from env.plan import Plan
 from graphs.opgraph import OpGraph, Tensor
 
 
@@ -36,22 +36,19 @@ class ReferenceLoads:
 
 
 def reference_loads(
-    graph: OpGraph,
-    cluster: Cluster,
-    placement: Sequence[int] | Mapping[str, str],
-    step: ReferenceResult | None = None,
+    graph: OpGraph, cluster: Cluster, plan: Plan, step: ReferenceResult | None = None
 ) -> ReferenceLoads:
-    """The loads of a placement.
+    """The loads of a plan.
 
     Args:
         graph, cluster: any; pins and colocation are not looked at.
-        placement: a device number per op, or device names by op name.
-        step: one step of it, which says in which order devices work; by default by the longest remaining path.
+        plan: where every op runs; its order counts for memory only.
+        step: one step of it, if it is known already.
 
     Raises:
-        MismatchError: the placement is not one device of the cluster per op of the graph.
+        MismatchError: the plan is not one device of the cluster per op of the graph.
     """
-    numbers = device_numbers(graph, cluster, placement)
+    numbers = device_numbers(graph, cluster, plan)
     ops, tensors = graph.records()
     place = dict(zip(graph.op_names, numbers, strict=True))
     device_s = [0.0 for _ in cluster.devices]
@@ -76,7 +73,7 @@ def reference_loads(
                     if cluster.links[number].exclusive:
                         link_s[number] += transfer_seconds(tensor, cluster, home, d)
     value_s = max(device_s + link_s)
-    step = step or simulate_reference(graph, cluster, numbers)
+    step = step or simulate_reference(graph, cluster, plan)
     times = numbers, step.op_start_s, step.op_end_s
     held = steady_memory(kept, memory_intervals(ops, tensors, *times, step.transfers), *times, value_s)
     return ReferenceLoads(

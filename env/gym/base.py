@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env.gym.batch import Rows, check_options
+from env.gym.batch import EnvBatch, make_batch
 from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation
 from env.gym.rendering import RENDER_MODES, render
@@ -20,7 +20,7 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 
 class PlacementEnv(gymnasium.Env[Observation, Any]):
-    """One row of `env.gym.batch.Rows` behind Gymnasium's interface.
+    """A batch of one row (`env.gym.batch.EnvBatch`) behind Gymnasium's interface.
 
     Args:
         graph, cluster: one or several, each an object, a name or a file; every pair is a task, drawn at reset.
@@ -33,7 +33,7 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # type: ignore[misc]
-    rows_type: ClassVar[type[Rows]]
+    batch_type: ClassVar[type[EnvBatch]]
 
     def __init__(
         self,
@@ -44,17 +44,16 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
     ) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
-        check_options(self.rows_type, options)
         self.render_mode = render_mode
-        self._rows = self.rows_type(1, graph, cluster, **options)
-        self.observation_space = self._rows.observation_space  # type: ignore[assignment]
-        self.action_space = self._rows.action_space
+        self._batch = make_batch(self.batch_type, 1, graph, cluster, options)
+        self.observation_space = self._batch.observation_space  # type: ignore[assignment]
+        self.action_space = self._batch.action_space
         self._over = True
 
     @property
     def tasks(self) -> tuple[Task | Impossible, ...]:
         """Every pair of a graph and a cluster."""
-        return self._rows.tasks
+        return self._batch.tasks
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -66,9 +65,9 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
             MismatchError: unknown options, or a task that does not exist.
         """
         super().reset(seed=seed)
-        self._rows.begin(_ONLY, [self.np_random], [options])
+        self._batch.begin(_ONLY, [self.np_random], [options])
         self._over = False
-        return self._observation(), {"task": int(self._rows.task[0])}
+        return self._observation(), {"task": int(self._batch.task[0])}
 
     def step(self, action: Any) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
         """Act.
@@ -78,22 +77,22 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
         """
         if self._over:
             raise MismatchError("the episode is over or has not begun; call reset first.")
-        done = self._rows.act(np.asarray(action)[np.newaxis])
+        done = self._batch.act(np.asarray(action)[np.newaxis])
         terminated, truncated = bool(done.terminated[0]), bool(done.truncated[0])
         self._over = terminated or truncated
-        info = self._rows.describe(_ONLY)[0] if done.scored[0] else {}
+        info = self._batch.describe(_ONLY)[0] if done.scored[0] else {}
         return self._observation(), float(done.reward[0]), terminated, truncated, info
 
     def action_masks(self) -> BoolArray:
         """bool [A]: the actions worth trying, as sb3-contrib's maskable algorithms ask for them."""
-        mask: BoolArray = self._rows.masks()[0]
+        mask: BoolArray = self._batch.masks()[0]
         return mask
 
     def render(self) -> str | NDArray[np.uint8] | None:
         """A Gantt chart of what is placed, as the render mode says."""
-        return None if self.render_mode is None else render(self._rows, 0, self.render_mode)
+        return None if self.render_mode is None else render(self._batch, 0, self.render_mode)
 
     def _observation(self) -> Observation:
-        rows = self._rows
-        found = {key: value[rows.task[0]].copy() for key, value in rows.static.items()}
-        return found | {key: value[0] for key, value in rows.dynamic().items()}
+        batch = self._batch
+        found = {key: value[batch.task[0]].copy() for key, value in batch.static.items()}
+        return found | {key: value[0] for key, value in batch.dynamic().items()}

@@ -1,8 +1,7 @@
-"""`Rows`: k environments of one kind that are stepped together. A single environment is one row."""
+"""`EnvBatch`: k environments of one kind that are stepped together. A single environment is a batch of one row."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,8 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation, stack, static_space
-from env.gym.rewards import Outcome, Reward, reward_of
-from env.gym.task import Impossible, Order, Task, Units, make_tasks
+from env.gym.options import SHARED, EnvOptions
+from env.gym.rewards import Outcome, reward_of
+from env.gym.task import Impossible, Task, make_tasks
+from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.simulation.simulator import BatchScores, Simulator
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
@@ -40,7 +41,7 @@ class Simulated:
         """`Simulator.batch`."""
         if len(placed := np.asarray(devices)) != 1:
             return self._simulator.batch(placed, orders=orders)
-        score = self._simulator.score(placed[0], order=None if orders is None else np.asarray(orders)[0])
+        score = self._simulator.score(Plan(placed[0], None if orders is None else np.asarray(orders)[0]))
         return BatchScores(*(np.array([getattr(score, field.name)]) for field in fields(BatchScores)))
 
 
@@ -51,12 +52,12 @@ EXECUTE = "execute"  # by this name alone there is nothing to run
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step of k rows led to.
+    """The outcome of one step of k rows.
 
     Attributes:
         reward: float64 [k].
         terminated, truncated: bool [k].
-        scored: bool [k], rows of which `Rows.outcome` is news.
+        scored: bool [k], rows of which `EnvBatch.outcome` is news.
     """
 
     reward: FloatArray
@@ -65,11 +66,12 @@ class Step:
     scored: BoolArray
 
 
-class Rows(ABC):
+class EnvBatch(ABC):
     """k environments as arrays: which task each row is at, and what its last placement scored.
 
     Attributes:
         count: k.
+        options: what it was made with.
         tasks: every pair of a graph and a cluster.
         task: int64 [k], index of each row's task.
         outcome: what each row's last placement scored (`env.gym.rewards.Outcome`, [k]).
@@ -77,23 +79,18 @@ class Rows(ABC):
         static: observations of each task that never change, [T, ...].
     """
 
+    own_keywords: ClassVar[tuple[str, ...]] = ()  # fields of `EnvOptions` that it has beside the shared ones
     saved: ClassVar[tuple[str, ...]] = ("task",)  # attributes that are the state of a run, beside the outcome
 
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        order: Order = "topological",
+        options: EnvOptions,
     ) -> None:
-        self.count = count
-        self.tasks = make_tasks(graph, cluster, units, order)
-        self._reward = reward_of(reward)
-        self._make_scorer = scorer_of(scorer)
+        self.count, self.options = count, options
+        self.tasks = make_tasks(options.graph, options.cluster, options.units, options.order)
+        self._reward = reward_of(options.reward)
+        self._make_scorer = scorer_of(options.scorer)
         self._scorers: dict[int, BatchScorer] = {}
         self.possible = [task if isinstance(task, Task) else None for task in self.tasks]
         self.n_units, self.n_ops, n_edges, self.n_devices = _sizes(self.tasks)
@@ -135,7 +132,7 @@ class Rows(ABC):
 
     @abstractmethod
     def shown(self, row: int) -> tuple[IntArray, FloatArray | None]:
-        """What to draw: device of each unit, int64 [U], -1 if not placed, and explicit order of the ops, if any."""
+        """The plan to draw: device of each unit, int64 [U], -1 if not placed, and explicit order of the ops, if any."""
 
     # -- what all share -----------------------------------------------------------------------------------
 
@@ -286,16 +283,19 @@ class Rows(ABC):
         return None if wanted is None else int(wanted)
 
 
-def check_options(kind: type[Rows], options: Mapping[str, Any]) -> None:
-    """Refuse keywords that an environment does not have.
+def make_batch(
+    kind: type[EnvBatch], count: int, graph: Graphs, cluster: Clusters, keywords: Mapping[str, Any]
+) -> EnvBatch:
+    """Make k environments of a kind with its keywords.
 
     Raises:
-        UnknownNameError: lists the valid names.
+        UnknownNameError: a keyword that it does not have; lists the valid names.
     """
-    known = [name for name in inspect.signature(kind).parameters if name != "count"]
-    for name in options:
+    known = (*SHARED, *kind.own_keywords)
+    for name in keywords:
         if name not in known:
             raise UnknownNameError("keyword", name, [*known, "render_mode"])
+    return kind(count, EnvOptions(graph, cluster, **keywords))
 
 
 def scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import Rows, ScorerFactory, Step
-from env.gym.named import Clusters, Graphs
+from env.gym.batch import EnvBatch, Step
 from env.gym.observations import Observation
-from env.gym.rewards import Reward
-from env.gym.task import Units
+from env.gym.options import EnvOptions
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 
 
-class GroupRows(Rows):
-    """k rows of `GroupEnv`, whose keywords it takes."""
+class GroupBatch(EnvBatch):
+    """k rows of `GroupEnv`."""
+
+    own_keywords: ClassVar[tuple[str, ...]] = ("with_order",)
 
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        with_order: bool = False,
+        options: EnvOptions,
     ) -> None:
-        self.with_order = with_order
-        super().__init__(count, graph, cluster, reward=reward, scorer=scorer, units=units)
+        super().__init__(count, options)
         self._last = np.full((count, self.action_space.shape[0]), -1, dtype=np.int64)  # type: ignore[index]
 
     def _action_space(self) -> spaces.Space[Any]:
-        places = [self.n_ops] * self.n_ops if self.with_order else []
+        places = [self.n_ops] * self.n_ops if self.options.with_order else []
         return spaces.MultiDiscrete([self.n_devices] * self.n_units + places)
 
     def _dynamic_space(self) -> dict[str, spaces.Space[Any]]:
@@ -48,7 +41,7 @@ class GroupRows(Rows):
 
     def _act(self, actions: IntArray) -> Step:
         everyone = np.arange(self.count)
-        orders = actions[:, self.n_units :].astype(np.float64) if self.with_order else None
+        orders = actions[:, self.n_units :].astype(np.float64) if self.options.with_order else None
         reward = self._score(everyone, actions[:, : self.n_units], orders)
         self._last = actions
         done = np.ones(self.count, dtype=np.bool_)
@@ -62,11 +55,11 @@ class GroupRows(Rows):
         devices = self.allowed.copy()
         devices[~devices.any(axis=2)] = True  # a choice that is padding needs some action, too
         found = devices[self.task].reshape(self.count, -1)
-        places = np.ones((self.count, self.n_ops**2 if self.with_order else 0), dtype=np.bool_)
+        places = np.ones((self.count, self.n_ops**2 if self.options.with_order else 0), dtype=np.bool_)
         return np.concatenate([found, places], axis=1)
 
     def shown(self, row: int) -> tuple[IntArray, FloatArray | None]:
-        order = self._last[row, self.n_units :].astype(np.float64) if self.with_order else None
+        order = self._last[row, self.n_units :].astype(np.float64) if self.options.with_order else None
         return self._last[row, : self.n_units], order
 
 
@@ -95,4 +88,4 @@ class GroupEnv(PlacementEnv):
         render_mode: ``"ansi"`` or ``"rgb_array"``.
     """
 
-    rows_type = GroupRows
+    batch_type = GroupBatch

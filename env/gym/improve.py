@@ -9,11 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import Rows, ScorerFactory, Step
-from env.gym.named import Clusters, Graphs
+from env.gym.batch import EnvBatch, Step
 from env.gym.observations import Observation
-from env.gym.rewards import Reward
-from env.gym.task import Task, Units
+from env.gym.options import EnvOptions
+from env.gym.task import Task
 from env.gym.task_kernel import CLIP
 from env.problem import BoolArray
 from graphs.errors import MismatchError, UnknownNameError
@@ -23,28 +22,23 @@ STARTS = ("single_device", "random")
 STEPS_PER_UNIT = 2  # of an episode, unless the user says how many
 
 
-class ImproveRows(Rows):
-    """k rows of `ImproveEnv`, whose keywords it takes."""
+class ImproveBatch(EnvBatch):
+    """k rows of `ImproveEnv`."""
 
+    own_keywords: ClassVar[tuple[str, ...]] = ("start", "max_steps")
     saved: ClassVar[tuple[str, ...]] = ("task", "placement", "value", "steps")
 
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        start: str | Sequence[int] | IntArray = "single_device",
-        max_steps: int | None = None,
+        options: EnvOptions,
     ) -> None:
+        start, max_steps = options.start, options.max_steps
         if isinstance(start, str) and start not in STARTS:
             raise UnknownNameError("start", start, STARTS)
         if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
             raise MismatchError(f"max_steps is a whole number, 1 or more, got {max_steps!r}.")
-        super().__init__(count, graph, cluster, reward=reward, scorer=scorer, units=units)
+        super().__init__(count, options)
         self._start_at = start
         self._given = None if isinstance(start, str) else _by_unit(self.tasks, start)
         most = [max_steps or max(2, STEPS_PER_UNIT * task.n_units) if task else 1 for task in self.possible]
@@ -166,4 +160,4 @@ class ImproveEnv(PlacementEnv):
         render_mode: ``"ansi"`` or ``"rgb_array"``.
     """
 
-    rows_type = ImproveRows
+    batch_type = ImproveBatch

@@ -1,4 +1,4 @@
-"""What an agent sees of a task that never changes: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
+"""Observations of a task that never change: fixed, padded arrays for a Gymnasium `Dict` of `Box` spaces.
 
 docs/environments.md lists every array. U units, E edges between units, D devices, each of the largest task; smaller
 tasks are padded with zeros, edges with -1. Times are ``log1p(seconds / tick)``, where a tick is the mean time of a unit
@@ -7,17 +7,18 @@ of the task on its allowed devices; amounts ``log1p(amount / mean amount)``.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from env.gym.task import Task
 from env.gym.task_kernel import CLIP
 from graphs.opgraph import FloatArray, Phase
+
+if TYPE_CHECKING:
+    from env.gym.task import Task
 
 Observation = dict[str, NDArray[Any]]
 
@@ -71,27 +72,24 @@ def describe(task: Task) -> Observation:
 def unit_features(task: Task) -> FloatArray:
     """float64 [U, F], the columns of `UNIT_FEATURES`."""
     problem, graph = task.problem, task.problem.graph
-    first = task.ptr[:-1]
-
-    def largest(per_op: FloatArray) -> FloatArray:
-        return np.maximum.reduceat(per_op[task.members], first)
+    of_ops = task.of_ops
 
     def total(per_op: NDArray[Any]) -> FloatArray:
         return np.bincount(task.unit_of, per_op, task.n_units).astype(np.float64)
 
     sizes = np.diff(task.ptr)
-    longest_s = (task.upward_rank_s + task.downward_rank_s).max() or 1.0
-    depth = np.minimum.reduceat(_depths(task)[task.members], first)
+    longest_s = (of_ops.upward_rank_s + of_ops.downward_rank_s).max() or 1.0
+    depth = np.minimum.reduceat(of_ops.depth[task.members], task.ptr[:-1])
     longest = task.members[_argmax_by(problem.mean_op_s[task.members], task.ptr)]
-    bucket = np.array([zlib.crc32(graph.kinds[i].encode()) % KIND_BUCKETS for i in longest.tolist()])
+    bucket = of_ops.kind_bucket(KIND_BUCKETS)[longest]
     columns = [
         np.log1p(_unit_mean_s(task) / tick_s(task)),
         _amount(task.kept_bytes),
-        _amount(total(np.bincount(graph.tensor_producer, graph.tensor_memory_bytes, graph.n_ops))),
+        _amount(total(of_ops.output_bytes)),
         _amount(task.working_bytes),
         task.kept_bytes / max(1, problem.capacity_bytes.max()),
-        largest(task.upward_rank_s) / longest_s,
-        largest(task.downward_rank_s) / longest_s,
+        task.largest(of_ops.upward_rank_s) / longest_s,
+        task.largest(of_ops.downward_rank_s) / longest_s,
         depth / max(1, depth.max()),
         np.log1p(np.bincount(task.edges.target, minlength=task.n_units)),
         np.log1p(np.bincount(task.edges.source, minlength=task.n_units)),
@@ -152,11 +150,6 @@ def _speed(task: Task) -> FloatArray:
     own_s = np.where(allowed, problem.op_s, 0.0).sum(axis=0)
     mean_s = np.where(allowed, problem.mean_op_s[:, np.newaxis], 0.0).sum(axis=0)
     return np.where(own_s > 0, mean_s / np.where(own_s > 0, own_s, 1.0), 0.0)
-
-
-def _depths(task: Task) -> FloatArray:
-    """float64 [n]: most edges on a path to each op."""
-    return task.paths(np.ones(task.problem.graph.n_tensors), np.zeros(task.problem.graph.n_ops))
 
 
 def _argmax_by(values: FloatArray, ptr: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.gym.task import Task
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.formatting import format_seconds
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 if TYPE_CHECKING:
-    from env.gym.batch import Rows
+    from env.gym.batch import EnvBatch
+    from env.gym.task import Task
 
 RENDER_MODES = ("ansi", "rgb_array")
 
@@ -25,7 +26,7 @@ WIDTH, LANE, GAP = 720, 24, 4  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """What ran when (r ops that are placed).
+    """Times of ops on devices (r ops that are placed).
 
     Attributes:
         devices: names.
@@ -44,11 +45,11 @@ class Chart:
     step_time_s: float
 
 
-def render(rows: Rows, row: int, mode: str) -> str | NDArray[np.uint8]:
+def render(batch: EnvBatch, row: int, mode: str) -> str | NDArray[np.uint8]:
     """The chart of what a row last placed, as text (``"ansi"``) or pixels uint8 [H, W, 3] (``"rgb_array"``)."""
-    task = rows.possible[int(rows.task[row])]
+    task = batch.possible[int(batch.task[row])]
     assert task is not None, "an impossible task is refused at reset"
-    made = chart(task, *rows.shown(row))
+    made = chart(task, *batch.shown(row))
     return text(made) if mode == "ansi" else pixels(made)
 
 
@@ -64,7 +65,7 @@ def chart(task: Task, unit_device: IntArray, order: FloatArray | None) -> Chart:
     if len(op) < task.n_ops:
         problem = Problem(_without_the_rest(problem.graph, op), problem.cluster)
         order = None
-    _, found = Simulator(problem).schedule(device[op], order=None if order is None else order[op])
+    _, found = Simulator(problem).schedule(Plan(device[op], None if order is None else order[op]))
     return Chart(names, op, device[op], found.op_start_s, found.op_end_s, task.n_ops, found.step_time_s)
 
 

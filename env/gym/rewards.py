@@ -17,7 +17,7 @@ BYTES_PER_GB = 1e9
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of k placements.
+    """Scores of k placements.
 
     Attributes:
         step_time_s: float64 [k]; infinite where nothing was scored, because pins forbid the placement.

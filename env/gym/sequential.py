@@ -10,21 +10,21 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import Rows, ScorerFactory, Step
-from env.gym.named import Clusters, Graphs
+from env.gym.batch import EnvBatch, Step
 from env.gym.observations import UNIT_FEATURES, Observation, tick_s
-from env.gym.rewards import Outcome, Reward
-from env.gym.task import Order, Task, Units
+from env.gym.options import EnvOptions
+from env.gym.rewards import Outcome
+from env.gym.task import Task
 from env.gym.task_kernel import (
     CLIP,
     DEVICE_STATE,
     GOING,
     Paths,
     Progress,
-    Sight,
-    Stage,
+    StepArrays,
+    StepObservation,
     advance,
-    look,
+    observe,
     partial_bounds,
 )
 from env.problem import BoolArray
@@ -34,9 +34,10 @@ from graphs.opgraph import FloatArray, IntArray
 SHAPINGS = ("bound",)
 
 
-class SequentialRows(Rows):
-    """k rows of `SequentialEnv`, whose keywords it takes."""
+class SequentialBatch(EnvBatch):
+    """k rows of `SequentialEnv`."""
 
+    own_keywords: ClassVar[tuple[str, ...]] = ("order", "shaping")
     saved: ClassVar[tuple[str, ...]] = (
         "task",
         "step",
@@ -50,20 +51,14 @@ class SequentialRows(Rows):
     def __init__(
         self,
         count: int,
-        graph: Graphs,
-        cluster: Clusters,
-        *,
-        reward: str | Reward = "sqrt_time",
-        scorer: str | ScorerFactory = "simulate",
-        units: Units = None,
-        order: Order = "topological",
-        shaping: str | None = None,
+        options: EnvOptions,
     ) -> None:
+        shaping = options.shaping
         if shaping is not None and shaping not in SHAPINGS:
             raise UnknownNameError("shaping", str(shaping), SHAPINGS)
-        super().__init__(count, graph, cluster, reward=reward, scorer=scorer, units=units, order=order)
+        super().__init__(count, options)
         self._shaped = shaping is not None
-        self._stage = _stage(self)
+        self._arrays = _arrays(self)
         self._paths = {t: _paths(task) for t, task in enumerate(self.possible) if task is not None and self._shaped}
         self.step = np.zeros(count, dtype=np.int64)
         self.placement = np.full((count, self.n_units), -1, dtype=np.int32)
@@ -73,7 +68,7 @@ class SequentialRows(Rows):
         self.potential: FloatArray = np.zeros(count)
         self._ended = np.zeros(count, dtype=np.int8)
         self._nobody = np.zeros(count, dtype=np.bool_)
-        self._sight = Sight(
+        self._seen = StepObservation(
             next_unit=np.zeros((count, 1), dtype=np.int32),
             next_features=np.zeros((count, len(UNIT_FEATURES)), dtype=np.float32),
             device_state=np.zeros((count, self.n_devices, len(DEVICE_STATE)), dtype=np.float32),
@@ -84,7 +79,7 @@ class SequentialRows(Rows):
     def restore(self, state: Mapping[str, ArrayLike]) -> None:
         super().restore(state)
         self._progress = self._bind()
-        look(self._stage, self._progress, self._sight)
+        observe(self._arrays, self._progress, self._seen)
 
     def _action_space(self) -> spaces.Space[Any]:
         return spaces.Discrete(self.n_devices)
@@ -103,13 +98,13 @@ class SequentialRows(Rows):
         self.placement[rows] = -1
         self.kept_bytes[rows] = self.working_bytes[rows] = 0
         self.load_s[rows] = 0.0
-        look(self._stage, self._progress, self._sight)
+        observe(self._arrays, self._progress, self._seen)
         if self._shaped:
             self.potential[rows] = self._potential(rows)
 
     def _act(self, actions: IntArray) -> Step:
         reward, done, truncated = np.zeros(self.count), self._nobody.copy(), self._nobody
-        if advance(self._stage, self._progress, self._sight, actions, self._ended):
+        if advance(self._arrays, self._progress, self._seen, actions, self._ended):
             done = self._ended != GOING
             rows = np.flatnonzero(done)
             # A unit that stands nowhere makes a placement that nothing scores.
@@ -122,23 +117,23 @@ class SequentialRows(Rows):
         return Step(reward, done, truncated, done)
 
     def dynamic(self) -> Observation:
-        sight = self._sight
+        seen = self._seen
         return {
             "placement": self.placement.copy(),
-            "next_unit": sight.next_unit.copy(),
-            "next_features": sight.next_features.copy(),
-            "device_state": sight.device_state.copy(),
-            "action_mask": sight.mask.astype(np.int8),
+            "next_unit": seen.next_unit.copy(),
+            "next_features": seen.next_features.copy(),
+            "device_state": seen.device_state.copy(),
+            "action_mask": seen.mask.astype(np.int8),
         }
 
     def masks(self) -> BoolArray:
-        return self._sight.mask.copy()
+        return self._seen.mask.copy()
 
     def shown(self, row: int) -> tuple[IntArray, FloatArray | None]:
         return self.placement[row].astype(np.int64), None
 
     def _forbidden(self, row: int, task: Task) -> str:
-        unit = int(self._sight.next_unit[row, 0])
+        unit = int(self._seen.next_unit[row, 0])
         op = task.problem.graph.op_names[task.members[task.ptr[unit]]]
         return f"op {op!r} was placed on a device where its pins do not let it run."
 
@@ -161,14 +156,14 @@ class SequentialRows(Rows):
         return self._rewards(Outcome(bound_s, fits, np.zeros(len(rows)), self._reference_s[self.task[rows]]))
 
 
-def _stage(rows: Rows) -> Stage:
+def _arrays(batch: EnvBatch) -> StepArrays:
     """The tasks as the kernel reads them. An impossible one stays empty; no row ever gets there."""
-    tasks, u, d = len(rows.tasks), rows.n_units, rows.n_devices
-    e = rows.static["edges"].shape[1]
-    stage = Stage(
+    tasks, u, d = len(batch.tasks), batch.n_units, batch.n_devices
+    e = batch.static["edges"].shape[1]
+    arrays = StepArrays(
         n_units=np.zeros(tasks, dtype=np.int64),
         sequence=np.zeros((tasks, u), dtype=np.int64),
-        allowed=rows.allowed,
+        allowed=batch.allowed,
         kept_bytes=np.zeros((tasks, u), dtype=np.int64),
         working_bytes=np.zeros((tasks, u), dtype=np.int64),
         capacity_bytes=np.zeros((tasks, d), dtype=np.int64),
@@ -183,30 +178,30 @@ def _stage(rows: Rows) -> Stage:
         hops=np.zeros((tasks, d, d)),
         tick_s=np.ones(tasks),
         reference_s=np.ones(tasks),
-        features=rows.static["unit_features"],
+        features=batch.static["unit_features"],
     )
-    for t, task in enumerate(rows.possible):
+    for t, task in enumerate(batch.possible):
         if task is None:
             continue
         edges, problem = task.edges, task.problem
-        stage.n_units[t], stage.tick_s[t], stage.reference_s[t] = task.n_units, tick_s(task), task.reference_s
+        arrays.n_units[t], arrays.tick_s[t], arrays.reference_s[t] = task.n_units, tick_s(task), task.reference_s
         for target, value in (
-            (stage.sequence, task.sequence),
-            (stage.kept_bytes, task.kept_bytes),
-            (stage.working_bytes, task.working_bytes),
-            (stage.capacity_bytes, problem.capacity_bytes),
-            (stage.op_s, task.op_s),
-            (stage.in_ptr, np.searchsorted(edges.target, np.arange(task.n_units + 1))),
-            (stage.in_unit, edges.source),
-            (stage.in_bytes, edges.modelled_bytes),
-            (stage.in_tensors, edges.modelled_tensors),
-            (stage.in_measured_s, edges.measured_s),
-            (stage.latency_s, problem.latency_s),
-            (stage.s_per_byte, 1.0 / problem.bandwidth_bytes_per_s),
-            (stage.hops, _hops(task)),
+            (arrays.sequence, task.sequence),
+            (arrays.kept_bytes, task.kept_bytes),
+            (arrays.working_bytes, task.working_bytes),
+            (arrays.capacity_bytes, problem.capacity_bytes),
+            (arrays.op_s, task.op_s),
+            (arrays.in_ptr, np.searchsorted(edges.target, np.arange(task.n_units + 1))),
+            (arrays.in_unit, edges.source),
+            (arrays.in_bytes, edges.modelled_bytes),
+            (arrays.in_tensors, edges.modelled_tensors),
+            (arrays.in_measured_s, edges.measured_s),
+            (arrays.latency_s, problem.latency_s),
+            (arrays.s_per_byte, 1.0 / problem.bandwidth_bytes_per_s),
+            (arrays.hops, _hops(task)),
         ):
             target[t][tuple(slice(size) for size in value.shape)] = value
-    return stage
+    return arrays
 
 
 def _paths(task: Task) -> Paths:
@@ -223,7 +218,7 @@ def _paths(task: Task) -> Paths:
         modelled=modelled.astype(np.float64),
         measured_s=np.where(modelled, 0.0, measured_s),
         op_s=problem.op_s.copy(),
-        fastest_s=np.where(problem.allowed, problem.op_s, np.inf).min(axis=1),
+        fastest_s=problem.fastest_s.copy(),
         latency_s=problem.latency_s.copy(),
         s_per_byte=1.0 / problem.bandwidth_bytes_per_s,
         hops=_hops(task),
@@ -232,7 +227,7 @@ def _paths(task: Task) -> Paths:
 
 def _hops(task: Task) -> FloatArray:
     """float64 [D, D]: links of each route."""
-    return np.diff(task.problem.route[0]).reshape(task.n_devices, task.n_devices).astype(np.float64)
+    return task.problem.hops.astype(np.float64)
 
 
 class SequentialEnv(PlacementEnv):
@@ -265,4 +260,4 @@ class SequentialEnv(PlacementEnv):
         render_mode: ``"ansi"`` or ``"rgb_array"``.
     """
 
-    rows_type = SequentialRows
+    batch_type = SequentialBatch

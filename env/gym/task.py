@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.bounds.bounds import lower_bound
-from env.bounds.memory import memory_reason
-from env.cluster import Cluster
+import env.units
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
-from env.gym.task_kernel import longest_paths
+from env.gym.op_features import OpFeatures
+from env.plan import Plan
 from env.problem import Problem
-from env.unit_totals import UnitTotals
 from graphs.arrays import numbered
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.transforms.coarsen import to_size
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
 
 Units = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray
@@ -50,7 +51,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(UnitTotals):
+class Task(env.units.Units):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -72,14 +73,9 @@ class Task(UnitTotals):
         return self.problem.cluster.n_devices
 
     @cached_property
-    def upward_rank_s(self) -> FloatArray:
-        """float64 [n]: mean seconds of the longest path from each op to an end of the graph, the op included."""
-        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s, True) + self.problem.mean_op_s
-
-    @cached_property
-    def downward_rank_s(self) -> FloatArray:
-        """float64 [n]: mean seconds of the longest path from a start of the graph to each op, the op excluded."""
-        return self.paths(self.problem.mean_transfer_s, self.problem.mean_op_s)
+    def of_ops(self) -> OpFeatures:
+        """Facts about the ops."""
+        return OpFeatures(self.problem)
 
     @cached_property
     def single_device(self) -> tuple[IntArray, float, bool]:
@@ -93,7 +89,7 @@ class Task(UnitTotals):
         elsewhere = np.where(self.allowed, self.op_s, np.inf).argmin(axis=1)
         plans = np.array([np.where(self.allowed[:, d], d, elsewhere) for d in range(self.n_devices)], dtype=np.int64)
         simulator = Simulator(self.problem)
-        scores = [simulator.score(plan[self.unit_of]) for plan in plans]  # a batch would compile a second loop
+        scores = [simulator.score(Plan(plan[self.unit_of])) for plan in plans]  # a batch would compile a second loop
         best = min(range(len(plans)), key=lambda d: (not scores[d].feasible, scores[d].step_time_s))
         return plans[best], scores[best].step_time_s, scores[best].feasible
 
@@ -105,11 +101,13 @@ class Task(UnitTotals):
     @cached_property
     def bound_s(self) -> float:
         """No placement is faster (`env.bounds.bounds.lower_bound`)."""
+        from env.bounds.bounds import lower_bound
+
         return lower_bound(self.problem).value_s
 
     @cached_property
     def edges(self) -> UnitEdges:
-        """What the units send each other."""
+        """Tensors that the units send each other."""
         graph = self.problem.graph
         producer, consumer, tensor = graph.edge_list
         source, target = self.unit_of[producer], self.unit_of[consumer]
@@ -138,24 +136,6 @@ class Task(UnitTotals):
         """Devices by unit [..., U] as devices by op [..., n]."""
         return devices[..., self.unit_of]
 
-    def paths(self, tensor_s: FloatArray, op_s: FloatArray, backwards: bool = False) -> FloatArray:
-        """float64 [n]: longest path that leads to each op (backwards: from it to an end), itself not counted.
-
-        Args:
-            tensor_s: float64 [m], length of an edge that carries the tensor.
-            op_s: float64 [n], length of an op.
-        """
-        graph = self.problem.graph
-        producer, consumer, tensor = graph.edge_list
-        end, start = (producer, consumer) if backwards else (consumer, producer)
-        by_end = np.argsort(end, kind="stable")
-        ptr = np.searchsorted(end[by_end], np.arange(graph.n_ops + 1)).astype(np.int64)
-        order = graph.topological_order[:: -1 if backwards else 1].copy()
-        result = np.zeros(graph.n_ops)
-        # Copies, for numba compiles anew for arrays that may not be written.
-        longest_paths(order, ptr, start[by_end], tensor_s[tensor[by_end]], op_s.copy(), result)
-        return result
-
 
 @dataclass(frozen=True, eq=False)
 class Impossible:
@@ -176,7 +156,7 @@ def make_tasks(
 
     Args:
         graph, cluster: one or several, each an object, a name or a file (`env.gym.named`).
-        units: None for colocation groups and free ops (`Problem.groups`); a number to coarsen into about that many
+        units: None for colocation groups and free ops (`Problem.units`); a number to coarsen into about that many
             units (`graphs.transforms.coarsen.to_size`); or int [n], the unit of each op of the only graph.
         order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
             task in the order in which they are placed.
@@ -200,6 +180,8 @@ def make_tasks(
 
 
 def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> Task | Impossible:
+    from env.bounds.memory import memory_reason
+
     try:
         problem = Problem(graph, cluster)
     except InfeasibleError as error:
@@ -261,5 +243,5 @@ def _sequence(task: Task, order: Order) -> IntArray:
     topological = task.topological_order
     if order == "topological":
         return topological
-    rank_s = task.largest(task.upward_rank_s)
+    rank_s = task.largest(task.of_ops.upward_rank_s)
     return topological[np.argsort(-rank_s[topological], kind="stable")]

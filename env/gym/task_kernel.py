@@ -4,26 +4,33 @@ A *row* is one of k environments that are stepped together. Tasks are padded to 
 units, so that one call serves rows of different tasks.
 """
 
+# Letters
+# s, p   the tasks and how far their rows are; g, one problem
+# r   a row; t, its task; u, a unit; d, a device; e, an edge between units; a, b, devices at its ends
+
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.jit import njit
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from env.jit import entry, inner
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
+
 
 GOING, COMPLETE, FORBIDDEN = 0, 1, 2  # what `place` leaves a row in
 CLIP = 100.0  # no observed number is larger
-DEVICE_STATE = ("load", "memory", "fetch", "time")  # columns that `look` writes
+DEVICE_STATE = ("load", "memory", "fetch", "time")  # columns that `observe` writes
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 
 
-class Stage(NamedTuple):
+class StepArrays(NamedTuple):
     """What T tasks look like to the kernel, padded; F features of a unit."""
 
     n_units: IntArray  # [T]
@@ -57,7 +64,7 @@ class Progress(NamedTuple):
     load_s: FloatArray  # [k, D], seconds of work placed
 
 
-@njit(cache=True, nogil=True)
+@entry
 def longest_paths(
     order: IntArray, ptr: IntArray, before: IntArray, edge_s: FloatArray, op_s: FloatArray, result: FloatArray
 ) -> None:
@@ -75,7 +82,7 @@ def longest_paths(
         result[op] = longest
 
 
-class Sight(NamedTuple):
+class StepObservation(NamedTuple):
     """What k rows see; written by the kernel."""
 
     next_unit: Int32  # [k, 1], -1 if all are placed
@@ -84,44 +91,44 @@ class Sight(NamedTuple):
     mask: BoolArray  # [k, D], where the next unit may go
 
 
-@njit(cache=True, nogil=True)
-def look(s: Stage, p: Progress, sight: Sight) -> None:
-    """Fill ``sight``.
+@entry
+def observe(s: StepArrays, p: Progress, seen: StepObservation) -> None:
+    """Fill ``seen``.
 
     The mask holds the devices that pins allow and where the kept bytes and the largest working set fit; if that leaves
     none, those that pins allow.
     """
-    n_devices = sight.mask.shape[1]
+    n_devices = seen.mask.shape[1]
     for r in range(len(p.task)):
         t = p.task[r]
         done = p.step[r] == s.n_units[t]
         u = -1 if done else s.sequence[t, p.step[r]]
-        sight.next_unit[r, 0] = u
+        seen.next_unit[r, 0] = u
         if done:
-            sight.next_features[r] = 0.0
+            seen.next_features[r] = 0.0
         else:
-            sight.next_features[r] = s.features[t, u]
+            seen.next_features[r] = s.features[t, u]
         fits = False
         for d in range(n_devices):
             capacity, kept = s.capacity_bytes[t, d], p.kept_bytes[r, d]
-            sight.device_state[r, d, 0] = min(CLIP, p.load_s[r, d] / s.reference_s[t])
-            sight.device_state[r, d, 1] = min(CLIP, kept / capacity) if capacity > 0 else 0.0
-            sight.device_state[r, d, 2] = 0.0
-            sight.device_state[r, d, 3] = 0.0
-            sight.mask[r, d] = False
+            seen.device_state[r, d, 0] = min(CLIP, p.load_s[r, d] / s.reference_s[t])
+            seen.device_state[r, d, 1] = min(CLIP, kept / capacity) if capacity > 0 else 0.0
+            seen.device_state[r, d, 2] = 0.0
+            seen.device_state[r, d, 3] = 0.0
+            seen.mask[r, d] = False
             if not done and s.allowed[t, u, d]:
                 fetch_s = _fetch_s(s, p, r, t, u, d)
-                sight.device_state[r, d, 2] = min(CLIP, np.log1p(fetch_s / s.tick_s[t]))
-                sight.device_state[r, d, 3] = min(CLIP, np.log1p(s.op_s[t, u, d] / s.tick_s[t]))
+                seen.device_state[r, d, 2] = min(CLIP, np.log1p(fetch_s / s.tick_s[t]))
+                seen.device_state[r, d, 3] = min(CLIP, np.log1p(s.op_s[t, u, d] / s.tick_s[t]))
                 needed = kept + s.kept_bytes[t, u] + max(p.working_bytes[r, d], s.working_bytes[t, u])
-                sight.mask[r, d] = needed <= capacity
-                fits = fits or sight.mask[r, d]
+                seen.mask[r, d] = needed <= capacity
+                fits = fits or seen.mask[r, d]
         if not fits and not done:
-            sight.mask[r] = s.allowed[t, u]
+            seen.mask[r] = s.allowed[t, u]
 
 
-@njit(cache=True, nogil=True)
-def _fetch_s(s: Stage, p: Progress, r: int, t: int, u: int, d: int) -> float:
+@inner
+def _fetch_s(s: StepArrays, p: Progress, r: int, t: int, u: int, d: int) -> float:
     """Seconds to bring to device ``d`` what unit ``u`` reads from units placed elsewhere."""
     seconds = 0.0
     for e in range(s.in_ptr[t, u], s.in_ptr[t, u + 1]):
@@ -132,9 +139,9 @@ def _fetch_s(s: Stage, p: Progress, r: int, t: int, u: int, d: int) -> float:
     return seconds
 
 
-@njit(cache=True, nogil=True)
-def advance(s: Stage, p: Progress, sight: Sight, action: IntArray, ended: NDArray[np.int8]) -> int:
-    """Put the next unit of every row on device ``action [k]`` and `look`; returns how many rows have ended.
+@entry
+def advance(s: StepArrays, p: Progress, seen: StepObservation, action: IntArray, ended: NDArray[np.int8]) -> int:
+    """Put the next unit of every row on device ``action [k]`` and `observe`; returns how many rows have ended.
 
     ``ended [k]`` becomes GOING, COMPLETE or FORBIDDEN.
     """
@@ -152,7 +159,7 @@ def advance(s: Stage, p: Progress, sight: Sight, action: IntArray, ended: NDArra
         p.step[r] += 1
         ended[r] = COMPLETE if p.step[r] == s.n_units[t] else GOING
         going += ended[r] == GOING
-    look(s, p, sight)
+    observe(s, p, seen)
     return len(action) - going
 
 
@@ -172,7 +179,7 @@ class Paths(NamedTuple):
     hops: FloatArray  # [D, D]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def partial_bounds(g: Paths, device: IntArray, bound_s: FloatArray) -> None:
     """Fill ``bound_s``, float64 [k]: no way to complete the placement ``device``, int64 [k, n], is faster.
 

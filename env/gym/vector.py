@@ -11,21 +11,21 @@ from gymnasium.utils import seeding
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from env.gym.batch import Rows, check_options
-from env.gym.group import GroupRows
-from env.gym.improve import ImproveRows
+from env.gym.batch import EnvBatch, make_batch
+from env.gym.group import GroupBatch
+from env.gym.improve import ImproveBatch
 from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation
 from env.gym.rendering import RENDER_MODES, render
 from env.gym.rewards import Outcome
-from env.gym.sequential import SequentialRows
+from env.gym.sequential import SequentialBatch
 from env.gym.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
 
-ROWS: dict[str, type[Rows]] = {
-    "placement/Group-v0": GroupRows,
-    "placement/Sequential-v0": SequentialRows,
-    "placement/Improve-v0": ImproveRows,
+BATCHES: dict[str, type[EnvBatch]] = {
+    "placement/Group-v0": GroupBatch,
+    "placement/Sequential-v0": SequentialBatch,
+    "placement/Improve-v0": ImproveBatch,
 }
 _METHODS = ("action_masks", "render")
 
@@ -61,32 +61,31 @@ class PlacementVecEnv(VecEnv):
         **options: Any,
     ) -> None:
         name = name.removeprefix("placement:")  # the form with which Gymnasium imports the package
-        if name not in ROWS:
-            raise UnknownNameError("environment", name, ROWS)
+        if name not in BATCHES:
+            raise UnknownNameError("environment", name, BATCHES)
         if not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1:
             raise MismatchError(f"num_envs is {num_envs!r}; expected a whole number, 1 or more.")
-        check_options(ROWS[name], options)
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._rows = ROWS[name](num_envs, graph, cluster, **options)
+        self._batch = make_batch(BATCHES[name], num_envs, graph, cluster, options)
         self._rngs = [seeding.np_random()[0] for _ in range(num_envs)]
         self._everyone = np.arange(num_envs)
         self._stacked_task: NDArray[np.int64] | None = None
         self._stacked: Observation = {}
         self._actions: ArrayLike = ()
         self._begun_once = False
-        super().__init__(num_envs, self._rows.observation_space, self._rows.action_space)
+        super().__init__(num_envs, self._batch.observation_space, self._batch.action_space)
 
     @property
     def tasks(self) -> tuple[Task | Impossible, ...]:
         """Every pair of a graph and a cluster."""
-        return self._rows.tasks
+        return self._batch.tasks
 
     @property
     def last_scores(self) -> Outcome:
         """The last score of every environment, [k]. Who keeps it keeps what it was."""
-        return self._rows.outcome
+        return self._batch.outcome
 
     def reset(self) -> Observation:
         """Begin k episodes, with the seeds and options set before.
@@ -98,7 +97,7 @@ class PlacementVecEnv(VecEnv):
         for i, seed in enumerate(self._seeds):
             if seed is not None:
                 self._rngs[i] = seeding.np_random(seed)[0]
-        self._rows.begin(self._everyone, self._rngs, self._options)
+        self._batch.begin(self._everyone, self._rngs, self._options)
         self._begun_once = True
         self._reset_seeds()
         self._reset_options()
@@ -116,13 +115,13 @@ class PlacementVecEnv(VecEnv):
         """
         if not self._begun_once:
             raise MismatchError("the episodes have not begun; call reset first.")
-        rows = self._rows
-        step = rows.act(self._actions)
+        batch = self._batch
+        step = batch.act(self._actions)
         done = step.terminated | step.truncated
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         scored = np.flatnonzero(step.scored)
         if len(scored):
-            for i, info in zip(scored.tolist(), rows.describe(scored), strict=True):
+            for i, info in zip(scored.tolist(), batch.describe(scored), strict=True):
                 infos[i] = info
         ended = np.flatnonzero(done)
         if len(ended):
@@ -130,14 +129,14 @@ class PlacementVecEnv(VecEnv):
             for i, last, truncated in zip(ended.tolist(), self._last_observations(ended), cut, strict=True):
                 infos[i]["TimeLimit.truncated"] = truncated
                 infos[i]["terminal_observation"] = last
-            rows.begin(ended, [self._rngs[i] for i in ended.tolist()])
+            batch.begin(ended, [self._rngs[i] for i in ended.tolist()])
             for i, info in zip(ended.tolist(), self._begun(ended), strict=True):
                 self.reset_infos[i] = info
         return self._observation(), step.reward.astype(np.float32), done, infos
 
     def state(self) -> dict[str, Any]:
         """All that the future depends on: ``arrays`` by name, and ``generators``, which JSON can hold."""
-        return {"arrays": self._rows.state(), "generators": [rng.bit_generator.state for rng in self._rngs]}
+        return {"arrays": self._batch.state(), "generators": [rng.bit_generator.state for rng in self._rngs]}
 
     def restore(self, state: Mapping[str, Any]) -> Observation:
         """Go on from a `state` of the same environments; returns the observation that the next actions answer.
@@ -147,7 +146,7 @@ class PlacementVecEnv(VecEnv):
         """
         if state.keys() != {"arrays", "generators"}:
             raise MismatchError("expected what state() of such environments gave, with arrays and generators.")
-        self._rows.restore(state["arrays"])
+        self._batch.restore(state["arrays"])
         self._begun_once = True
         for rng, saved in zip(self._rngs, state["generators"], strict=True):
             rng.bit_generator.state = saved
@@ -175,28 +174,28 @@ class PlacementVecEnv(VecEnv):
         if method_name not in _METHODS or method_args or method_kwargs:
             raise AttributeError(f"the environments have the methods {' and '.join(_METHODS)}, got {method_name}.")
         if method_name == "action_masks":
-            return list(self._rows.masks()[chosen])
+            return list(self._batch.masks()[chosen])
         if self.render_mode is None:
             return [None for _ in chosen]
-        return [render(self._rows, i, self.render_mode) for i in chosen]
+        return [render(self._batch, i, self.render_mode) for i in chosen]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
 
     def _begun(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-        return [{"task": task} for task in self._rows.task[rows].tolist()]
+        return [{"task": task} for task in self._batch.task[rows].tolist()]
 
     def _last_observations(self, rows: NDArray[np.int64]) -> list[Observation]:
-        static, dynamic = self._rows.static, self._rows.dynamic()
-        by_task = {t: {key: value[t] for key, value in static.items()} for t in set(self._rows.task[rows].tolist())}
+        static, dynamic = self._batch.static, self._batch.dynamic()
+        by_task = {t: {key: value[t] for key, value in static.items()} for t in set(self._batch.task[rows].tolist())}
         return [
             by_task[t] | {key: value[i] for key, value in dynamic.items()}
-            for i, t in zip(rows.tolist(), self._rows.task[rows].tolist(), strict=True)
+            for i, t in zip(rows.tolist(), self._batch.task[rows].tolist(), strict=True)
         ]
 
     def _observation(self) -> Observation:
-        rows = self._rows
-        if self._stacked_task is None or not np.array_equal(rows.task, self._stacked_task):
-            self._stacked_task = rows.task.copy()
-            self._stacked = {key: value[rows.task] for key, value in rows.static.items()}
-        return self._stacked | rows.dynamic()
+        batch = self._batch
+        if self._stacked_task is None or not np.array_equal(batch.task, self._stacked_task):
+            self._stacked_task = batch.task.copy()
+            self._stacked = {key: value[batch.task] for key, value in batch.static.items()}
+        return self._stacked | batch.dynamic()

@@ -1,5 +1,6 @@
 """The compiled event loop behind `env.simulation.simulator`. It is docs/score.md, on flat arrays.
 
+
 Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
 producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
@@ -13,21 +14,25 @@ One file on purpose: numba's cache looks at the file of the compiled function on
 change without the loop being compiled again.
 """
 
+# Letters
+# g, s, out   graph, state and output, of bare pointers; n, m   numbers of ops and tensors; x, of transfers so far
+# i   an op; c, a consumer; t, a tensor; e, an edge; d, b, devices; k, a position
+
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from env.jit import njit, prange
-from graphs.opgraph import FloatArray, IntArray
+from env.jit import allocating, entry, inlined, inner, parallel_entry, prange
+from env.simulation.pieces import MOST_PER_SECOND, clear_buckets, edge_s, note_change, peak_within, pointers, pop, push
+
+if TYPE_CHECKING:
+    from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
-MOST_PER_SECOND = 1e300  # buckets; an infinity times 0 s would be no number, and so no bucket
 Index = NDArray[np.int32]
 
 
@@ -105,14 +110,14 @@ class Output(NamedTuple):
     transfer_end: FloatArray  # [e + 1]
 
 
-@njit(cache=True, nogil=True)
-def buckets_for(n, n_devices):  # type: ignore[no-untyped-def]
+@inner
+def buckets_for(n: int, n_devices: int) -> int:
     """Buckets of time per device for the memory sum: a few changes of memory in each."""
     return max(16, n // n_devices)
 
 
-@njit(cache=True, nogil=True)
-def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+@allocating
+def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> State:
     """Memory for `run`; reusable."""
     changes = 2 * n + m + 2 * e
     buckets = n_devices * buckets_for(n, n_devices)
@@ -146,8 +151,8 @@ def new_state(n, m, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(cache=True, nogil=True)
-def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
+@allocating
+def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
     """Memory for the results of `run`; reusable."""
     return Output(
         busy_s=np.empty(n_devices),
@@ -163,77 +168,25 @@ def new_output(n, e, n_devices, n_links):  # type: ignore[no-untyped-def]
     )
 
 
-@intrinsic
-def pointers(typing_context, arrays):  # type: ignore[no-untyped-def]
-    """The same named tuple holding bare pointers, for the loop below.
-
-    numba counts references to every array it touches, which here costs several times the work itself; it does not count
-    pointers. Arrays of several dimensions become flat. The caller keeps the arrays alive.
-    """
-    fields = [types.CPointer(array.dtype) for array in arrays.types]  # type: ignore[no-untyped-call]
-    result = types.NamedTuple(fields, arrays.instance_class)  # type: ignore[no-untyped-call]
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        values = []
-        for k, array in enumerate(arrays.types):
-            value = builder.extract_value(args[0], k)
-            values.append(context.make_array(array)(context, builder, value).data)
-        return context.make_tuple(builder, result, values)
-
-    return result(arrays), codegen
-
-
-@njit(inline="always")
-def _push(heap, base, size, key, sign, item):  # type: ignore[no-untyped-def]
-    """Add ``item`` to the heap at ``heap[base:base + size]``: largest ``sign * key`` first, then the lower item."""
-    k = size
-    value = sign * key[item]
-    while k > 0:
-        parent = (k - 1) >> 1
-        other = heap[base + parent]
-        rival = sign * key[other]
-        if rival > value or (rival == value and other < item):
-            break
-        heap[base + k] = other
-        k = parent
-    heap[base + k] = item
-
-
-@njit(inline="always")
-def _pop(heap, base, size, key, sign):  # type: ignore[no-untyped-def]
-    """Remove and return the first item of a heap of ``size`` items."""
-    top = heap[base]
-    size -= 1
-    item = heap[base + size]
-    value = sign * key[item]
-    k = 0
-    while True:
-        child = 2 * k + 1
-        if child >= size:
-            break
-        first = heap[base + child]
-        if child + 1 < size:
-            second = heap[base + child + 1]
-            better = sign * (key[second] - key[first])
-            if better > 0.0 or (better == 0.0 and second < first):
-                first = second
-                child += 1
-        rival = sign * key[first]
-        if rival < value or (rival == value and item < first):
-            break
-        heap[base + k] = first
-        k = child
-    heap[base + k] = item
-    return top
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  # type: ignore[no-untyped-def]
+@inner
+def _prepare(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+    n: int,
+    n_edges: int,
+    n_devices: int,
+    n_links: int,
+) -> None:
     """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
     for d in range(n_devices + 1):
         s.base[d] = 0
         s.sent[d] = n_edges
     out.transfer_tensor[n_edges] = -1
+    # Consumers first, so that priorities, longest paths to the end, can be summed up on the way.
     for k in range(n - 1, -1, -1):
         i = g.topological[k]
         d = device[i]
@@ -241,8 +194,7 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
         for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
             c = g.consumer[e]
             pair = d * n_devices + device[c]
-            modelled = g.edge_latency[e] * g.latency_s[pair] + g.edge_bytes[e] / g.bandwidth[pair]
-            seconds = modelled + g.edge_measured_s[e] * g.hops[pair]
+            seconds = edge_s(g, e, pair)
             s.edge_s[e] = seconds
             s.arrival_s[e] = INF
             rest = seconds + s.priority[c]
@@ -269,13 +221,14 @@ def _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links):  #
         s.pair_bytes[pair] = 0.0
     for link in range(n_links + 2):
         s.link_free[link] = 0.0
+    # After everything is reset: queues compare an op with others.
     for i in range(n):
         if s.missing[i] == 0:
             _add(s, mode, device[i], i, 0.0)
 
 
-@njit(inline="always")
-def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
+@inlined
+def _add(s: State, mode: int, d: int, i: int, now: float) -> None:
     """The ready time of ``i`` is known now, and may lie in the future."""
     ready_s = s.ready_s[i]
     if mode == FIFO:
@@ -283,23 +236,35 @@ def _add(s, mode, d, i, now):  # type: ignore[no-untyped-def]
     if ready_s <= now:
         _add_ready(s, mode, d, i)
     else:
-        _push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
+        push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
     start = ready_s + s.never[d]
     s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
 
 
-@njit(inline="always")
-def _add_ready(s, mode, d, i):  # type: ignore[no-untyped-def]
+@inlined
+def _add_ready(s: State, mode: int, d: int, i: int) -> None:
     if mode == MSR:
         s.ready[s.base[d] + s.n_ready[d]] = i
     else:
-        _push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
+        push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
     s.n_ready[d] += 1
 
 
-@njit(inline="always")
-def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: ignore[no-untyped-def]
+@inlined
+def _end_op(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    m: int,
+    n_devices: int,
+    n_hops: int,
+    d: int,
+    now: float,
+    x: int,
+) -> tuple[int, bool]:
     """The op on ``d`` ends and its tensors are requested where they are needed.
 
     Returns the number of transfers so far, and whether some other device can start something at this same instant.
@@ -312,6 +277,7 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
         c = g.consumer[e]
         t = g.edge_tensor[e]
         b = device[c]
+        # Branches that go either way at random are turned into arithmetic from here on.
         remote = b != d
         earlier = s.sent[b]
         if out.transfer_tensor[earlier] == t:  # never so on its own device, where no tensor of it arrives
@@ -344,8 +310,8 @@ def _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, x):  # type: 
     return x, woke
 
 
-@njit(inline="always")
-def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
+@inlined
+def _msr_score(g: Arrays, s: State, device: Index, i: int, now: float) -> int:
     score = 0
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
@@ -356,8 +322,8 @@ def _msr_score(g, s, device, i, now):  # type: ignore[no-untyped-def]
     return score
 
 
-@njit(inline="always")
-def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
+@inlined
+def _take_msr(g: Arrays, s: State, device: Index, d: int, now: float) -> int:
     """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
     first = s.base[d]
     last = first + s.n_ready[d] - 1
@@ -373,21 +339,21 @@ def _take_msr(g, s, device, d, now):  # type: ignore[no-untyped-def]
             best = i
             best_score = score
     s.ready[best_at] = s.ready[last]
-    return best
+    return int(best)
 
 
-@njit(inline="always")
-def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-untyped-def]
+@inlined
+def _dispatch(g: Arrays, s: State, out: Output, device: Index, mode: int, d: int, now: float, n_started: int) -> int:
     """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-        i = _pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
+        i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
         s.n_future[d] -= 1
         _add_ready(s, mode, d, i)
     if s.n_ready[d] == 0:
         s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
         return n_started
-    best = _take_msr(g, s, device, d, now) if mode == MSR else _pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
+    best = _take_msr(g, s, device, d, now) if mode == MSR else pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
     s.n_ready[d] -= 1
     end = now + s.op_s[best]
     s.running[d] = best
@@ -400,8 +366,17 @@ def _dispatch(g, s, out, device, mode, d, now, n_started):  # type: ignore[no-un
     return n_started + 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-untyped-def]
+@inner
+def _loop(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    mode: int,
+    m: int,
+    n_devices: int,
+    n_hops: int,
+) -> tuple[float, int]:
     n_transfers = 0
     n_started = 0
     now = 0.0
@@ -414,6 +389,7 @@ def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-unt
             ties = 1 if next_s < least else ties + (next_s == least)
             first = d if next_s < least else first
             least = next_s if next_s < least else least
+        # Nothing runs and nothing will: the step is over.
         if least == INF:
             return now, n_transfers
         now = least
@@ -422,12 +398,14 @@ def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-unt
         if ties > 1:
             first = 0
             last = n_devices
+        # Under MSR any end may change what an idle device would rather start.
         woke = mode == MSR
         for d in range(first, last):
             if s.running[d] >= 0 and s.next_s[d] == now:
                 n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
                 woke = woke or others
                 s.next_s[d] = now
+        # A transfer that takes no time has made an op ready on a device that was not looked at.
         if woke:
             first = 0
             last = n_devices
@@ -436,27 +414,23 @@ def _loop(g, s, out, device, mode, m, n_devices, n_hops):  # type: ignore[no-unt
                 n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
 
 
-@njit(inline="always")
-def _change(s, d, buckets, per_second, instant, added, k):  # type: ignore[no-untyped-def]
-    """Note change ``k`` of a device's memory; returns ``k + 1``."""
-    bucket = d * buckets + min(int(instant * per_second), buckets - 1)
-    if added > 0:
-        s.bucket_in[bucket] += added
-    else:
-        s.bucket_out[bucket] -= added
-    s.change_s[k] = instant
-    s.change_bytes[k] = added
-    s.change_next[k] = s.bucket_head[bucket]
-    s.bucket_head[bucket] = k
-    return k + 1
-
-
-@njit(inline="always")
-def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second):  # type: ignore[no-untyped-def]
+@inlined
+def _note_changes(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    n: int,
+    n_edges: int,
+    m: int,
+    n_devices: int,
+    n_transfers: int,
+    buckets: int,
+    per_second: float,
+) -> None:
     """Fill the buckets with every allocation and free of the step."""
-    for bucket in range(n_devices * buckets):
-        s.bucket_in[bucket] = s.bucket_out[bucket] = 0
-        s.bucket_head[bucket] = -1
+    clear_buckets(s, n_devices * buckets)
+    # A tensor is held until its producer has ended, it has been sent everywhere, and all on its device have read it.
     for t in range(m):
         s.free_s[t] = out.op_end[g.tensor_producer[t]]
     for x in range(n_transfers):
@@ -471,55 +445,34 @@ def _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buck
     for i in range(n):
         added = g.workspace_bytes[i] + g.output_bytes[i]
         if added > 0:
-            k = _change(s, device[i], buckets, per_second, out.op_start[i], added, k)
+            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_start[i], added, k)
         if g.workspace_bytes[i] > 0:
-            k = _change(s, device[i], buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
+            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
     for t in range(m):
         if g.memory_bytes[t] > 0:
             d = device[g.tensor_producer[t]]
-            k = _change(s, d, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
     for x in range(n_transfers):
         size = g.tensor_bytes[out.transfer_tensor[x]]
         if size > 0:
             d = out.transfer_pair[x] % n_devices
-            k = _change(s, d, buckets, per_second, out.transfer_start[x], size, k)
-            k = _change(s, d, buckets, per_second, s.free_s[m + x], -size, k)
+            k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], size, k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -size, k)
 
 
-@njit(inline="always")
-def _peak_within(s, bucket, before, peak):  # type: ignore[no-untyped-def]
-    """The peak over one bucket's changes in order of time, frees first: what ends at an instant is gone at it."""
-    count = 0
-    k = s.bucket_head[bucket]
-    while k >= 0:
-        s.sorted_change[count] = k
-        count += 1
-        k = s.change_next[k]
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for at in range(gap, count):
-            k = s.sorted_change[at]
-            hole = at
-            while hole >= gap:
-                other = s.sorted_change[hole - gap]
-                if s.change_s[other] < s.change_s[k] or (
-                    s.change_s[other] == s.change_s[k] and (s.change_bytes[other] < 0 or s.change_bytes[k] > 0)
-                ):
-                    break
-                s.sorted_change[hole] = other
-                hole -= gap
-            s.sorted_change[hole] = k
-        gap //= 3
-    for at in range(count):
-        before += s.change_bytes[s.sorted_change[at]]
-        peak = max(peak, before)
-    return peak
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  # type: ignore[no-untyped-def]
+@inner
+def _memory(
+    g: Arrays,
+    s: State,
+    out: Output,
+    device: Index,
+    n: int,
+    n_edges: int,
+    m: int,
+    n_devices: int,
+    n_transfers: int,
+    step_s: float,
+) -> None:
     """Fill ``out.peak_bytes``."""
     for d in range(n_devices):
         out.peak_bytes[d] = 0
@@ -534,29 +487,30 @@ def _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s):  
         kept = out.peak_bytes[d]
         peak = kept
         now = kept
+        # First pass: the ends of buckets, a lower bound that leaves few buckets to the second.
         for bucket in range(d * buckets, (d + 1) * buckets):
             now += s.bucket_in[bucket] - s.bucket_out[bucket]
             peak = max(peak, now)
         now = kept
         for bucket in range(d * buckets, (d + 1) * buckets):
             if now + s.bucket_in[bucket] > peak:
-                peak = _peak_within(s, bucket, now, peak)
+                peak = peak_within(s, bucket, now, peak)
             now += s.bucket_in[bucket] - s.bucket_out[bucket]
         out.peak_bytes[d] = peak
 
 
-@njit(cache=True, nogil=True)
-def _memory_in(graph, state, output, device, n_transfers):  # type: ignore[no-untyped-def]
+@inner
+def _memory_in(graph: Arrays, state: State, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
-    g: Any = pointers(graph)  # type: ignore[call-arg]
-    s: Any = pointers(state)
-    out: Any = pointers(output)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, output.op_end.max())
+    g = pointers(graph)
+    s = pointers(state)
+    out = pointers(output)
+    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
 
 
-@njit(cache=True, nogil=True)
-def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-untyped-def]
+@entry
+def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_transfers: int, step_s: float) -> None:
     """Fill ``output.peak_bytes`` from the times in ``output``, which `sequence_kernel` finds its own way.
 
     Args:
@@ -566,13 +520,21 @@ def memory_of(graph, output, device, copy_of, n_transfers):  # type: ignore[no-u
     """
     n, n_devices = graph.op_s.shape
     state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
-    state.copy_of[:] = copy_of
+    for e in range(len(copy_of)):  # an assignment of arrays checks shapes, which takes two seconds to compile
+        state.copy_of[e] = copy_of[e]
     # A call of its own: numba would free `state` here before the pointers to it are used.
-    _memory_in(graph, state, output, device, n_transfers)
+    _memory_in(graph, state, output, device, n_transfers, step_s)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-def]
+@inner
+def run(
+    graph: Arrays,
+    state: State,
+    output: Output,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+) -> tuple[float, int, float]:
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
     Args:
@@ -584,9 +546,9 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
     n, n_devices = graph.op_s.shape
     m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
     n_hops = graph.route.shape[2]
-    g: Any = pointers(graph)  # type: ignore[call-arg]
-    s: Any = pointers(state)
-    out: Any = pointers(output)
+    g = pointers(graph)
+    s = pointers(state)
+    out = pointers(output)
     _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
     step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
     _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
@@ -601,8 +563,14 @@ def run(graph, state, output, device, mode, order):  # type: ignore[no-untyped-d
     return step_s, n_transfers, moved
 
 
-@njit(cache=True, nogil=True)
-def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def]
+@entry
+def run_one(
+    graph: Arrays,
+    n_links: int,
+    device: Index,
+    mode: int,
+    order: FloatArray,
+) -> tuple[float, int, float, Output]:
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
@@ -611,8 +579,18 @@ def run_one(graph, n_links, device, mode, order):  # type: ignore[no-untyped-def
     return step_s, n_transfers, moved, output
 
 
-@njit(cache=True, parallel=True)
-def run_batch(g, devices, mode, orders, step_time_s, busy_s, peak_bytes, link_bytes, bytes_moved):  # type: ignore[no-untyped-def]
+@parallel_entry
+def run_batch(
+    g: Arrays,
+    devices: Index,
+    mode: int,
+    orders: FloatArray,
+    step_time_s: FloatArray,
+    busy_s: FloatArray,
+    peak_bytes: IntArray,
+    link_bytes: FloatArray,
+    bytes_moved: IntArray,
+) -> None:
     """`run` for every row of ``devices int32 [k, n]``, shared out over threads; the last five are outputs [k, ...].
 
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].

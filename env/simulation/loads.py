@@ -11,30 +11,30 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from env.cluster import BLOCKING
-from env.problem import Problem
-from graphs.opgraph import FloatArray, IntArray
+from env.simulation.charges import Charges
 
 if TYPE_CHECKING:
+    from env.plan import Plan
+    from env.problem import Problem
     from env.simulation.steady_memory import Steady
+    from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """The loads of one placement (D devices, L links), in seconds per step.
+    """The loads of one plan (D devices, L links), in seconds per step.
 
     Attributes:
         problem: graph and cluster.
-        device: int64 [n], the placement.
+        plan: where every op runs; its order counts for `steady` only.
         device_s: float64 [D], computing, and under blocking communication also sending and receiving.
         link_s: float64 [L], transfers over each exclusive link; 0 under blocking communication.
         bytes_moved: bytes sent from device to device in one step, each tensor once per receiver.
     """
 
     problem: Problem
-    device: IntArray
+    plan: Plan
     device_s: FloatArray
     link_s: FloatArray
     bytes_moved: int
@@ -46,8 +46,12 @@ class Loads:
 
     @cached_property
     def steady(self) -> Steady:
-        """Memory in steady state where devices choose by the default priority; `memory` for another order."""
-        return self.memory()
+        """Memory in steady state under the order of the plan. O(one step + i log i)."""
+        from env.simulation.simulator import Simulator  # loads the compiler: only when memory is asked for
+        from env.simulation.steady_memory import steady_memory
+
+        _, schedule = Simulator(self.problem).schedule(self.plan)
+        return steady_memory(self.problem, schedule, self.value_s)
 
     @property
     def held_bytes(self) -> IntArray:
@@ -59,73 +63,10 @@ class Loads:
         """No device holds more than its memory."""
         return self.steady.fits
 
-    def memory(self, order: ArrayLike | None = None, transfer_order: ArrayLike | None = None) -> Steady:
-        """Memory in steady state under an order, as `Simulator.schedule` takes it. O(one step + i log i)."""
-        from env.simulation.simulator import Simulator  # loads the compiler: only when memory is asked for
-        from env.simulation.steady_memory import steady_memory
 
-        simulator = Simulator(self.problem)
-        _, schedule = simulator.schedule(self.device, order=order, transfer_order=transfer_order)
-        return steady_memory(self.problem, schedule, self.value_s)
-
-
-@dataclass(frozen=True, eq=False)
-class Charges:
-    """What moving a tensor from device a to device b costs whom (D devices).
-
-    Under blocking communication a tensor from a to b keeps both ends busy for the time of the transfer (where the graph
-    has it measured: of one link), but costs nothing at an end whose own link of the route is free.
-
-    Attributes:
-        problem: the graph and the cluster.
-    """
-
-    problem: Problem
-
-    @property
-    def blocking(self) -> bool:
-        """Whether devices stop computing to communicate."""
-        return self.problem.cluster.communication == BLOCKING
-
-    @cached_property
-    def sender_pays(self) -> FloatArray:
-        """float64 [D, D]: 1 where the first link of the route from a to b is the sender's own, else 0."""
-        return self._pays(first=True)
-
-    @cached_property
-    def receiver_pays(self) -> FloatArray:
-        """float64 [D, D]: 1 where the last link of the route from a to b is the receiver's own, else 0."""
-        return self._pays(first=False)
-
-    def _pays(self, first: bool) -> FloatArray:
-        cluster, n = self.problem.cluster, self.problem.cluster.n_devices
-        end_of = [cluster.device_index.get(link.src if first else link.dst, -1) for link in cluster.links]
-        ptr, links = self.problem.route
-        pair = np.flatnonzero(np.diff(ptr))
-        own = pair // n if first else pair % n
-        result: FloatArray = np.zeros(n * n)
-        result[pair] = np.array(end_of, dtype=np.int64)[links[ptr[pair] if first else ptr[pair + 1] - 1]] == own
-        return result.reshape(n, n)
-
-    def busy_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
-        """float64 [x]: seconds an end of the route is busy with each transfer; measured times are per link."""
-        graph, problem = self.problem.graph, self.problem
-        modelled = problem.latency_s[source, target] + (
-            graph.tensor_bytes[tensor] / problem.bandwidth_bytes_per_s[source, target]
-        )
-        measured = graph.tensor_transfer_s[tensor]
-        return np.where(np.isnan(measured), modelled, measured)
-
-    def transfer_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
-        """float64 [x]: seconds each transfer occupies its route."""
-        hops = np.diff(self.problem.route[0]).reshape(self.problem.latency_s.shape)[source, target]
-        measured = self.problem.graph.tensor_transfer_s[tensor]
-        return np.where(np.isnan(measured), self.busy_s(tensor, source, target), measured * hops)
-
-
-def loads(problem: Problem, device: ArrayLike) -> Loads:
-    """The loads of a placement, int [n]. O(n + e + transfers)."""
-    placed = np.asarray(device, dtype=np.int64)
+def loads(problem: Problem, plan: Plan) -> Loads:
+    """The loads of a plan. O(n + e + transfers)."""
+    placed = plan.device
     graph, charges = problem.graph, Charges(problem)
     tensor, source, target = _transfers(problem, placed)
     device_s: FloatArray = np.zeros(problem.cluster.n_devices)
@@ -144,7 +85,7 @@ def loads(problem: Problem, device: ArrayLike) -> Loads:
         for p in np.unique(pair).tolist():
             link_s[links[ptr[p] : ptr[p + 1]]] += seconds[pair == p].sum()
         link_s[[not link.exclusive for link in problem.cluster.links]] = 0.0
-    return Loads(problem, placed, device_s, link_s, int(graph.tensor_bytes[tensor].sum()))
+    return Loads(problem, plan, device_s, link_s, int(graph.tensor_bytes[tensor].sum()))
 
 
 def _transfers(problem: Problem, placed: IntArray) -> tuple[IntArray, IntArray, IntArray]:

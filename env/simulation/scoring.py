@@ -1,12 +1,11 @@
-"""`Scorer`: the objective of a placement, whichever objective the problem has."""
+"""`Scorer`: the objective of a plan, whichever objective the problem has."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
-
+from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Scores placements of one problem by its objective."""
+    """Scores plans of one problem by its objective."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -29,18 +28,13 @@ class Scorer:
         self._simulator = self._simulator or Simulator(self.problem)
         return self._simulator
 
-    def value(
-        self, device: ArrayLike, order: ArrayLike | None = None, transfer_order: ArrayLike | None = None
-    ) -> float:
+    def value(self, plan: Plan) -> float:
         """Objective in seconds, infinite where a device's memory does not suffice.
 
-        Args:
-            device: int [n].
-            order: float [n], an explicit order; the default priority without. Of a throughput it changes memory only.
-            transfer_order: int [x, 2], makes it a fixed sequence (docs/score.md).
+        Of a throughput, the plan's order changes memory only.
         """
         if self.problem.objective == THROUGHPUT:
-            found = loads(self.problem, device)
-            return found.value_s if found.memory(order, transfer_order).fits else math.inf
-        score = self.simulator.score(device, order=order, transfer_order=transfer_order)
+            found = loads(self.problem, plan)
+            return found.value_s if found.feasible else math.inf
+        score = self.simulator.score(plan)
         return score.step_time_s if score.feasible else math.inf

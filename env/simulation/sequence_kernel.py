@@ -1,46 +1,53 @@
 """One step as a fixed sequence (docs/score.md, "Fixed sequences"): every device and link has its order given.
 
 Start times are then the longest path through ops and transfers, and one pass in topological order finds them, in
-O(n + e + links of all routes) after sorting. What prepares this pass stands here too; the memory sum is
-`env.simulation.kernel.memory_of`, called from Python, since numba's cache would not notice a change of it inside a
-compiled call.
+O(n + e + links of all routes) after sorting. What prepares this pass stands here too.
 """
+
+# Letters
+# n, m, e, x   numbers of ops, tensors, edges (a tensor and one consumer) and transfers
+# i   an op; t, a tensor; h, k, a position, or in the longest path a node: an op, or n + a transfer
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from env.jit import njit
-from env.problem import Problem
+from env.jit import entry, inlined
 from env.simulation import kernel
-from env.simulation.loads import Charges
+from env.simulation.charges import Charges
 from graphs.errors import MismatchError
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.plan import Plan
+    from env.problem import Problem
+    from graphs.opgraph import FloatArray, IntArray
+
 
 _WAITS_SHOWN = 6  # of a deadlock, in its message
 
 
-def run(
-    problem: Problem, arrays: kernel.Arrays, device: kernel.Index, order: FloatArray, transfer_order: ArrayLike
-) -> tuple[float, int, int, kernel.Output]:
+def run(problem: Problem, arrays: kernel.Arrays, plan: Plan) -> tuple[float, int, int, kernel.Output]:
     """Simulate one step: ``(step time s, number of transfers, bytes transferred, Output)``.
 
     Args:
         arrays: ``problem`` for the kernels.
-        device: int32 [n], device of each op.
-        order: float64 [n], lower first on each device, equal numbers by op number.
-        transfer_order: int [x, 2], (tensor, receiving device) in sequence. The output has its transfers in sequence of
-            start, those of one instant as given.
+        plan: with an order of ops, equal numbers by op number, and of transfers. The output has its transfers in
+            sequence of start, those of one instant as given.
 
     Raises:
         MismatchError: not exactly the transfers that the placement needs, or the sequences wait for each other.
     """
-    sequence = _Sequence(problem, device, order, transfer_order)
+    device = plan.device.astype(np.int32)
+    assert plan.order is not None
+    assert plan.transfer_order is not None
+    sequence = _Sequence(problem, device, plan.order, plan.transfer_order)
     n, x = problem.graph.n_ops, len(sequence.tensor)
     seconds = np.concatenate([problem.op_s[np.arange(n), device], sequence.transfer_s])
+    # Nodes of the longest path: the ops, and behind them the transfers.
     start_s, done = longest_path(
         arrays.edge_ptr,
         arrays.consumer,
@@ -55,14 +62,18 @@ def run(
     if len(done) < n + x:
         raise MismatchError(sequence.deadlock(done))
     rank = np.empty(n + x, np.int64)
+    # A topological order says which of two ops of one instant came first.
     rank[done] = np.arange(n + x)
+    # Stable: transfers of one instant stay as given.
     by_start = np.argsort(start_s[n:], kind="stable")
     output = sequence.output(start_s, start_s + seconds, rank[:n], by_start)
+    # Copies are numbered by transfers in sequence of start, as the output has them.
     place = np.arange(problem.graph.n_tensors + x, dtype=np.int32)
     place[problem.graph.n_tensors + by_start] = problem.graph.n_tensors + np.arange(x)
-    kernel.memory_of(arrays, output, device, place[sequence.copy_of], x)
+    step_s = float(output.op_end.max())
+    kernel.memory_of(arrays, output, device, place[sequence.copy_of], x, step_s)
     moved = int(problem.graph.tensor_bytes[sequence.tensor].sum())
-    return float(output.op_end.max()), x, moved, output
+    return step_s, x, moved, output
 
 
 class _Sequence:
@@ -75,7 +86,7 @@ class _Sequence:
         op_sequence: int64 [n], ops by device, each device's in its order.
     """
 
-    def __init__(self, problem: Problem, device: kernel.Index, order: FloatArray, transfer_order: ArrayLike) -> None:
+    def __init__(self, problem: Problem, device: kernel.Index, order: FloatArray, transfer_order: IntArray) -> None:
         graph, n_devices = problem.graph, problem.cluster.n_devices
         self.problem, self.device = problem, device
         self.tensor, self.target = _pairs(problem, transfer_order)
@@ -83,6 +94,7 @@ class _Sequence:
         self.pair = self.source * n_devices + self.target
         self.copy_of = self._copies(self.tensor * n_devices + self.target)
         self.transfer_s = Charges(problem).transfer_s(self.tensor, self.source, self.target)
+        # Device by device, each in its order; equal numbers by op.
         self.op_sequence = np.lexsort((order, device))
 
     def _copies(self, given: IntArray) -> kernel.Index:
@@ -90,7 +102,9 @@ class _Sequence:
         producer, consumer, tensor = self.problem.graph.edge_list
         remote = self.device[producer] != self.device[consumer]
         read = tensor * self.problem.cluster.n_devices + self.device[consumer]
+        # A tensor goes to a device once, however many ops read it there.
         needed = np.unique(read[remote])
+        # Sorted, so that what is listed twice stands side by side.
         by_key = np.argsort(given, kind="stable")
         keys = given[by_key]
         self._refuse(keys[1:][keys[1:] == keys[:-1]], "lists", "twice; list it once.")
@@ -108,6 +122,7 @@ class _Sequence:
 
     def next_op(self) -> IntArray:
         """int64 [n]: the op after each on its device, or -1."""
+        # Neighbours in the sequence, unless a new device begins there.
         result = np.full(len(self.device), -1)
         before, after = self.op_sequence[:-1], self.op_sequence[1:]
         same = self.device[before] == self.device[after]
@@ -121,6 +136,7 @@ class _Sequence:
         problem, n = self.problem, len(self.device)
         n_devices, n_links = problem.cluster.n_devices, len(problem.cluster.links)
         op_rank = np.empty(n, np.int32)
+        # Ops that start at one instant: first what lets the other start.
         op_rank[np.lexsort((rank, start_s[:n]))] = np.arange(n)
         pair_bytes = np.bincount(self.pair, problem.graph.tensor_bytes[self.tensor], n_devices * n_devices)
         route_ptr, route_link = problem.route
@@ -145,6 +161,7 @@ class _Sequence:
         after = self.next_op()
         before[after[after >= 0]] = np.flatnonzero(after >= 0)
         number = {key: k for k, key in enumerate(zip(self.tensor.tolist(), self.target.tolist(), strict=True))}
+        # From any stuck node to one it waits for, until one comes again: a cycle.
         path: dict[int, str] = {}
         node = int(np.argmax(stuck))
         while node not in path:
@@ -188,28 +205,20 @@ class _Sequence:
         return f"output {number} of op {graph.op_names[producer]!r} to {cluster.devices[target].name}"
 
 
-def _pairs(problem: Problem, transfer_order: ArrayLike) -> tuple[IntArray, IntArray]:
+def _pairs(problem: Problem, transfer_order: IntArray) -> tuple[IntArray, IntArray]:
     """Tensors and receiving devices, each int64 [x]."""
-    given = np.asarray(transfer_order)
-    if given.size == 0:
-        given = np.empty((0, 2), dtype=np.int64)
-    if given.ndim != 2 or given.shape[1] != 2 or given.dtype.kind not in "iu":
-        raise MismatchError(
-            "a transfer order has two whole numbers per transfer, tensor and receiving device, "
-            f"got an array of {given.dtype} and shape {given.shape}."
-        )
     tops = (problem.graph.n_tensors, problem.cluster.n_devices)
-    for what, column, top in zip(("tensor", "device"), given.T, tops, strict=True):
+    for what, column, top in zip(("tensor", "device"), transfer_order.T, tops, strict=True):
         if column.size and (column.min() < 0 or column.max() >= top):
             raise MismatchError(
                 f"{what} numbers of a transfer order go from 0 to {top - 1}, got {column.min()} to {column.max()}."
             )
-    tensor, target = given.T.astype(np.int64, order="C")  # each contiguous, for one compiled form
+    tensor, target = transfer_order.T.copy()  # each contiguous, for one compiled form
     return tensor, target
 
 
-@njit(inline="always")
-def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-def]
+@inlined
+def _release(k: int, end: float, start_s: FloatArray, waits: kernel.Index, done: kernel.Index, n_done: int) -> int:
     """One thing that ``k`` waits for ends; returns the new number of nodes that could start."""
     start_s[k] = end if end > start_s[k] else start_s[k]
     waits[k] -= 1
@@ -219,8 +228,18 @@ def _release(k, end, start_s, waits, done, n_done):  # type: ignore[no-untyped-d
     return n_done
 
 
-@njit(cache=True, nogil=True)
-def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, route, n_links, seconds):  # type: ignore[no-untyped-def]
+@entry
+def longest_path(
+    edge_ptr: kernel.Index,
+    consumer: kernel.Index,
+    consumer_ptr: IntArray,
+    copy_of: kernel.Index,
+    tensor: IntArray,
+    next_op: IntArray,
+    route: kernel.Index,
+    n_links: int,
+    seconds: FloatArray,
+) -> tuple[FloatArray, kernel.Index]:
     """Start of every node (op, or n + transfer), and the nodes in a topological order: fewer than all in a deadlock.
 
     Args:
@@ -233,12 +252,15 @@ def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, rou
         seconds: float64 [n + x].
     """
     n, x, m, hops = len(next_op), len(tensor), len(consumer_ptr) - 1, route.shape[1]
+    # What each node still waits for.
     waits = np.zeros(n + x, np.int32)
     next_transfer = np.full(x * hops, -1, np.int64)
     last = np.full(n_links, -1, np.int64)
+    # Each link serves its transfers in the given sequence: link each to the one before it there.
     for k in range(x * hops):
         link = route[k // hops, k % hops]
         if link < n_links:
+            # Padding repeats a link of the same transfer, which does not wait for itself.
             if last[link] >= 0 and last[link] // hops < k // hops:
                 next_transfer[last[link]] = n + k // hops
                 waits[n + k // hops] += 1
@@ -247,9 +269,11 @@ def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, rou
         waits[consumer[e]] += 1
         if copy_of[e] >= m:
             waits[n + copy_of[e] - m] += 1  # once for each of its readers
+    # And the op before on the same device.
     for i in range(n):
         if next_op[i] >= 0:
             waits[next_op[i]] += 1
+    # Releases in the order in which nodes can start: each start is final once nothing is waited for.
     start_s = np.zeros(n + x)
     done = np.empty(n + x, np.int32)
     n_done = 0
@@ -257,21 +281,25 @@ def longest_path(edge_ptr, consumer, consumer_ptr, copy_of, tensor, next_op, rou
         if waits[k] == 0:
             done[n_done] = k
             n_done += 1
+    # `done` is the queue too: what has been released is behind, what has been passed on before.
     at = 0
     while at < n_done:
         k = done[at]
         at += 1
         end = start_s[k] + seconds[k]
         if k < n:
+            # It leaves its device, and hands its tensors on.
             if next_op[k] >= 0:
                 n_done = _release(next_op[k], end, start_s, waits, done, n_done)
             for e in range(edge_ptr[k], edge_ptr[k + 1]):
                 reader = consumer[e] if copy_of[e] < m else n + copy_of[e] - m
                 n_done = _release(reader, end, start_s, waits, done, n_done)
         else:
+            # It leaves every link of its route to the next in line there.
             for h in range((k - n) * hops, (k - n + 1) * hops):
                 if next_transfer[h] >= 0:
                     n_done = _release(next_transfer[h], end, start_s, waits, done, n_done)
+            # Edges of the tensor that read this very copy, and not another device's.
             t = tensor[k - n]
             for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
                 if copy_of[e] - m == k - n:

@@ -1,42 +1,21 @@
-"""Score placements: one at a time with a schedule on demand, or many at once in parallel.
+"""Score plans: one at a time with a schedule on demand, or many placements at once in parallel.
 
 The meaning of every number is docs/score.md; the compiled loop is `env.simulation.kernel`.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation import kernel, sequence_kernel
-from graphs.errors import MismatchError, UnknownNameError
+from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
-
-
-class Priority(enum.Enum):
-    """How a device chooses among its ready ops (docs/score.md, "Priorities")."""
-
-    LONGEST_PATH = "longest_path"
-    FIFO = "fifo"
-    MSR = "msr"
-
-    @staticmethod
-    def of(name: str | Priority) -> Priority:
-        """The priority of that name.
-
-        Raises:
-            UnknownNameError: lists the valid names.
-        """
-        try:
-            return Priority(name)
-        except ValueError:
-            raise UnknownNameError("priority", str(name), [p.value for p in Priority]) from None
-
 
 _MODE = {Priority.LONGEST_PATH: kernel.LONGEST_PATH, Priority.FIFO: kernel.FIFO, Priority.MSR: kernel.MSR}
 
@@ -111,55 +90,44 @@ class BatchScores:
 
 
 class Simulator:
-    """Scores placements of one problem. A placement is an int array [n] of device numbers."""
+    """Scores plans of one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._arrays = _arrays(problem)
 
-    def score(
-        self,
-        device: ArrayLike,
-        priority: Priority | str = Priority.LONGEST_PATH,
-        order: ArrayLike | None = None,
-        transfer_order: ArrayLike | None = None,
-    ) -> Score:
-        """Score one placement.
+    def score(self, plan: Plan, priority: Priority | str = Priority.LONGEST_PATH) -> Score:
+        """Score one plan.
 
         Args:
-            device: int [n].
-            priority: how devices choose among ready ops.
-            order: float [n], lower first; replaces ``priority``.
-            transfer_order: int [x, 2], (tensor, receiving device) of every transfer. With it the step is a fixed
+            plan: where every op runs, and possibly in which order. With an order of transfers the step is a fixed
                 sequence (docs/score.md): devices and links wait for what is next rather than take what is ready.
+            priority: how devices choose among ready ops where the plan has no order.
 
         Raises:
-            MismatchError: not a placement or an order of this problem; a transfer order without ``order``, with other
-                transfers than the placement needs, or that can never be carried out.
+            MismatchError: not a plan of this problem; an order of transfers with other transfers than the placement
+                needs, or that can never be carried out.
             UnknownNameError: the priority does not exist.
         """
-        return self._run(device, priority, order, transfer_order)[0]
+        return self._run(plan, priority)[0]
 
-    def schedule(
-        self,
-        device: ArrayLike,
-        priority: Priority | str = Priority.LONGEST_PATH,
-        order: ArrayLike | None = None,
-        transfer_order: ArrayLike | None = None,
-    ) -> tuple[Score, Schedule]:
+    def schedule(self, plan: Plan, priority: Priority | str = Priority.LONGEST_PATH) -> tuple[Score, Schedule]:
         """`score`, and when every op and transfer starts and ends."""
-        score, placed, out, count = self._run(device, priority, order, transfer_order)
+        score, out, count = self._run(plan, priority)
         source, target = np.divmod(out.transfer_pair[:count].astype(np.int64), self.problem.cluster.n_devices)
-        return score, Schedule(
-            device=placed.astype(np.int64),
-            op_start_s=out.op_start,
-            op_end_s=out.op_end,
-            order=np.argsort(out.op_rank),
-            transfer_tensor=out.transfer_tensor[:count].astype(np.int64),
-            transfer_source=source,
-            transfer_target=target,
-            transfer_start_s=out.transfer_start[:count],
-            transfer_end_s=out.transfer_end[:count],
+        return (
+            score,
+            Schedule(
+                device=plan.device.copy(),  # a plan's own is read-only, and numba would compile again for such an array
+                op_start_s=out.op_start,
+                op_end_s=out.op_end,
+                order=np.argsort(out.op_rank),
+                transfer_tensor=out.transfer_tensor[:count].astype(np.int64),
+                transfer_source=source,
+                transfer_target=target,
+                transfer_start_s=out.transfer_start[:count],
+                transfer_end_s=out.transfer_end[:count],
+            ),
         )
 
     def batch(
@@ -176,23 +144,16 @@ class Simulator:
         feasible = np.all(peak <= self.problem.capacity_bytes, axis=1)
         return BatchScores(time_s, busy_s, peak, links, moved, feasible)
 
-    def _run(
-        self, device: ArrayLike, priority: Priority | str, order: ArrayLike | None, transfer_order: ArrayLike | None
-    ) -> tuple[Score, kernel.Index, kernel.Output, int]:
-        placed = self._checked(device, 1)
-        mode, explicit = self._mode(priority, order, placed.shape)
-        if transfer_order is None:
+    def _run(self, plan: Plan, priority: Priority | str) -> tuple[Score, kernel.Output, int]:
+        placed = self._checked(plan.device, 1)
+        mode, explicit = self._mode(priority, plan.order, placed.shape)
+        if plan.transfer_order is None:
             n_links = len(self.problem.cluster.links)
             time_s, count, moved, out = kernel.run_one(self._arrays, n_links, placed, mode, explicit)
-        elif order is None:
-            raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
         else:
-            time_s, count, moved, out = sequence_kernel.run(
-                self.problem, self._arrays, placed, explicit, transfer_order
-            )
+            time_s, count, moved, out = sequence_kernel.run(self.problem, self._arrays, plan)
         feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
-        score = Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible)
-        return score, placed, out, count
+        return Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible), out, count
 
     def _checked(self, device: ArrayLike, dimensions: int) -> kernel.Index:
         placed = np.asarray(device)
@@ -248,7 +209,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         output_bytes=graph.output_bytes,
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
-        hops=np.diff(route_ptr).astype(np.float64),
+        hops=problem.hops.reshape(-1).astype(np.float64),
         route=waited,
         route_held=held,
         route_ptr=route_ptr,

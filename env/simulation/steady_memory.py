@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.problem import BoolArray, Problem
-from env.simulation.simulator import Schedule
 from env.simulation.timeline import Intervals, levels, memory_intervals
 from graphs.formatting import exact_bytes
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from env.simulation.simulator import Schedule
+    from graphs.opgraph import FloatArray, IntArray
 
 _ROUNDING = 1e-9  # relative: so much above a whole number of periods is none more
 _MOST_BYTES = 2**62  # more than any memory, and int64 still adds it up

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.problem import BoolArray, Problem
-from env.simulation.simulator import Schedule
 from graphs.formatting import exact_bytes
-from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray, Problem
+    from env.simulation.simulator import Schedule
+    from graphs.opgraph import FloatArray, IntArray
 
 _OP, _TRANSFER = 0, 1
 

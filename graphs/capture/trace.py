@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from graphs.arrays import row_major
 from graphs.capture.failure import data_dependent_size
 
 PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
@@ -171,6 +170,19 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     storage = tensor.untyped_storage()
     layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
     return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
+
+
+def same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether strides mean the same; that of a dimension of one element means nothing."""
+    return all(a == b or extent == 1 for extent, a, b in zip(shape, one, other, strict=True))
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * max(extent, 1))
+    return tuple(reversed(strides[: len(shape)]))
 
 
 def _numbers(sizes: tuple[Any, ...]) -> tuple[int, ...]:

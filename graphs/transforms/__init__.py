@@ -1,1 +1,1 @@
-"""Graph in, graph out: rewrites of an `OpGraph` that know no devices."""
+"""Transforms: graph in, graph out, without knowing devices or times; a file or room for each, so far `coarsen`."""

@@ -1,4 +1,4 @@
-"""What the image classifiers share: the end of their forward pass, and a batch of images."""
+"""Parts that the image classifiers share: the end of their forward pass, and a batch of images."""
 
 from __future__ import annotations
 

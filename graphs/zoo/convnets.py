@@ -94,6 +94,7 @@ class VGG(nn.Module):
 
 
 def _vgg_features(config: VGGConfig) -> Iterator[nn.Module]:
+    """Convolutions and ReLUs, and a pooling at the end of each stage."""
     channels = 3
     for convolutions, width in config.stages:
         for _ in range(convolutions):
@@ -157,6 +158,7 @@ class ResNet(nn.Module):
 
 
 def alexnet(small: bool, batch_size: int | None) -> ZooModel:
+    """AlexNet on images of 224 x 224."""
     config = AlexNetConfig()
     if small:
         config = AlexNetConfig(2, image_side=64, feature_side=1, channels=(4, 8, 8, 8, 8), hidden=16, classes=10)
@@ -165,6 +167,7 @@ def alexnet(small: bool, batch_size: int | None) -> ZooModel:
 
 
 def vgg16(small: bool, batch_size: int | None) -> ZooModel:
+    """VGG-16 on images of 224 x 224."""
     config = VGGConfig()
     if small:
         stages = ((2, 4), (2, 4), (3, 8), (3, 8), (3, 8))
@@ -174,14 +177,17 @@ def vgg16(small: bool, batch_size: int | None) -> ZooModel:
 
 
 def resnet50(small: bool, batch_size: int | None) -> ZooModel:
+    """ResNet-50 on images of 224 x 224."""
     return _resnet(ResNetConfig((3, 4, 6, 3)), small, batch_size)
 
 
 def resnet152(small: bool, batch_size: int | None) -> ZooModel:
+    """ResNet-152 on images of 224 x 224."""
     return _resnet(ResNetConfig((3, 8, 36, 3)), small, batch_size)
 
 
 def _resnet(config: ResNetConfig, small: bool, batch_size: int | None) -> ZooModel:
+    """A ResNet and its images; ``small`` keeps the deepest stage the deepest."""
     if small:
         blocks = (1, 2, 2, 1) if config.blocks[2] == 6 else (1, 2, 3, 1)
         config = ResNetConfig(blocks, 2, image_side=64, width=4, classes=10)

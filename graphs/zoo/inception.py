@@ -77,6 +77,7 @@ class Fork(nn.Module):
 
 
 def _average_pool() -> nn.Module:
+    """3x3 average pooling that keeps the grid."""
     return nn.AvgPool2d(3, stride=1, padding=1)
 
 
@@ -120,6 +121,7 @@ def _block_17(channels: int, inner: int, k: int) -> Block:
 
 
 def _reduction_17_to_8(channels: int, k: int) -> Block:
+    """The second reduction, as in the release: 3x3 and 7x7 branches beside a pooling."""
     c = 192 // k
     return Block(
         {
@@ -183,6 +185,7 @@ class InceptionV3(nn.Module):
 
 
 def inception_v3(small: bool, batch_size: int | None) -> ZooModel:
+    """Inception-v3 on images of 299 x 299."""
     config = InceptionConfig(2, image_side=75, narrowing=16, classes=10) if small else InceptionConfig()
     config = in_batches(config, batch_size)
     return with_images(InceptionV3(config), config.batch_size, config.image_side, config.classes)

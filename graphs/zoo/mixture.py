@@ -21,6 +21,8 @@ from graphs.zoo.transformers import attend, causal_mask, init_normal, split_head
 
 @dataclass(frozen=True)
 class MixtureConfig:
+    """``tokens`` in a sequence, ``experts`` in each layer; ``balance_weight`` of the load-balancing loss."""
+
     batch_size: int = 16
     tokens: int = 512
     layers: int = 8
@@ -161,6 +163,7 @@ class MixtureTransformer(nn.Module):
 
 
 def transformer_moe(small: bool, batch_size: int | None) -> ZooModel:
+    """A transformer of 8 layers with 8 experts each, on sequences of 512 words."""
     config = MixtureConfig()
     if small:
         config = MixtureConfig(2, tokens=32, layers=2, width=16, heads=2, experts=4, expert_width=32, vocabulary=20)

@@ -33,6 +33,7 @@ class NASNetConfig:
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
+    """Batch normalisation with the epsilon of the release."""
     return nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS)
 
 
@@ -82,10 +83,12 @@ class FactorizedReduction(nn.Module):
 
 
 def _average_pool(x: Tensor, stride: int = 1) -> Tensor:
+    """3x3 average pooling that does not count the padding."""
     return F.avg_pool2d(x, 3, stride, padding=1, count_include_pad=False)
 
 
 def _max_pool(x: Tensor) -> Tensor:
+    """3x3 max pooling that halves the grid."""
     return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
@@ -206,6 +209,7 @@ class NASNetA(nn.Module):
 
 
 def nasnet_large(small: bool, batch_size: int | None) -> ZooModel:
+    """NASNet-A (6 @ 4032) on images of 331 x 331."""
     config = NASNetConfig()
     if small:
         config = NASNetConfig(2, image_side=67, cells_per_stack=2, filters=16, stem_channels=8, classes=10)

@@ -1,4 +1,4 @@
-"""What the zoo hands out: `ModelSpec` says what a model is, `ZooModel` is one, ready to capture."""
+"""Records of the zoo: `ModelSpec` describes a model, `ZooModel` is one, ready to capture."""
 
 from __future__ import annotations
 

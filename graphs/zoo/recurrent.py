@@ -81,6 +81,8 @@ def logits_or_loss(logits: Sequence[Tensor], labels: Tensor | None) -> tuple[Ten
 
 @dataclass(frozen=True)
 class RNNLMConfig:
+    """``steps`` words in a sequence, unrolled; ``hidden`` is the width of every LSTM layer."""
+
     batch_size: int = 64
     steps: int = 40
     layers: int = 2
@@ -107,6 +109,7 @@ class RNNLM(nn.Module):
 
 
 def rnnlm(small: bool, batch_size: int | None) -> ZooModel:
+    """A language model of 2 LSTM layers, unrolled over 40 words."""
     config = RNNLMConfig(2, steps=5, hidden=8, vocabulary=20) if small else RNNLMConfig()
     config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.steps))
@@ -115,6 +118,8 @@ def rnnlm(small: bool, batch_size: int | None) -> ZooModel:
 
 @dataclass(frozen=True)
 class S2VTConfig:
+    """``frames`` of ``frame_features`` each, then ``words``; all of them are steps of the LSTMs."""
+
     batch_size: int = 80
     frames: int = 60
     words: int = 20
@@ -155,6 +160,7 @@ class S2VT(nn.Module):
 
 
 def s2vt(small: bool, batch_size: int | None) -> ZooModel:
+    """Video to text: LSTMs over 60 frames, then 20 words."""
     config = S2VTConfig()
     if small:
         config = S2VTConfig(2, frames=3, words=2, frame_features=12, embedded=6, hidden=8, vocabulary=20)

@@ -49,6 +49,8 @@ def init_normal(model: nn.Module, std: float = 0.02) -> None:
 
 @dataclass(frozen=True)
 class BertConfig:
+    """``tokens`` in a sequence, of which ``masked`` are to be guessed; ``positions`` it could have."""
+
     batch_size: int = 32
     tokens: int = 128
     masked: int = 20
@@ -133,6 +135,7 @@ class Bert(nn.Module):
 
 
 def bert_base(small: bool, batch_size: int | None) -> ZooModel:
+    """BERT-base with its two pre-training tasks, on sequences of 128 words."""
     config = BertConfig()
     if small:
         config = BertConfig(2, tokens=8, masked=3, layers=2, width=16, heads=2, positions=16, vocabulary=20)
@@ -147,6 +150,8 @@ def bert_base(small: bool, batch_size: int | None) -> ZooModel:
 
 @dataclass(frozen=True)
 class GPT2Config:
+    """``tokens`` in a sequence, which is the whole context."""
+
     batch_size: int = 8
     tokens: int = 1024
     layers: int = 12
@@ -209,6 +214,7 @@ class GPT2(nn.Module):
 
 
 def gpt2(small: bool, batch_size: int | None) -> ZooModel:
+    """GPT-2 of 12 layers, on sequences of 1024 words."""
     config = GPT2Config(2, tokens=6, layers=2, width=16, heads=2, vocabulary=20) if small else GPT2Config()
     config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))

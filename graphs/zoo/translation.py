@@ -106,6 +106,7 @@ class BidirectionalLayer(nn.Module):
 
 
 def _run(cell: LSTMCell, steps: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs of an LSTM cell, one for each step, from a state of zeros."""
     state: State | None = None
     outputs: list[Tensor] = []
     for x in steps:
@@ -170,26 +171,32 @@ class GNMT(nn.Module):
 
 
 def nmt2(small: bool, batch_size: int | None) -> ZooModel:
+    """Translation by 2 + 2 LSTM layers, 40 words each way."""
     return _translation(NMT, in_batches(_small(2) if small else TranslationConfig(layers=2, steps=40), batch_size))
 
 
 def nmt4(small: bool, batch_size: int | None) -> ZooModel:
+    """Translation by 4 + 4 LSTM layers, 24 words each way."""
     return _translation(NMT, in_batches(_small(4) if small else TranslationConfig(layers=4, steps=24), batch_size))
 
 
 def nmt8(small: bool, batch_size: int | None) -> ZooModel:
+    """Translation by 8 + 8 LSTM layers, 14 words each way."""
     return _translation(NMT, in_batches(_small(8) if small else TranslationConfig(layers=8, steps=14), batch_size))
 
 
 def gnmt(small: bool, batch_size: int | None) -> ZooModel:
+    """Google's translation system: 8 + 8 LSTM layers, 12 words each way."""
     return _translation(GNMT, in_batches(_small(8) if small else TranslationConfig(layers=8, steps=12), batch_size))
 
 
 def _small(layers: int) -> TranslationConfig:
+    """The configuration that tests use."""
     return TranslationConfig(layers, steps=3, batch_size=2, hidden=8, vocabulary=20)
 
 
 def _translation(network: type[NMT] | type[GNMT], config: TranslationConfig) -> ZooModel:
+    """A translation network and sentences of random words."""
     source, target, labels = torch.randint(config.vocabulary, (3, config.batch_size, config.steps)).unbind(0)
     args = (source, target)
     return ZooModel(network(config), args, (*args, labels))

@@ -71,6 +71,7 @@ class TwoTower(nn.Module):
 
 
 def two_tower(small: bool, batch_size: int | None) -> ZooModel:
+    """Two towers of eight layers, 16 categorical features for each."""
     config = TwoTowerConfig()
     if small:
         config = TwoTowerConfig(2, fields=3, vocabulary=20, embedded=4, width=16, layers=3, output=8)

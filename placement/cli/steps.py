@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from placement.processes.repeats import Underway
+    from placement.processes.progress import StepProgress
 
 _LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 
 
-def tell_steps(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, Underway], None]:
+def tell_steps(
+    bar: Callable[[str, int], None], model: str, dims: dict[str, int]
+) -> Callable[[str, StepProgress], None]:
     """A function that shows how far the steps of something are, and says beforehand where they take long."""
     announced: set[tuple[str, bool]] = set()
 
-    def tell(what: str, now: Underway) -> None:
+    def tell(what: str, now: StepProgress) -> None:
         from graphs.formatting import format_seconds
 
         is_first = now.done == 0

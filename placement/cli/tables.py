@@ -24,6 +24,7 @@ from placement.solving.methods import measure
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
+    from placement.solving.answer import Answer
     from placement.solving.result import Result
     from placement.what_if import WhatIf
 
@@ -54,8 +55,9 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     width = max(len(result.method) for result in comparison.results)
     below: list[RenderableType] = []
     for number, result in enumerate(comparison.results):
-        if result.feasible:
-            table.add_row(*_comparison_row(comparison, result), style="bold green" if number == 0 else "")
+        if result.answer is not None:
+            style = "bold green" if number == 0 else ""
+            table.add_row(*_comparison_row(comparison, result, result.answer), style=style)
         else:
             below.append(
                 Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
@@ -74,7 +76,7 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     return [head, table, *below]
 
 
-def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
+def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> tuple[str, ...]:
     speedup = comparison.speedup(result)
     note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
     if result.chosen != result.method:
@@ -83,11 +85,11 @@ def _comparison_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
         note = f"{note} (interrupted)".strip()
     return (
         show(result.method),
-        format_seconds(result.objective_s or 0.0),
+        format_seconds(answer.objective_s),
         "-" if speedup is None else f"{speedup:.2f}x",
-        format_percent(result.gap or 0.0),
-        format_bytes(max((result.peak_bytes or {"": 0}).values())),
-        format_bytes(result.bytes_moved or 0),
+        format_percent(answer.gap),
+        format_bytes(max(answer.peak_bytes.values(), default=0)),
+        format_bytes(answer.bytes_moved),
         format_seconds(result.solve_time_s),
         note,
     )
@@ -102,7 +104,7 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
     longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
     for case in found.cases:
         best = None if case.comparison is None else case.comparison.best
-        if case.comparison is None or best is None or best.objective_s is None:
+        if case.comparison is None or best is None or best.answer is None:
             outcome = "does not fit" if case.proven_infeasible else "none found"
             name = show(case.cluster.name)
             table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
@@ -114,9 +116,9 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
             show(case.cluster.name),
             str(case.devices),
             "does not fit" if single_s is None else format_seconds(single_s),
-            format_seconds(best.objective_s),
+            format_seconds(best.answer.objective_s),
             "-" if speedup is None else f"{speedup:.2f}x",
-            format_percent(best.gap or 0.0),
+            format_percent(best.answer.gap),
             by if case.found_on == case.cluster.name else f"{by}, found on {show(case.found_on)}",
             ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
         )

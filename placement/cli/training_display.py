@@ -43,7 +43,7 @@ def _table(session: Session, status: Status) -> RenderableType:
 
     from graphs.formatting import format_seconds
     from graphs.show import show
-    from placement.solving.result import relative_gap
+    from placement.solving.answer import relative_gap
 
     table = Table(box=None, header_style="bold", padding=(0, 1))
     table.add_column("graph")

@@ -1,1 +1,1 @@
-"""A placement in the words of other tools: device maps, pipelines, JSON."""
+"""Exports: a placement in the formats of other tools, as a device map, a pipeline or JSON."""

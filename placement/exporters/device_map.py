@@ -1,4 +1,4 @@
-"""Which module goes to which device: a placement of ops, as coarse as a device map is."""
+"""Device maps: the place of each module, as near to a placement of ops as one can be."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from placement.exporters.module_tree import compressed, is_under, runs_modules
 from placement.exporters.stretches import Needs, Stretches, chain, nearest, needs, no_stretches
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from placement.solving.result import Result
 
 CPU = "cpu"
 _CONSTANT = "constant"  # kind of an op that stands for data which no module holds
@@ -26,7 +27,7 @@ _CONSTANT = "constant"  # kind of an op that stands for data which no module hol
 
 @dataclass(frozen=True)
 class Holders:
-    """What has to be somewhere.
+    """Parameters and buffers that need a place, and the modules that hold them.
 
     Attributes:
         tensors: name of each parameter and buffer -> path of the module that holds it. Where the model is not known,
@@ -82,7 +83,7 @@ def device_map(result: Result, model: nn.Module | None, no_split: Iterable[str] 
 
 
 def _places(result: Result) -> list[int | str]:
-    """What device maps call each device of the cluster: the n-th GPU is n, everything else the CPU."""
+    """Names of the devices in device maps: the n-th GPU is n, everything else the CPU."""
     gpus = [device.name for device in result.cluster.devices if device.kind == "gpu"]
     return [gpus.index(device.name) if device.kind == "gpu" else CPU for device in result.cluster.devices]
 
@@ -91,7 +92,7 @@ def _places(result: Result) -> list[int | str]:
 
 
 def holders_of_graph(graph: OpGraph) -> Holders:
-    """As far as the ops tell: a module whose ops keep bytes, or share a parameter, holds parameters.
+    """Holders as far as the ops tell: a module whose ops keep bytes, or share a parameter, holds parameters.
 
     The names of its parameters are not known, so that one with modules in it stays whole.
     """
@@ -107,7 +108,7 @@ def holders_of_graph(graph: OpGraph) -> Holders:
 
 
 def holders_of_model(model: nn.Module, graph: OpGraph, no_split: Iterable[str] | None) -> Holders:
-    """What the model says.
+    """Parameters and buffers of the model, module by module.
 
     Raises:
         MismatchError: the graph has modules that the model lacks.

@@ -1,4 +1,4 @@
-"""`export`: a placement in the words of other tools."""
+"""`export`: a placement in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from placement.exporters.device_map import DeviceMap, device_map, module_seconds
 from placement.exporters.pipeline import PipelineSplit, pipeline_split
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from placement.solving.answer import Answer
+    from placement.solving.result import Result
 
 DEVICE_MAP, PIPELINE, JSON = "device_map", "pipeline", "json"
 TARGETS = (DEVICE_MAP, PIPELINE, JSON)
@@ -55,7 +57,7 @@ def export(
     """
     if to not in TARGETS:
         raise UnknownNameError("target", str(to), TARGETS)
-    if not result.feasible:
+    if result.answer is None or not result.feasible:
         raise InfeasibleError(
             f"{result.method} found no placement of {result.graph_name!r} that fits, so there is none to export: "
             f"{result.reason}"
@@ -70,13 +72,11 @@ def export(
         return pipeline_split(result, model)
     if model is not None:
         raise MismatchError(f"the target {to!r} has no use for the model; leave it out.")
-    return _document(result)
+    return _document(result, result.answer)
 
 
-def _document(result: Result) -> dict[str, Any]:
-    assert result.placement is not None  # it is feasible
-    assert result.order is not None
-    graph, cluster, transfers = result.graph, result.cluster, result.transfer_order
+def _document(result: Result, answer: Answer) -> dict[str, Any]:
+    graph, cluster, transfers = result.graph, result.cluster, answer.transfer_order
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -85,13 +85,13 @@ def _document(result: Result) -> dict[str, Any]:
         "devices": [{"name": device.name, "kind": device.kind, "model": device.model} for device in cluster.devices],
         "method": result.chosen,
         "objective": result.objective,
-        "step_time_s": result.step_time_s,
+        "step_time_s": answer.step_time_s,
         "lower_bound_s": result.lower_bound_s,
-        "peak_bytes": dict(result.peak_bytes or {}),
-        "ops": dict(result.placement),
+        "peak_bytes": dict(answer.peak_bytes),
+        "ops": dict(answer.placement),
         "modules": {
             module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
         },
-        "order": {device: list(ops) for device, ops in result.order.items()},
+        "order": {device: list(ops) for device, ops in answer.order.items()},
         "transfer_order": None if transfers is None else [list(transfer) for transfer in transfers],
     }

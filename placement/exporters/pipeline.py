@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from env.plan import Plan
 from env.problem import THROUGHPUT, BoolArray, Problem
 from env.simulation.loads import loads
 from graphs.errors import InfeasibleError, MismatchError
@@ -18,11 +19,12 @@ from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from placement.exporters.module_tree import compressed, runs_modules
 from placement.exporters.stretches import chain, nearest, needs, no_stretches
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.pipelining import SplitPoint
+
+    from placement.solving.result import Result
 
 _UNEVEN = 1.5  # a longest stage of so many mean ones is worth a word
 _SLOWER = 1.02  # and so is a largest load of so many predicted ones
@@ -82,7 +84,7 @@ class PipelineSplit:
 
     @property
     def split_spec(self) -> dict[str, SplitPoint]:
-        """What ``torch.distributed.pipelining.pipeline`` takes under this name."""
+        """The argument of this name of ``torch.distributed.pipelining.pipeline``."""
         from torch.distributed.pipelining import SplitPoint
 
         return dict.fromkeys(self.before, SplitPoint.BEGINNING)
@@ -134,7 +136,8 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
     for k, (_, begin, end) in enumerate(stages):
         stage_of[ops[begin:end]] = k
     modules = _modules(graph, ops, stage_of, len(stages))
-    load_s = loads(problem, np.where(part < 0, result.device_numbers(), found.device_of_part()[part])).value_s
+    staged = Plan(np.where(part < 0, result.device_numbers(), found.device_of_part()[part]))
+    load_s = loads(problem, staged).value_s
     split = PipelineSplit(
         tuple(
             Stage(
@@ -166,7 +169,7 @@ def _notes(
     load_s: float,
     model: nn.Module | None,
 ) -> Iterator[str]:
-    """What to mind; ``load_s`` is the largest load of the stages, backward pass and transfers counted."""
+    """Advice on a split; ``load_s`` is the largest load of the stages, backward pass and transfers counted."""
     seconds = [float(op_s[begin:end, device].sum()) for device, begin, end in stages]
     longest, mean = max(seconds), sum(seconds) / len(seconds)
     is_contiguous = result.chosen == "dp_contiguous" and result.objective == THROUGHPUT
@@ -178,10 +181,10 @@ def _notes(
             f"the placement is no pipeline: the longest of its {len(stages)} stages takes {format_seconds(longest)} of "
             f"{format_seconds(sum(seconds))} in all, and the others wait for it{advice}."
         )
-    if result.objective == THROUGHPUT and result.objective_s is not None and load_s > _SLOWER * result.objective_s:
+    if result.objective == THROUGHPUT and load_s > _SLOWER * (predicted_s := result.answered().objective_s):
         yield (
             f"the stages are another plan than the placement: its predicted largest load is "
-            f"{format_seconds(result.objective_s)}, theirs is {format_seconds(load_s)}, so that its gap does not hold "
+            f"{format_seconds(predicted_s)}, theirs is {format_seconds(load_s)}, so that its gap does not hold "
             f"for them{advice}."
         )
     if model is not None and getattr(getattr(model, "config", None), "use_cache", False):

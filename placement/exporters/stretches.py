@@ -36,11 +36,11 @@ class Needs:
         return len(self.kept)
 
     def bytes_of(self, begin: int, end: int, in_flight: int = 1) -> int:
-        """What one device needs for the parts ``begin`` to ``end - 1``, with so many steps between their passes."""
+        """Bytes that one device needs for parts ``begin`` to ``end - 1``, with so many steps between their passes."""
         return int(self.of_stretches(in_flight)[begin, end])
 
     def kept_bytes(self, begin: int, end: int) -> int:
-        """What one device keeps for them."""
+        """Bytes that one device keeps for them."""
         return int(self._kept[begin, end])
 
     def of_stretches(self, in_flight: int = 1) -> FloatArray:
@@ -69,7 +69,7 @@ def _sums(values: IntArray) -> FloatArray:
 
 
 def needs(graph: OpGraph, part: IntArray, kept: IntArray, copies: Sequence[tuple[int, int, int]] = ()) -> Needs:
-    """What the parts need when one op runs after the other, in program order.
+    """Needs of the parts when one op runs after the other, in program order.
 
     Args:
         part: int64 [n_ops]: the part that each op belongs to, -1 for none.

@@ -1,1 +1,1 @@
-"""What the GRAPH, MODEL and CLUSTER arguments of a command stand for."""
+"""Inputs: the graphs, models and clusters that the arguments of a command stand for."""

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from graphs.capture import Program
 from graphs.capture.record import argument_leaves
-from graphs.capture.trace import Outputs, value_of
+from graphs.capture.trace import Outputs, same_stride, value_of
 from graphs.errors import MismatchError
 
 
@@ -92,11 +92,6 @@ def as_captured(tensor: torch.Tensor, node: fx.Node, place: torch.device) -> tor
     if same_stride(layout.shape, layout.stride, moved.stride()):
         return moved
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=place).copy_(tensor.detach())
-
-
-def same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether strides mean the same; that of a dimension of one element means nothing."""
-    return all(a == b or extent == 1 for extent, a, b in zip(shape, one, other, strict=True))
 
 
 def check_kinds(program: Program, leaves: Mapping[str, Any]) -> None:

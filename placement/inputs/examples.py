@@ -1,4 +1,4 @@
-"""Models with weights and inputs that words on a command line stand for, to be run and not only captured."""
+"""Runnable models with example inputs, loaded from the MODEL argument of a command."""
 
 from __future__ import annotations
 

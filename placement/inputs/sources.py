@@ -1,4 +1,4 @@
-"""What the words on a command line stand for: GRAPH arguments and ``--cluster``."""
+"""Graphs and clusters that the words on a command line stand for: GRAPH arguments and ``--cluster``."""
 
 from __future__ import annotations
 

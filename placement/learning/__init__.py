@@ -1,1 +1,1 @@
-"""Learned placement: policies, their training, and the files they are kept in. Imports torch."""
+"""Learned placement: networks, policies, learners that train them, and training runs on disk. Imports torch."""

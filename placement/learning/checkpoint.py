@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphs.errors import PolicyFileError
-from placement.learning.archive import Kind, read_archive, write_archive
-from placement.learning.learners.learner import State
+from placement.learning.learners.learner import LearnerState
+from placement.learning.policies.archive import Kind, read_archive, write_archive
 
 _KIND = Kind(
     "a checkpoint of a training run", "checkpoint.json", "placement.checkpoint", 1, "start anew with --restart"
@@ -30,7 +30,7 @@ class Checkpoint:
     run: Mapping[str, Any]
     seconds: float
     curve: list[list[Any]]
-    state: State
+    state: LearnerState
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -69,7 +69,7 @@ def load_checkpoint(path: str | os.PathLike[str], run: Mapping[str, Any]) -> Che
                 f"{where} is of another run ({key} {there} there, {here} here); {_KIND.anew}, or choose another "
                 "--output."
             )
-    return Checkpoint(found, float(seconds), curve, State(tensors, values))
+    return Checkpoint(found, float(seconds), curve, LearnerState(tensors, values))
 
 
 def _shown(value: Any) -> str:

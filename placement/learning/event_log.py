@@ -15,7 +15,7 @@ class EventLog:
 
     Args:
         folder: where; made if need be.
-        samples: what later events a run that was cut off has left there are taken back.
+        samples: events after this count, left by an interrupted run, are purged.
     """
 
     def __init__(self, folder: Path, samples: int) -> None:

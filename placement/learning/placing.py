@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,13 +20,12 @@ from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from placement.learning.learners.registry import make_learner, within_63_bits
 from placement.learning.learners.threads import single_threaded
-from placement.learning.networks.policy import PlacementPolicy
-from placement.learning.policy_file import load_policy
+from placement.learning.policies.policy import PlacementPolicy
+from placement.learning.policies.policy_file import load_policy
 from placement.solving.interruption import on_interrupt
-from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, is_method
+from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, Place, is_method
 from placement.solving.warmup import two_ops
 
-Place = Callable[[int, Budget], Candidate]  # from a seed and a budget; spends the budget
 _BATCH = 32  # placements a saved policy draws at once
 _LOCAL = "local_search"
 _LEARNING = 1 / 3  # of the budget, where local search has the rest
@@ -77,7 +76,7 @@ def _pretrained(problem: Problem, seed: int, budget: Budget) -> Candidate:
 
     with single_threaded():  # it minds Ctrl-C itself
         plan = propose_pretrained(problem, within_63_bits(seed), budget)
-    return Candidate(PRETRAINED, plan, Scorer(problem).value(plan.device, plan.order, plan.transfer_order))
+    return Candidate(PRETRAINED, plan, Scorer(problem).value(plan))
 
 
 def _sampled(problem: Problem, policy: PlacementPolicy, method: str, seed: int, budget: Budget) -> Candidate:
@@ -119,7 +118,7 @@ def _refined(problem: Problem, place: Place, seed: int, budget: Budget) -> Candi
     rest = budget.part(1.0)
     plan = baselines.SEARCHES[_LOCAL](problem, seed, [learned.plan], rest).plan
     budget.absorb(rest)
-    value_s = Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    value_s = Scorer(problem).value(plan)
     return Candidate(_LOCAL, plan, value_s) if value_s < learned.value_s else learned
 
 

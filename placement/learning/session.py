@@ -19,7 +19,7 @@ from placement.learning.learners.threads import single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
 from placement.solving.result import Result, measured_note
-from placement.solving.solver import Solver
+from placement.solving.solver import Attempt, Finding, Solver
 
 _MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon
 
@@ -211,16 +211,15 @@ class Session:
         if best is None or (best.value_s == self._written_s.get(problem) and not rewrite):
             return None
         name = self.learner.policy.name
-        result = self.solvers[problem].result(
-            best.plan,
+        attempt = Attempt(
             name,
-            chosen=best.source if is_method(best.source) else name,
             began_s=self.began_s - self.earlier_s,
             budget_s=self.most_s if math.isfinite(self.most_s) else None,
             evaluations=self.learner.samples,
             interrupted=self.interrupted,
-            as_given=self.is_measured,
         )
+        found = Finding(best.plan, best.source if is_method(best.source) else name)
+        result = self.solvers[problem].result(found, attempt, as_given=self.is_measured)
         result = dataclasses.replace(result, command=self.command)
         if self.is_measured:
             result = dataclasses.replace(result, note=measured_note(best.value_s, result))

@@ -13,18 +13,17 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.gym.batch import ScorerFactory
+from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
-from placement.learning.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import Origin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
-from placement.optimization import check_problem
-from placement.solving.methods import check_count, check_seconds
+from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
 
@@ -126,46 +125,20 @@ def train(
         MissingPackageError: `log_dir` without the package tensorboard.
         OSError: `output` cannot be written.
     """
-    graphs, clusters = _listed(graphs), _listed(clusters)
     check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
-    if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
-        raise MissingPackageError("a log for TensorBoard", "tensorboard")
-    pairs = [(graph, cluster) for graph in graphs for cluster in clusters]
-    if not pairs:
-        raise ValueError("training needs at least one graph and one cluster; got none.")
-    for pair in pairs:
-        check_problem(*pair)
-    if not isinstance(output, str | os.PathLike):
-        raise ValueError(f"output is the name of the policy file, for example policy.zip, got {output!r}.")
-    files = Files.beside(Path(output), len(pairs))
-    for path in (files.policy, files.checkpoint, *files.results):
-        check_target(path)
-        remove_leftovers(path)
+    pairs = _pairs(graphs, clusters)
+    files = _files(output, len(pairs), log_dir)
     trained = None if start_from is None else load_policy(start_from).policy.train()
-    run = {
-        "policy": policy,
-        "preset": preset,
-        "warm start": warm_start,
-        "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__qualname__", type(scorer).__qualname__),
-        "start": None if start_from is None else hashlib.sha256(Path(start_from).read_bytes()).hexdigest()[:12],
-        "seed": seed,
-        "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
-        "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
-    }
+    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
     solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
-    if evaluations is None and budget_s is None:
-        budget_s = DEFAULT_TRAINING_S
+    problems = [solver.problem for solver in solvers]
     with single_threaded():
         learner = make_learner(
-            policy,
-            [solver.problem for solver in solvers],
-            seed,
-            preset=preset,
-            warm_start=warm_start,
-            scorer=scorer,
-            trained=trained,
+            policy, problems, seed, preset=preset, warm_start=warm_start, scorer=scorer, trained=trained
         )
+    if evaluations is None and budget_s is None:
+        budget_s = DEFAULT_TRAINING_S
     session = Session(
         run=run,
         learner=learner,
@@ -182,6 +155,51 @@ def train(
         begin(session)
     session.train(checkpoint_every_s, log_dir, progress)
     return _finished(session)
+
+
+def _pairs(graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Cluster]) -> list[tuple[OpGraph, Cluster]]:
+    """Every graph on every cluster."""
+    pairs = [(graph, cluster) for graph in _listed(graphs) for cluster in _listed(clusters)]
+    if not pairs:
+        raise ValueError("training needs at least one graph and one cluster; got none.")
+    for pair in pairs:
+        check_problem(*pair)
+    return pairs
+
+
+def _files(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
+    """What the run writes, after a check that it can be written."""
+    if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+        raise MissingPackageError("a log for TensorBoard", "tensorboard")
+    if not isinstance(output, str | os.PathLike):
+        raise ValueError(f"output is the name of the policy file, for example policy.zip, got {output!r}.")
+    files = Files.beside(Path(output), count)
+    for path in (files.policy, files.checkpoint, *files.results):
+        check_target(path)
+        remove_leftovers(path)
+    return files
+
+
+def _identity(
+    policy: str,
+    preset: str,
+    warm_start: bool,
+    scorer: str | ScorerFactory,
+    start_from: str | os.PathLike[str] | None,
+    seed: int,
+    pairs: Sequence[tuple[OpGraph, Cluster]],
+) -> dict[str, Any]:
+    """What makes it this run and no other; a checkpoint with the same goes on."""
+    return {
+        "policy": policy,
+        "preset": preset,
+        "warm start": warm_start,
+        "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__qualname__", type(scorer).__qualname__),
+        "start": None if start_from is None else hashlib.sha256(Path(start_from).read_bytes()).hexdigest()[:12],
+        "seed": seed,
+        "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
+        "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
+    }
 
 
 def _listed(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from env.cluster import Cluster
 from placement.measuring.figures import LEAST_SHARE, MOST_APART, MOST_LINK_SPREAD, MOST_OTHERS, MOST_SPREAD
-from placement.measuring.links import WaySpeed
+from placement.measuring.links import LinkSpeed
 from placement.measuring.speeds import DeviceSpeed
 
 _DOUBTFUL = "; doubtful: "  # in the source of a cluster, before the reasons
@@ -23,7 +23,7 @@ class MeasuredMachine:
     Attributes:
         cluster: the figures; ``source`` says where they are doubtful.
         speeds: the same of each device by name, with their spreads.
-        ways: the same of each link, by the names of its ends.
+        links: the same of each link, by the names of its ends.
         others: the share of the processor time that other processes had meanwhile; None where that cannot be told.
         file: of the cache; None where it could not be written.
         is_cached: whether these figures are in it; else earlier ones, which are not doubtful, have stayed there.
@@ -31,7 +31,7 @@ class MeasuredMachine:
 
     cluster: Cluster
     speeds: Mapping[str, DeviceSpeed]
-    ways: Mapping[tuple[str, str], WaySpeed]
+    links: Mapping[tuple[str, str], LinkSpeed]
     others: float | None = None
     file: Path | None = None
     is_cached: bool = False
@@ -76,8 +76,8 @@ def _doubts(found: MeasuredMachine) -> str:
         if max(values) > MOST_APART * min(values):
             times = max(values) / min(values)
             doubts.insert(0, f"{what} differs by a factor of {times:.1f} between equal devices ({model})")
-    for (source, target), way in found.ways.items():
-        if way.spread > MOST_LINK_SPREAD:
-            doubts.append(f"{source} to {target} has a spread of {way.spread:.0%}")
+    for (source, target), link in found.links.items():
+        if link.spread > MOST_LINK_SPREAD:
+            doubts.append(f"{source} to {target} has a spread of {link.spread:.0%}")
     more = f" and {len(doubts) - _MOST_DOUBTS} more" if len(doubts) > _MOST_DOUBTS else ""
     return "; ".join(doubts[:_MOST_DOUBTS]) + more

@@ -6,27 +6,30 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from env.cluster import Cluster
-from env.gym.batch import BatchScorer
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import BatchScores, Schedule, Simulator
 from graphs.capture import capture_program, example_inputs
-from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError, RankError
-from graphs.opgraph import OpGraph
 from placement.inputs.arguments import bound, check_states
-from placement.measuring.bench import Arrangement, Bench, Subject
+from placement.measuring.pool import Arrangement, TimedModel, WorkerPool
 from placement.measuring.workers import cores_for
 from placement.processes.processes import usable_cores
 from placement.runtime.application import check_same
 from placement.runtime.program.functional import functional
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from env.gym.batch import BatchScorer
+    from graphs.capture.record import Loss
+    from graphs.opgraph import OpGraph
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class Executor:
         self.n_runs = 0
         self._problem = Problem(self.graph, cluster)
         self._limit_s = float(limit_s)
-        self._bench = Bench(
-            Subject(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
+        self._pool = WorkerPool(
+            TimedModel(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
         )
         self._known: dict[tuple[bytes, ...], Execution] = {}
 
@@ -113,19 +116,20 @@ class Executor:
 
         Args:
             device: int [n], number of the device of each op.
-            order: float [n], lower first, as for `env.simulation.simulator.Simulator.schedule`; by default the longest
-                remaining path of the graph as captured comes first.
+            order: float [n], lower first, as in `env.plan.Plan`; by default the longest remaining path of the graph as
+                captured comes first.
 
         Raises:
             MismatchError: no placement of this graph on this cluster, or ops apart that stay together.
             RankError: the processes cannot be started.
         """
         problem = self._problem
-        _, schedule = Simulator(problem).schedule(device, order=order)
-        first = np.array([members[0] for members in problem.groups])
-        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.group_of]])
+        plan = Plan(np.asarray(device), None if order is None else np.asarray(order))
+        _, schedule = Simulator(problem).schedule(plan)
+        first = np.array([members[0] for members in problem.units])
+        apart = np.flatnonzero(schedule.device != schedule.device[first[problem.unit_of]])
         if len(apart):
-            one, other = self.graph.op_names[first[problem.group_of[apart[0]]]], self.graph.op_names[apart[0]]
+            one, other = self.graph.op_names[first[problem.unit_of[apart[0]]]], self.graph.op_names[apart[0]]
             raise MismatchError(f"ops {one!r} and {other!r} must stay together, and the placement has them apart.")
         return self.run_schedule(schedule)
 
@@ -134,10 +138,10 @@ class Executor:
         arrangement = _arrangement(schedule)
         key = _key(arrangement)
         if key not in self._known:
-            self._bench.start()
+            self._pool.start()
             self.n_runs += 1
             try:
-                samples_s = tuple(self._bench.run(arrangement, self._limit_s))
+                samples_s = tuple(self._pool.run(arrangement, self._limit_s))
                 self._known[key] = Execution(statistics.median(samples_s), samples_s)
             except RankError as error:
                 self._known[key] = Execution(np.inf, (), str(error))
@@ -159,7 +163,7 @@ class Executor:
 
     def close(self) -> None:
         """End the processes; a later `run` starts new ones."""
-        self._bench.close()
+        self._pool.close()
 
     def __enter__(self) -> Executor:
         return self
@@ -170,7 +174,7 @@ class Executor:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_bench"):
+        if hasattr(self, "_pool"):
             self.close()
 
 
@@ -191,7 +195,7 @@ class Executed:
         wanted = [None] * len(placed) if orders is None else list(np.asarray(orders))
         rows = []
         for device, order in zip(placed, wanted, strict=True):
-            score, schedule = self._simulator.schedule(device, order=order)
+            score, schedule = self._simulator.schedule(Plan(device, order))
             if score.feasible:
                 found = self._executor.run_schedule(schedule)
                 is_run = found.reason is None

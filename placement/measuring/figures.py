@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from placement.processes.processes import usable_cores
-from placement.processes.repeats import relative_spread
 
 MOST_SPREAD = 0.25
 MOST_LINK_SPREAD = 0.5  # of a transfer, in which two processes take part
@@ -18,7 +17,21 @@ LEAST_SHARE = 0.9
 MOST_OTHERS = 0.1
 MOST_APART = 2.0  # what equal devices may differ by; slow and fast cores of one CPU do by less
 
-Everyones = Callable[[float], list[float]]
+AllGather = Callable[[float], list[float]]
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Interquartile range; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return third - first
+
+
+def relative_spread(samples: Sequence[float]) -> float:
+    """Interquartile range by the median; 0 for fewer than two samples."""
+    median = statistics.median(samples)
+    return spread(samples) / median if median > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ def alone(value: float) -> list[float]:
     return [value]
 
 
-def settled(measure: Callable[[], Figure | None], retries: int, everyones: Everyones = alone) -> Figure | None:
+def settled(measure: Callable[[], Figure | None], retries: int, all_gather: AllGather = alone) -> Figure | None:
     """Measure, and measure again as long as the figure of any worker is doubtful; the best one of this worker.
 
     All workers begin at the same time, and do so again.
@@ -61,17 +74,17 @@ def settled(measure: Callable[[], Figure | None], retries: int, everyones: Every
     Args:
         measure: the figure; None where the device has none.
         retries: how often to measure again at most.
-        everyones: what each worker gives here, by rank, once all are there.
+        all_gather: what each worker gives here, by rank, once all are there.
     """
     best: Figure | None = None
     for _ in range(1 + retries):
-        everyones(0.0)
+        all_gather(0.0)
         figure = measure()
-        values = everyones(figure.value if figure is not None else 0.0)
+        values = all_gather(figure.value if figure is not None else 0.0)
         if figure is not None:
             figure = replace(figure, is_apart=max(values) > MOST_APART * min(values))
             best = figure if best is None else min(best, figure, key=_doubt)
-        if not any(everyones(float(best is not None and best.is_doubtful))):
+        if not any(all_gather(float(best is not None and best.is_doubtful))):
             break
     return best
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-import placement
 from env.cluster import Cluster, Device, Link
 from graphs.disk import write_atomically
 from graphs.errors import ClusterError
@@ -23,26 +23,26 @@ from graphs.zoo.cache import cache_dir
 from placement.measuring.doubts import MeasuredMachine, is_doubtful, warn_of_doubts, with_doubts
 from placement.measuring.figures import MOST_LINK_SPREAD, CoreTime
 from placement.measuring.links import (
-    Peers,
-    WaySpeed,
+    LinkSpeed,
     busy_times_s,
     check_moves,
-    check_peers,
+    check_transport,
     idle_times_s,
+    link_speed,
     move_times_s,
     rounds,
-    way_speed,
 )
 from placement.measuring.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.processes import usable_cores
-from placement.runtime.transport import mailbox
+from placement.runtime.transport import channels, mailbox, packing
+from placement.runtime.transport.channels import Transport
 from placement.runtime.transport.mailbox import Mailbox
 
 NAME = "local"
 _HERE = Path(__file__).parent
 _MOST_CORES = 16  # devices by default: the number of links grows with its square
-Ways = dict[tuple[int, int], WaySpeed]
+LinkSpeeds = dict[tuple[int, int], LinkSpeed]
 
 # -- a step ----------------------------------------------------------------------------------------------------------
 
@@ -64,14 +64,14 @@ def measure_step(
     steps: int = 10,
     dropped: int = 5,
     places: Sequence[torch.device] = (),
-    together: Callable[[], None] = lambda: None,
+    barrier: Callable[[], None] = lambda: None,
 ) -> StepTimes:
     """Time a step: run it `steps` times and keep all but the first `dropped`, which are its warm-up.
 
     Args:
         step: runs once; what it started on devices is waited for.
         places: devices to wait for.
-        together: called before each step, to wait for other processes.
+        barrier: called before each step, to wait for other processes.
 
     Raises:
         ValueError: no step is kept.
@@ -80,7 +80,7 @@ def measure_step(
         raise ValueError(f"got steps = {steps} and dropped = {dropped}; expected to drop fewer steps than are run.")
     samples = []
     for _ in range(steps):
-        together()
+        barrier()
         start = perf_counter()
         step()
         for place in places:
@@ -162,7 +162,8 @@ def _stamp(devices: int | None) -> str:
     digest = hashlib.sha256(repr(about).encode())
     for name in ("doubts.py", "figures.py", "links.py", "machine.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
-    digest.update(Path(mailbox.__file__).read_bytes())
+    for module in (channels, mailbox, packing):
+        digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -190,9 +191,7 @@ def available_bytes() -> int:
 
 
 def _about(method: str) -> str:
-    return (
-        f"measured {date.today().isoformat()}, placement {placement.__version__}, torch {torch.__version__}: {method}"
-    )
+    return f"measured {date.today().isoformat()}, placement {version('placement')}, torch {torch.__version__}: {method}"
 
 
 # -- CPU cores -------------------------------------------------------------------------------------------------------
@@ -200,10 +199,10 @@ def _about(method: str) -> str:
 
 @dataclass(frozen=True)
 class _CoreFigures:
-    """What one worker measured: its speed, and of each way that ends here (idle, busy)."""
+    """What one worker measured: its speed, and of each link that ends here (idle, busy)."""
 
     speed: DeviceSpeed
-    ways: dict[int, tuple[WaySpeed, WaySpeed]]
+    links: dict[int, tuple[LinkSpeed, LinkSpeed]]
 
 
 def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMachine:
@@ -212,8 +211,8 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMa
     figures = run_workers(partial(_core_figures, seed=seed, effort=effort), cores)
     model = f"{cpu_model()} core"
     measured = [_device(f"cpu{rank}", "cpu", share_bytes, own.speed, model) for rank, own in enumerate(figures)]
-    ways = {(source, rank): way for rank, own in enumerate(figures) for source, way in own.ways.items()}
-    idle = [way for way, _ in ways.values()]
+    links = {(source, rank): link for rank, own in enumerate(figures) for source, link in own.links.items()}
+    idle = [link for link, _ in links.values()]
     method = (
         "one process pinned to each core with one thread, all at the same time; FLOP/s of a matrix product or a "
         "convolution, whichever is faster; "
@@ -221,44 +220,44 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMa
     )
     if idle:
         method += (
-            f" (idle, half a round trip: {statistics.median(way.latency_s for way in idle) * 1e6:.0f} us, "
-            f"{statistics.median(way.bandwidth_bytes_per_s for way in idle) / 1e9:.2f} GB/s)"
+            f" (idle, half a round trip: {statistics.median(link.latency_s for link in idle) * 1e6:.0f} us, "
+            f"{statistics.median(link.bandwidth_bytes_per_s for link in idle) / 1e9:.2f} GB/s)"
         )
     summary = f"this machine: {_count(len(cores), 'core')} of {cpu_model()}"
-    busy = {pair: way for pair, (_, way) in ways.items()}
+    busy = {pair: link for pair, (_, link) in links.items()}
     return _machine(measured, [own.speed for own in figures], busy, summary, method)
 
 
 def _core_figures(worker: Worker, seed: int, effort: Effort) -> _CoreFigures:
     torch.manual_seed(seed)
-    speed = measure_speed(torch.device("cpu"), effort, worker.everyones)
-    peers = worker.connect()
-    ways: dict[int, tuple[WaySpeed, WaySpeed]] = {}
+    speed = measure_speed(torch.device("cpu"), effort, worker.all_gather)
+    transport = worker.connect()
+    links: dict[int, tuple[LinkSpeed, LinkSpeed]] = {}
     for pairs in rounds(worker.size):
         pair = next((pair for pair in pairs if worker.rank in pair), None)  # None: pauses in this round
         other = sum(pair) - worker.rank if pair is not None else worker.rank
-        worker.meet()
+        worker.barrier()
         if pair is not None:
-            check_peers(peers, worker.rank, other, seed)
+            check_transport(transport, worker.rank, other, seed)
         for _ in range(1 + effort.retries):
-            worker.meet()
+            worker.barrier()
             if pair is not None:
-                found = _way_here(worker.rank, peers, pair, effort)
-                ways[other] = min(ways.get(other, found), found, key=lambda way: way[1].spread)
-            spread = ways[other][1].spread if pair is not None else 0.0
-            if max(worker.everyones(spread)) <= MOST_LINK_SPREAD:
+                found = _links_here(worker.rank, transport, pair, effort)
+                links[other] = min(links.get(other, found), found, key=lambda link: link[1].spread)
+            spread = links[other][1].spread if pair is not None else 0.0
+            if max(worker.all_gather(spread)) <= MOST_LINK_SPREAD:
                 break
-    worker.meet()
-    return _CoreFigures(speed, ways)
+    worker.barrier()
+    return _CoreFigures(speed, links)
 
 
-def _way_here(rank: int, peers: Peers, pair: tuple[int, int], effort: Effort) -> tuple[WaySpeed, WaySpeed]:
-    """The way (idle, busy) from the other one of a pair to this rank; both call it."""
+def _links_here(rank: int, transport: Transport, pair: tuple[int, int], effort: Effort) -> tuple[LinkSpeed, LinkSpeed]:
+    """The link (idle, busy) from the other one of a pair to this rank; both call it."""
     a, b = pair
-    idle = idle_times_s(peers, rank, a + b - rank, effort.sizes, effort.sends)
-    both = [busy_times_s(peers, rank, *way, effort.sizes, effort.sends) for way in ((a, b), (b, a))]
+    idle = idle_times_s(transport, rank, a + b - rank, effort.sizes, effort.sends)
+    both = [busy_times_s(transport, rank, *ends, effort.sizes, effort.sends) for ends in ((a, b), (b, a))]
     (busy,) = (times_s for times_s in both if times_s is not None)
-    return way_speed(effort.sizes, idle), way_speed(effort.sizes, busy)
+    return link_speed(effort.sizes, idle), link_speed(effort.sizes, busy)
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------------------
@@ -276,16 +275,16 @@ def _measure_gpus(seed: int, effort: Effort) -> MeasuredMachine:
     threads = torch.get_num_threads()
     speeds.append(measure_speed(places[-1], effort))
     devices.append(_device("cpu", "cpu", available_bytes(), speeds[-1], f"{cpu_model()}, {_count(threads, 'thread')}"))
-    ways: Ways = {}
+    links: LinkSpeeds = {}
     for a, source in enumerate(places):
         for b, target in enumerate(places):
             if a != b:
-                ways[a, b] = _moving(source, target, f"{devices[a].name} to {devices[b].name}", seed, effort)
+                links[a, b] = _moving(source, target, f"{devices[a].name} to {devices[b].name}", seed, effort)
     method = "one process; copies as placements make them, on a stream of their own, devices idle"
-    return _machine(devices, speeds, ways, f"this machine: {_count(len(gpus), 'GPU')} and its CPU", method)
+    return _machine(devices, speeds, links, f"this machine: {_count(len(gpus), 'GPU')} and its CPU", method)
 
 
-def _moving(source: torch.device, target: torch.device, way: str, seed: int, effort: Effort) -> WaySpeed:
+def _moving(source: torch.device, target: torch.device, link: str, seed: int, effort: Effort) -> LinkSpeed:
     from placement.runtime.in_process.threads import moved
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -294,21 +293,21 @@ def _moving(source: torch.device, target: torch.device, way: str, seed: int, eff
             copied.synchronize()
         return arrived
 
-    check_moves(lambda tensor: move(tensor.to(source)), way, seed)
-    return way_speed(effort.sizes, move_times_s(move, source, effort.sizes, effort.sends))
+    check_moves(lambda tensor: move(tensor.to(source)), link, seed)
+    return link_speed(effort.sizes, move_times_s(move, source, effort.sizes, effort.sends))
 
 
 # -- figures as a cluster --------------------------------------------------------------------------------------------
 
 
 def _machine(
-    devices: Sequence[Device], speeds: Sequence[DeviceSpeed], ways: Ways, summary: str, method: str
+    devices: Sequence[Device], speeds: Sequence[DeviceSpeed], links: LinkSpeeds, summary: str, method: str
 ) -> MeasuredMachine:
     names = [device.name for device in devices]
     return MeasuredMachine(
-        Cluster(NAME, tuple(devices), _links(names, ways), summary, _about(method)),
+        Cluster(NAME, tuple(devices), _links(names, links), summary, _about(method)),
         dict(zip(names, speeds, strict=True)),
-        {(names[a], names[b]): way for (a, b), way in sorted(ways.items())},
+        {(names[a], names[b]): link for (a, b), link in sorted(links.items())},
     )
 
 
@@ -324,10 +323,10 @@ def _device(name: str, kind: str, memory_bytes: int, speed: DeviceSpeed, model: 
     )
 
 
-def _links(names: Sequence[str], ways: Ways) -> tuple[Link, ...]:
+def _links(names: Sequence[str], links: LinkSpeeds) -> tuple[Link, ...]:
     return tuple(
-        Link(names[a], names[b], _rounded(way.bandwidth_bytes_per_s), _rounded(way.latency_s))
-        for (a, b), way in sorted(ways.items())
+        Link(names[a], names[b], _rounded(link.bandwidth_bytes_per_s), _rounded(link.latency_s))
+        for (a, b), link in sorted(links.items())
     )
 
 

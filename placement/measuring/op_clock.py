@@ -1,4 +1,4 @@
-"""A routine with a stamp after every op, so that each op's time is measured where and as it runs when it counts."""
+"""A routine that reads a clock after every op, so that each op is timed where and as it runs when it counts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from placement.runtime.program.fast_calls import quickened
-from placement.runtime.program.routines import Routine
+from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.transfers import expect, receive, send
+
+if TYPE_CHECKING:
+    from placement.runtime.program.routines import Routine
 
 
 @dataclass(frozen=True)
@@ -33,50 +35,50 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False)
-class StampedRoutine:
-    """A routine's code with stamps in it.
+class ClockedRoutine:
+    """A routine's code with readings in it.
 
     Attributes:
-        run: as `Routine.run`; what it returns ends with the stamps: two before the first op, one after each span.
-        labels: what each stamp but the first two comes after: ``("op", number)``, or ``("receive" | "send" | "expect",
-            tag)``.
+        run: as `Routine.run`; what it returns ends with the readings: two before the first op, one after each span.
+        labels: what each reading but the first two comes after: ``("op", number)``, or
+            ``("receive" | "send" | "expect", tag)``.
     """
 
     run: Callable[..., tuple[Any, ...]]
     labels: tuple[tuple[str, int], ...]
 
-    def seconds(self, stamps: Sequence[Any], between: Callable[[Any, Any], float]) -> dict[int, float]:
-        """Seconds of each op, from the stamps of one run, with what a stamp itself takes left out."""
-        cost = between(stamps[0], stamps[1])
+    def seconds(self, readings: Sequence[Any], between: Callable[[Any, Any], float]) -> dict[int, float]:
+        """Seconds of each op, from the readings of one run, with what a reading itself takes left out."""
+        cost = between(readings[0], readings[1])
         found: dict[int, float] = {}
-        for (what, op), before, after in zip(self.labels, stamps[1:], stamps[2:], strict=False):
+        for (what, op), before, after in zip(self.labels, readings[1:], readings[2:], strict=False):
             if what == "op":
                 found[op] = found.get(op, 0.0) + max(0.0, between(before, after) - cost)
         return found
 
-    def spans(self, stamps: Sequence[float]) -> list[Stretch]:
-        """What a run did when, from its stamps of the host's clock."""
+    def spans(self, readings: Sequence[float]) -> list[Stretch]:
+        """What a run did when, from its readings of the host's clock."""
         return [
             Stretch(*label, before, after)
-            for label, before, after in zip(self.labels, stamps[1:], stamps[2:], strict=False)
+            for label, before, after in zip(self.labels, readings[1:], readings[2:], strict=False)
         ]
 
 
-def stamped(routine: Routine, stamp: Callable[[], Any]) -> StampedRoutine:
-    """Put stamps into a copy of a routine.
+def clocked(routine: Routine, read: Callable[[], Any]) -> ClockedRoutine:
+    """Put readings into a copy of a routine.
 
     What readers make on the spot (views, memory without content) counts to the op that reads it first, and so does what
     is freed after an op count to that op; what comes after the last op counts to the last op.
     """
-    module, labels = _with_stamps(routine, stamp)
-    return StampedRoutine(quickened(module), labels)
+    module, labels = _with_readings(routine, read)
+    return ClockedRoutine(with_fast_calls(module), labels)
 
 
 def recorded(routine: Routine, write: Callable[[list[Stretch]], object]) -> Routine:
     """A copy of a routine that, whenever it has run, hands over what it did when."""
-    stamp, _ = host_clock()
-    module, labels = _with_stamps(routine, stamp)
-    code = StampedRoutine(quickened(module), labels)
+    read, _ = host_clock()
+    module, labels = _with_readings(routine, read)
+    code = ClockedRoutine(with_fast_calls(module), labels)
 
     def run(*taken: Any) -> tuple[Any, ...]:
         found = code.run(*taken)
@@ -86,24 +88,24 @@ def recorded(routine: Routine, write: Callable[[list[Stretch]], object]) -> Rout
     return replace(routine, run=run, module=module)
 
 
-def _with_stamps(routine: Routine, stamp: Callable[[], Any]) -> tuple[fx.GraphModule, tuple[tuple[str, int], ...]]:
-    """The code with stamps in it, and `StampedRoutine.labels`."""
+def _with_readings(routine: Routine, read: Callable[[], Any]) -> tuple[fx.GraphModule, tuple[tuple[str, int], ...]]:
+    """The code with readings in it, and `ClockedRoutine.labels`."""
     module = routine.module
     graph = fx.Graph(owning_module=module)
     copies: dict[fx.Node, fx.Node] = {}
-    stamps: list[fx.Node] = []
+    readings: list[fx.Node] = []
     labels: list[tuple[str, int]] = []
     ends = _ends([node for node in module.graph.nodes if node.op not in ("placeholder", "output")])
     for node in module.graph.nodes:
-        if not stamps and node.op != "placeholder":
-            stamps += [graph.call_function(stamp, ()) for _ in range(2)]
+        if not readings and node.op != "placeholder":
+            readings += [graph.call_function(read, ()) for _ in range(2)]
         if node.op == "output":
             given = fx.map_arg(node.args[0], copies.__getitem__)
-            graph.output((*given, *stamps))
+            graph.output((*given, *readings))
             break
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node in ends:
-            stamps.append(graph.call_function(stamp, ()))
+            readings.append(graph.call_function(read, ()))
             labels.append(ends[node])
     return fx.GraphModule(module, graph), tuple(labels)
 
@@ -124,16 +126,16 @@ def _ends(calls: Sequence[fx.Node]) -> dict[fx.Node, tuple[str, int]]:
 
 
 def host_clock() -> tuple[Callable[[], float], Callable[[float, float], float]]:
-    """A stamp of the host's clock, and the seconds between two of them."""
+    """Reading the host's clock, and the seconds between two readings."""
     return time.perf_counter, lambda before, after: after - before
 
 
 def cuda_clock() -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
-    """A stamp that a GPU makes when it gets there, and the seconds between two of them once all is done."""
+    """Having a GPU read its clock when it gets there, and the seconds between two readings once all is done."""
 
-    def stamp() -> Any:
+    def read() -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    return stamp, lambda before, after: float(before.elapsed_time(after)) / 1e3
+    return read, lambda before, after: float(before.elapsed_time(after)) / 1e3

@@ -1,11 +1,17 @@
-"""The time of every op of a captured step on one device, in the code that a placement runs there."""
+"""The time of every op of a captured step on one device, in the code that a placement runs there.
+
+The updates of a training step, which an optimizer makes all at once, are timed parameter by parameter.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,16 +21,27 @@ from graphs.capture.trace import TensorInfo, value_of
 from graphs.opgraph import Phase
 from placement.inputs.arguments import as_captured
 from placement.measuring.machine import measure_step
-from placement.measuring.op_clock import StampedRoutine, cuda_clock, host_clock, stamped
+from placement.measuring.op_clock import ClockedRoutine, clocked, cuda_clock, host_clock
+from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
-from placement.measuring.updates import Times, update_times_s
 from placement.measuring.workers import Worker
-from placement.processes.repeats import Repeats, Report, Underway, run_steps
-from placement.runtime.in_process.module import draw, tensor_named
+from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Key, Layout
+from placement.runtime.program.layout import DeviceLayout, Key
+from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
 
+Times = dict[int, list[float]]  # op -> seconds in each step
+_LR = 1e-6
+
+# As a training script makes them: torch's own choice between its implementations. By the names that capture knows.
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "sgd": torch.optim.SGD,
+}
 # Single ops differ more than their sum does: where there is time, its median alone does not end the measurement.
 REPEATS = Repeats(least=2, settled=60, most=60)
 
@@ -35,7 +52,7 @@ class MeasuredStep:
 
     Attributes:
         ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
-        step_s: each whole step of these ops, run without stamps.
+        step_s: each whole step of these ops, run without readings.
         around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
     """
 
@@ -67,45 +84,47 @@ def op_times(
     place: torch.device,
     repeats: Repeats,
     worker: Worker | None = None,
-    report: Report = lambda underway: None,
+    report: Report = tell_nobody,
 ) -> MeasuredStep:
-    """Run a step over and over on one device, with stamps and without by turns; with other workers, all in step."""
+    """Run a step over and over on one device, with readings and without by turns; with other workers, all in step."""
     program = step.program
     order = program.graph.topological_order.tolist()
-    layout = Layout(functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place])
+    layout = DeviceLayout(
+        functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
+    )
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
     turns = _Turns(layout, routine, _values(step, layout, routine), place)
 
-    def together() -> None:
+    def barrier() -> None:
         if worker is not None:
-            worker.meet()
+            worker.barrier()
 
-    exchange = (lambda seconds: [seconds]) if worker is None else worker.everyones
+    exchange = (lambda seconds: [seconds]) if worker is None else worker.all_gather
 
-    def tell(now: Underway) -> None:
+    def tell(now: StepProgress) -> None:
         report(replace(now, done=2 * now.done, expected=2 * now.expected))  # a turn runs the step twice
 
     step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
     steps = len(step_s) - warm_up
     around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
     if program.train:
-        around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, together)
+        around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, barrier)
     return MeasuredStep(turns.op_times_s(warm_up), step_s[warm_up:], around)
 
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of one routine: each turn plain, and with stamps of each clock; ``values``: states and inputs."""
+    """Runs of one routine: each turn plain, and with readings of each clock; ``values``: states and inputs."""
 
-    layout: Layout
+    layout: DeviceLayout
     routine: Routine
     values: Mapping[Key, Any]
     place: torch.device
 
     def __post_init__(self) -> None:
         clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
-        self._stamped: list[tuple[StampedRoutine, Callable[[Any, Any], float]]] = [
-            (stamped(self.routine, stamp), between) for stamp, between in clocks
+        self._clocked: list[tuple[ClockedRoutine, Callable[[Any, Any], float]]] = [
+            (clocked(self.routine, read), between) for read, between in clocks
         ]
         self._rows: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
@@ -116,7 +135,7 @@ class _Turns:
         return [drawn[key] if key in drawn else self.values[key] for key in self.routine.takes]
 
     def plain(self) -> float:
-        """Run without stamps; returns how many seconds it took."""
+        """Run without readings; returns how many seconds it took."""
         taken = self.taken()
         synchronise(self.place)
         start = time.perf_counter()
@@ -127,16 +146,16 @@ class _Turns:
         return seconds
 
     def take(self) -> float:
-        """One turn; returns how many seconds the run without stamps took."""
+        """One turn; returns how many seconds the run without readings took."""
         step_s = self.plain()
         row: dict[int, float] = {}
-        for code, between in self._stamped:
+        for code, between in self._clocked:
             taken = self.taken()
             synchronise(self.place)
-            stamps = code.run(None, *taken)[len(self.routine.gives) :]
+            readings = code.run(None, *taken)[len(self.routine.gives) :]
             synchronise(self.place)
             # A GPU's op takes as long as the kernel, or as the host needs to launch it.
-            for op, seconds in code.seconds(stamps, between).items():
+            for op, seconds in code.seconds(readings, between).items():
                 row[op] = max(seconds, row.get(op, 0.0))
         self._rows.append(row)
         return step_s
@@ -146,18 +165,19 @@ class _Turns:
         return {op: [row[op] for row in self._rows[warm_up:]] for op in self._rows[0]}
 
 
-def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, Any]:
+def _values(step: StepToMeasure, layout: DeviceLayout, routine: Routine) -> dict[Key, Any]:
     """States and inputs; states that the step writes are copies, so that the user's stay as they are."""
     program, (place,) = step.program, layout.places
     written = set(layout.step.state_writes.values())
     index_of = {name: index for index, state in enumerate(program.states) for name in state.names}
     copies: dict[int, torch.Tensor] = {}  # tied states stay one
+    tensors = NamedTensors(step.model)
     found: dict[Key, Any] = {}
     for kind, name in routine.takes:
         if kind == "input":
             found[kind, name] = as_captured(step.inputs[name], program.trace.arguments[name], place)
         elif kind == "state":
-            own = tensor_named(step.model, name)
+            own = tensors.get(name)
             tensor = (program.constants[name] if own is None else own).detach()
             if index_of.get(name) in written:
                 tensor = copies.setdefault(index_of[name], tensor.to(place, copy=True))
@@ -165,7 +185,7 @@ def _values(step: StepToMeasure, layout: Layout, routine: Routine) -> dict[Key, 
     return found
 
 
-def _drawing_s(layout: Layout, repeats: int) -> dict[int, float]:
+def _drawing_s(layout: DeviceLayout, repeats: int) -> dict[int, float]:
     """Seconds of drawing random numbers, which is done before the step, by the op that they are for."""
     nodes = [node for node in layout.step.graph.nodes if node in layout.step.random and node in layout.step.made_by]
     if not nodes:
@@ -182,12 +202,72 @@ def _drawing_s(layout: Layout, repeats: int) -> dict[int, float]:
 
 def _updates(step: StepToMeasure, given: Mapping[Key, Any]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """(update op, a copy of its parameter, the gradient that the step gave)."""
-    graph, found = step.program.graph, []
+    graph, tensors, found = step.program.graph, NamedTensors(step.model), []
     for state in step.program.states:
         ops = [op for op in state.users if graph.phase[op] == Phase.UPDATE]
         gradients = [given[key] for name in state.names if (key := ("gradient", name)) in given]
-        parameters = [tensor for name in state.names if (tensor := tensor_named(step.model, name)) is not None]
+        parameters = [tensor for name in state.names if (tensor := tensors.get(name)) is not None]
         if ops and gradients and parameters:
             gradient = gradients[0].detach()
             found.append((ops[0], parameters[0].detach().to(gradient.device, copy=True), gradient))
     return found
+
+
+# -- updates ---------------------------------------------------------------------------------------------------------
+
+
+def update_times_s(
+    updates: Sequence[tuple[int, torch.Tensor, torch.Tensor]],
+    optimizer: str,
+    place: torch.device,
+    steps: int,
+    barrier: Callable[[], None],
+) -> Times:
+    """Seconds that the updates of parameters take out of one optimizer's step over all of them.
+
+    An optimizer for each parameter, one after the other, tells how they compare; a single optimizer for all, what they
+    take in sum. The fixed cost of many small optimizers is subtracted equally from each.
+
+    Args:
+        updates: (op, parameter, its gradient); the parameters are changed.
+        optimizer: a key of `OPTIMIZERS`.
+        steps: how often it steps; as many warm-up steps as parameters need to have their state come before.
+        barrier: called before each step, to wait for other workers.
+    """
+    if not updates:
+        return {}
+    parameters = []
+    for _, parameter, gradient in updates:
+        parameter.requires_grad_(True).grad = gradient
+        parameters.append(parameter)
+    make = OPTIMIZERS[optimizer]
+    singles = [make([parameter], lr=_LR) for parameter in parameters]
+    rows = [_stepped(singles, place, barrier) for _ in range(steps + 2)][2:]
+    del singles
+    whole = [make(parameters, lr=_LR)]
+    sum_s = statistics.median([_stepped(whole, place, barrier)[0] for _ in range(steps + 2)][2:])
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    fixed_s = _fixed_s(medians, sum_s)
+    scale = sum_s / sum(s - fixed_s for s in medians)
+    return {op: [max(0.0, row[i] - fixed_s) * scale for row in rows] for i, (op, _, _) in enumerate(updates)}
+
+
+def _fixed_s(singles_s: Sequence[float], sum_s: float) -> float:
+    """What each of several steps has too much; it leaves a tenth of the shortest at least."""
+    n = len(singles_s)
+    too_much_s = (sum(singles_s) - sum_s) / (n - 1) if n > 1 else 0.0
+    return min(max(0.0, too_much_s), 0.9 * min(singles_s))
+
+
+def _stepped(
+    optimizers: Sequence[torch.optim.Optimizer], place: torch.device, barrier: Callable[[], None]
+) -> list[float]:
+    """Seconds of one step of each."""
+    barrier()
+    synchronise(place)
+    readings = [time.perf_counter()]
+    for optimizer in optimizers:
+        cast(Any, optimizer).step()
+        synchronise(place)
+        readings.append(time.perf_counter())
+    return [after - before for before, after in pairwise(readings)]

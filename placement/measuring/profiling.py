@@ -20,10 +20,11 @@ from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
 from placement.inputs.arguments import bound, check_states
-from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, op_times
-from placement.measuring.updates import Times
+from placement.measuring.figures import spread
+from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
+from placement.measuring.repeats import Repeats, beforehand
 from placement.measuring.workers import Worker, cores_for, run_workers
-from placement.processes.repeats import Repeats, Report, beforehand, spread
+from placement.processes.progress import Report, tell_nobody
 
 _CPU = torch.device("cpu")
 
@@ -77,30 +78,34 @@ def profile(
         ClusterError: a device of the cluster is not there, or a worker failed.
         MismatchError: the model is on ``meta``.
     """
-    return measured_profile(model, args, kwargs, cluster, train, loss=loss, optimizer=optimizer, name=name).graph
+    step = step_to_measure(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name)
+    return measured_profile(step, cluster).graph
 
 
-def measured_profile(
+def step_to_measure(
     model: nn.Module,
     args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
-    cluster: Cluster | None = None,
     train: bool = False,
     *,
     loss: Loss | None = None,
     optimizer: str = "adam",
     name: str | None = None,
-    repeats: Repeats = REPEATS,
-    report: Report = lambda underway: None,
-) -> Profile:
-    """As `profile`, with the spread of the times; ``repeats``: how often the step is run; ``report`` is told."""
+) -> StepToMeasure:
+    """Capture the step that `measured_profile` runs; arguments and errors as for `profile`."""
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
     program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
-    step = StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
+    return StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
+
+
+def measured_profile(
+    step: StepToMeasure, cluster: Cluster | None = None, repeats: Repeats = REPEATS, report: Report = tell_nobody
+) -> Profile:
+    """As `profile`, with the spread of the times; ``repeats``: how often the step is run; ``report`` is told."""
     machine = Cluster.local() if cluster is None else cluster
     places = {device.name: _place(machine, device) for device in machine.devices}
-    op_s = Problem(program.graph, machine).op_s
+    op_s = Problem(step.program.graph, machine).op_s
     measured: dict[str, list[MeasuredStep]] = {}
     for key, devices in _by_key(machine).items():
         first = beforehand(repeats, float(op_s[:, machine.device_index[devices[0].name]].sum()))
@@ -110,7 +115,7 @@ def measured_profile(
             measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats), cores, report=report)
         else:
             measured[key] = [op_times(step, places[devices[0].name], repeats, report=report)]
-    return _profile(program.graph, measured)
+    return _profile(step.program.graph, measured)
 
 
 def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredStep:
@@ -120,8 +125,8 @@ def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredS
 def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Profile:
     """The graph with the medians over all steps of all devices of a key.
 
-    Stamps disturb a little, and medians of skewed times add up to less than the median of their sum: so the times are
-    scaled by one factor, such that they add up to the step as it is without stamps.
+    Clock readings disturb a little, and medians of skewed times add up to less than the median of their sum: so the
+    times are scaled by one factor, such that they add up to the step as it is without readings.
     """
     keys = tuple(sorted(measured))
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))

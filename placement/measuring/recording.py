@@ -7,15 +7,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from placement.measuring.op_clock import Stretch, recorded
-from placement.runtime.program.layout import Layout
-from placement.runtime.ranks.passes import CompiledPass, Pass
-from placement.runtime.ranks.process_group import Crew
 from placement.runtime.ranks.ranks import RankModule
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
+    from placement.runtime.ranks.passes import CompiledPass, Pass
+    from placement.runtime.ranks.process_group import ProcessGroup
 
 # What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]
@@ -35,31 +37,31 @@ class RecordingModule(RankModule):
             self._rows = None
         return rows
 
-    def _pass(self, layout: Layout, kind: str, inputs: Mapping[str, torch.Tensor]) -> Pass:
+    def _pass(self, layout: DeviceLayout, kind: str, inputs: Mapping[str, torch.Tensor]) -> Pass:
         made = super()._pass(layout, kind, inputs)
         if self._rows is not None:
             made.compiled = self._recorded(made.compiled)
         return made
 
     def _recorded(self, compiled: CompiledPass) -> CompiledPass:
-        """A pass with stamps in the code of this rank."""
-        stamped: dict[CompiledPass, CompiledPass] = self.__dict__.setdefault("_stamped", {})
-        if compiled not in stamped:
-            stamped[compiled] = found = copy.copy(compiled)
+        """A pass with clock readings in the code of this rank."""
+        known: dict[CompiledPass, CompiledPass] = self.__dict__.setdefault("_recorded_passes", {})
+        if compiled not in known:
+            known[compiled] = found = copy.copy(compiled)
             sections = [list(section) for section in compiled.routines.sections]
             for section in sections:
                 own = section[self.rank]
                 section[self.rank] = recorded(own, partial(self._write, compiled, own.ops))
             found.routines = dataclasses.replace(compiled.routines, sections=tuple(map(tuple, sections)))
-        return stamped[compiled]
+        return known[compiled]
 
     def _write(self, compiled: CompiledPass, ops: Sequence[int], spans: Sequence[Stretch]) -> None:
         assert self._rows is not None
         for span in whole(spans, ops):
             op, peer = span.number, -1
             if span.what != "op":
-                parcel = compiled.routines.parcels[span.number]
-                op, peer = parcel.op, parcel.target if span.what == "send" else parcel.source
+                transfer = compiled.routines.transfers[span.number]
+                op, peer = transfer.op, transfer.target if span.what == "send" else transfer.source
             self._rows.append((span.what, op, span.start_s, span.end_s, peer))
 
 
@@ -85,7 +87,11 @@ def whole(spans: Sequence[Stretch], ops: Sequence[int]) -> list[Stretch]:
 
 
 def record_steps(
-    module: RecordingModule, run: Callable[[], object], update: Callable[[], object] | None, crew: Crew, steps: int
+    module: RecordingModule,
+    run: Callable[[], object],
+    update: Callable[[], object] | None,
+    group: ProcessGroup,
+    steps: int,
 ) -> list[dict[str, Any]]:
     """What this rank does in some steps after one that warms up: ``start_s``, ``end_s`` and ``rows``.
 
@@ -93,7 +99,7 @@ def record_steps(
     """
     found = []
     for _ in range(1 + steps):
-        crew.exchange("")
+        group.barrier()
         start_s = perf_counter()
         rows = module.rows_of(run)
         if update is not None:

@@ -11,14 +11,14 @@ import torch
 from torch import fx
 from torch.nn import functional as nn_functional
 
-from placement.measuring.figures import Everyones, Figure, alone, settled
+from placement.measuring.figures import AllGather, Figure, alone, settled
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to do for one figure; the smaller one is for tests, whose figures nobody believes.
+    """How much to do for one figure; `BRIEF` is for tests; its figures are too noisy to use.
 
     Attributes:
         figure_s: seconds of repeating one measurement.
@@ -59,11 +59,11 @@ class DeviceSpeed:
         return {**self.peak_flops, "memory bandwidth": self.memory_bytes_per_s, "launch": self.launch_overhead_s}
 
 
-def measure_speed(place: torch.device, effort: Effort, everyones: Everyones = alone) -> DeviceSpeed:
-    """Measure one device; ``everyones`` as for `settled`, where other workers measure at the same time."""
+def measure_speed(place: torch.device, effort: Effort, all_gather: AllGather = alone) -> DeviceSpeed:
+    """Measure one device; ``all_gather`` as for `settled`, where other workers measure at the same time."""
 
     def measured(figure: Callable[[], Figure | None]) -> Figure | None:
-        return settled(figure, effort.retries, everyones)
+        return settled(figure, effort.retries, all_gather)
 
     with torch.no_grad():
         rates = {dtype: measured(partial(flops_per_s, place, dtype, effort)) for dtype in DTYPES}

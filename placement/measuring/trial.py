@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,10 @@ from env.simulation.simulator import Score, Simulator
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
+from placement.measuring.figures import relative_spread
+from placement.measuring.repeats import Repeats, beforehand
 from placement.processes.processes import orderly_end, usable_cores
-from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread
-from placement.report.trace import Measured, Span, Track, write_trace
+from placement.processes.progress import StepProgress
 from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch
 from placement.solving.result import Result
@@ -66,6 +67,54 @@ class KeptMemory:
     system_s: float
     given_back_faults: float
     given_back_system_s: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a measured step.
+
+    Attributes:
+        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
+            optimizer.
+        op: its number; of a transfer that of the op which made the tensor; -1 for none.
+        start_s, end_s: since the first process began the step.
+        peer: device at the other end of a transfer.
+    """
+
+    what: str
+    op: int
+    start_s: float
+    end_s: float
+    peer: str = ""
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one process did in a step.
+
+    Attributes:
+        name: of its device.
+        start_s, end_s: when it began, and when it was done.
+        spans: in the order that they began; what an op sends in its midst lies within the op.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A measured step, to be drawn beside the predicted one.
+
+    Attributes:
+        step_s: median over the steps that were timed.
+        tracks: of one more step, which looking at the clock after every op makes a little longer.
+    """
+
+    step_s: float
+    tracks: tuple[Track, ...]
 
 
 @dataclass(frozen=True)
@@ -130,10 +179,9 @@ def try_out(
     train: bool,
     dims: Mapping[str, int] | None = None,
     steps: int | None = None,
-    dropped: int | None = None,
     seed: int = 0,
-    trace: Path | None = None,
-    report: Callable[[str, Underway], None] = lambda what, underway: None,
+    recorded: Callable[[Timeline], None] | None = None,
+    report: Callable[[str, StepProgress], None] = lambda what, progress: None,
 ) -> Trial:
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
 
@@ -144,9 +192,9 @@ def try_out(
         result: a placement of it.
         train: training steps with Adam, else inference.
         dims: ``"batch"``, the samples of a built-in model.
-        steps: how many to run, by default as many as their median needs (`placement.processes.repeats.Repeats`);
-            ``dropped`` of them, half by default, warm up.
-        trace: file for the predicted and a measured timeline; the measured one is of further steps.
+        steps: how many to run, half of which warm up; by default as many as their median needs
+            (`placement.measuring.repeats.Repeats`).
+        recorded: called with the timeline of a further step; without it none is recorded.
         report: told what is being run, and how far that is.
 
     Raises:
@@ -157,52 +205,71 @@ def try_out(
     names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
     places = {name: str(place) for name, place in places_of(result).items()}
     by_module = result.graph.origin.granularity == "module"
-    is_plain = len(names) == 1 and not by_module
     if by_module:
         _check_training(result, train)
     else:
         _check_places(list(places.values()))
-    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2 if dropped is None else dropped)
+    repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
+    score = Simulator(Problem(result.graph, result.cluster)).score(result.plan())
     with orderly_end(), temporary_folder() as folder:
-        path = folder / "placement.json"
-        result.save(path)
         description = {
             "model": model,
             "train": train,
-            "is_plain": is_plain,
+            "is_plain": len(names) == 1 and not by_module,
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": _RECORDED if trace is not None else 0,
-            "placement": str(path),
-            "reference": str(folder / "reference.safetensors"),
+            "recorded": 0 if recorded is None else _RECORDED,
             "devices": places,
             "place": places[names[0]],
         }
-        # The host's CPU beside GPUs is one device: it was measured with all its cores.
-        pinned = all(place == "cpu" for place in places.values())
-
-        def run(kind: str, what: str, ran_on: list[str], predicted_s: float) -> list[dict[str, Any]]:
-            told = partial(report, what)
-            told(beforehand(repeats, predicted_s))
-            return launch(_WORK + kind, description, ran_on, pinned=pinned, stdout=_STDERR, report=told)
-
-        problem = Problem(result.graph, result.cluster)
-        single_s = float(problem.op_s[:, result.cluster.device_index[names[0]]].sum())
-        score = Simulator(problem).score(
-            result.device_numbers(), order=result.order_numbers(), transfer_order=result.transfer_numbers()
-        )
-        (single,) = run("plain", "the plain model", [places[names[0]]], single_s)
-        if by_module:  # one process drives all devices
-            ranks = run("by_module", "the placement", [places[names[0]]], single_s)
-        elif is_plain:
-            ranks = [single]
-        else:
-            ranks = run("placed", "the placement", [places[name] for name in names], score.step_time_s)
+        single, ranks = _measured(description, result, folder, partial(_run, repeats, report), score.step_time_s)
     trial = _trial(result, score, names, single, ranks)
-    if trace is not None:
-        write_trace(result, trace, _measured(trial, ranks))
+    if recorded is not None:
+        recorded(_timeline(trial, ranks))
     return trial
+
+
+def _measured(
+    settings: Mapping[str, Any], result: Result, folder: Path, run: Callable[..., list[dict[str, Any]]], step_s: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the process of the plain model has measured, and each of those of the placement.
+
+    Args:
+        settings: of `trial_work`, but for the files.
+        folder: for the files: the placement, and what the plain model computed.
+        run: as `_run` from its third argument on.
+        step_s: predicted of a step of the placement.
+    """
+    path = folder / "placement.json"
+    result.save(path)
+    description = {**settings, "placement": str(path), "reference": str(folder / "reference.safetensors")}
+    places = list(settings["devices"].values())
+    op_s = Problem(result.graph, result.cluster).op_s
+    single_s = float(op_s[:, result.cluster.device_index[next(iter(settings["devices"]))]].sum())
+    (single,) = run("plain", "the plain model", description, places[:1], single_s)
+    if settings["is_plain"]:
+        return single, [single]
+    if result.graph.origin.granularity == "module":  # one process drives all devices
+        return single, run("by_module", "the placement", description, places[:1], single_s)
+    return single, run("placed", "the placement", description, places, step_s)
+
+
+def _run(
+    repeats: Repeats,
+    report: Callable[[str, StepProgress], None],
+    kind: str,
+    what: str,
+    description: Mapping[str, Any],
+    places: Sequence[str],
+    predicted_s: float,
+) -> list[dict[str, Any]]:
+    """What each process has measured that does ``kind`` of `trial_work`; ``report`` is told of it as ``what``."""
+    told = partial(report, what)
+    told(beforehand(repeats, predicted_s))
+    # The host's CPU beside GPUs is one device: it was measured with all its cores.
+    pinned = all(place == "cpu" for place in description["devices"].values())
+    return launch(_WORK + kind, description, places, pinned=pinned, stdout=_STDERR, report=told)
 
 
 def _trial(
@@ -291,11 +358,11 @@ def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any
     return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
 
 
-def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
+def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
     """The timeline of the recorded step of median length; where none was recorded, the median step as a whole."""
     names = [device.name for device in trial.devices]
     if "recorded" not in ranks[0]:
-        return Measured(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
+        return Timeline(trial.measured_step_s, (Track(", ".join(names), 0.0, trial.measured_step_s),))
     steps = list(zip(*(rank["recorded"] for rank in ranks), strict=True))
     lengths = [max(own["end_s"] - own["start_s"] for own in step) for step in steps]
     chosen = steps[lengths.index(statistics.median_low(lengths))]
@@ -307,7 +374,7 @@ def _measured(trial: Trial, ranks: list[dict[str, Any]]) -> Measured:
             for what, op, start_s, end_s, peer in own["rows"]
         )
         tracks.append(Track(name, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
-    return Measured(trial.measured_step_s, tuple(tracks))
+    return Timeline(trial.measured_step_s, tuple(tracks))
 
 
 def _check_training(result: Result, train: bool) -> None:

@@ -23,20 +23,20 @@ from graphs.capture.record import default_loss, output_tensors
 from graphs.errors import MismatchError
 from placement.inputs.examples import Example, read_example
 from placement.measuring.recording import RecordingModule, record_steps
+from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.trial import GRADIENT
 from placement.processes.kept_memory import Usage, keep_freed_memory
-from placement.processes.repeats import Repeats, run_steps
 from placement.runtime.application import apply, layout_of
 from placement.runtime.in_process.by_module import module_places
-from placement.runtime.ranks.process_group import Crew
+from placement.runtime.ranks.process_group import ProcessGroup
 from placement.solving.result import Result
 
 # Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
 
 
-def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+def plain(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
     """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
     train = description["train"]
     example = _example(description)
@@ -60,7 +60,7 @@ def plain(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     optimizer = _optimizer(example.model) if train else None
     step = _step_of(example, optimizer)
     given_back = _without_kept_memory(step, optimizer) if description["place"] == "cpu" else None
-    found = _timed(step, description, crew)
+    found = _timed(step, description, group)
     if given_back is not None:
         found["given_back"] = asdict(given_back)
     return found | {"computed": names, "kept_bytes": _own_bytes(example.model)}
@@ -79,7 +79,7 @@ def _without_kept_memory(step: Callable[[], None], optimizer: torch.optim.Optimi
     return found if keep_freed_memory() else None
 
 
-def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+def by_module(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
     """Steps of a model placed by module, all in this process, and whether it computes what the model does."""
     keep_freed_memory()
     example = _example(description)
@@ -89,18 +89,18 @@ def by_module(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
     torch.manual_seed(description["seed"])
     compared = _compared(_first_step(model, example, train), load_file(description["reference"]))
     kept_bytes = _kept_bytes(model, result, list(description["devices"]))
-    found = _timed(_step_of(example, _optimizer(model) if train else None), description, crew)
+    found = _timed(_step_of(example, _optimizer(model) if train else None), description, group)
     return found | {"compared": compared, "kept_bytes": kept_bytes}
 
 
-def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+def placed(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
     """Steps of a rank's share, and whether it computes what the model does."""
     keep_freed_memory()
     example = _example(description)
     train = description["train"]
     result = Result.load(description["placement"])
     layout = layout_of(_program(example, train, result), result, description["devices"])
-    module = RecordingModule(example.model, layout, crew)
+    module = RecordingModule(example.model, layout, group)
     torch.manual_seed(description["seed"])
     if train:
         computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
@@ -111,11 +111,11 @@ def placed(description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
 
     optimizer = _optimizer(module) if train else None
     run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
-    found = _timed(_with_update(run, optimizer), description, crew)
+    found = _timed(_with_update(run, optimizer), description, group)
     found |= {"compared": compared, "kept_bytes": _own_bytes(module)}
     if description["recorded"]:
         update = None if optimizer is None else optimizer.step
-        found["recorded"] = record_steps(module, run, update, crew, description["recorded"])
+        found["recorded"] = record_steps(module, run, update, group, description["recorded"])
     return found
 
 
@@ -246,26 +246,26 @@ def equal(found: Tensor, expected: Tensor) -> bool:
     return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10, equal_nan=True))
 
 
-def _timed(step: Callable[[], None], description: Mapping[str, Any], crew: Crew) -> dict[str, Any]:
+def _timed(step: Callable[[], None], description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
     places = [torch.device(place) for place in description["devices"].values()]
     waited_s: list[float] = []  # within the steps: waiting for the others between two of them is no part of either
     usage: list[Usage] = []  # after each step
 
     def timed() -> float:
-        waited_before, start = crew.waited_s, perf_counter()
+        waited_before, start = group.waited_s, perf_counter()
         step()
         for place in places:
             synchronise(place)
         seconds = perf_counter() - start
-        waited_s.append(crew.waited_s - waited_before)
+        waited_s.append(group.waited_s - waited_before)
         usage.append(Usage.now())
         return seconds
 
-    def exchange(seconds: float) -> list[float]:
-        return [float(text) for text in crew.exchange(repr(seconds))]
+    def all_gather(seconds: float) -> list[float]:
+        return [float(text) for text in group.all_gather(repr(seconds))]
 
     usage.append(Usage.now())
-    times_s, warm_up = run_steps(timed, Repeats(**description["repeats"]), exchange, crew.report)
+    times_s, warm_up = run_steps(timed, Repeats(**description["repeats"]), all_gather, group.report)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "step_s": times_s[warm_up:],

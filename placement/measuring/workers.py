@@ -10,24 +10,25 @@ import os
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from datetime import timedelta
 from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
 import torch
+from torch._C._distributed_c10d import FileStore
 
 from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
-from placement.measuring.links import Gloo, Mail, Peers
 from placement.processes.kept_memory import keep_freed_memory
-from placement.processes.processes import begin_worker, orderly_end, usable_cores
-from placement.processes.repeats import Report, Underway
-from placement.runtime.transport.mailbox import Mailbox
+from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.runtime.transport.channels import Transport
+from placement.runtime.transport.gloo import LOOPBACK, GlooTransport, gloo_group
+from placement.runtime.transport.mailbox import Mailbox, MailTransport
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
@@ -42,6 +43,7 @@ class Worker:
         size: how many there are.
         core: the CPU core it is pinned to.
         limit_s: how long it waits for the others.
+        parent: who started them.
     """
 
     rank: int
@@ -50,10 +52,10 @@ class Worker:
     limit_s: float
     _barrier: Any
     _board: Any
-    _folder: str
-    _answers: Connection
+    _folder: Path
+    parent: Parent
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all workers are here.
 
         Raises:
@@ -67,24 +69,38 @@ class Worker:
                 "machine or with fewer devices."
             ) from None
 
-    def everyones(self, value: float) -> list[float]:
+    def all_gather(self, value: float) -> list[float]:
         """What each worker gives here, by rank."""
         self._board[self.rank] = value
-        self.meet()
+        self.barrier()
         found = list(self._board)
-        self.meet()
+        self.barrier()
         return found
 
-    def report(self, underway: Underway) -> None:
+    def report(self, progress: StepProgress) -> None:
         """Tell the process that started the workers how far they are; the first one speaks for all."""
         if self.rank == 0:
-            self._answers.send((None, underway))
+            self.parent.report(progress)
 
-    def connect(self) -> Peers:
-        """The way to the other workers, the one that tensors take when a placement runs."""
+    def connect(self) -> Transport:
+        """What carries tensors to the other workers, the same as when a placement runs."""
         if Mailbox.is_possible():
-            return Mail(self.rank, self.size, Path(self._folder), self.meet)
-        return Gloo(self.rank, self.size, str(Path(self._folder) / "store"), self.limit_s)
+            return MailTransport(self._connected_mailbox())
+        store = FileStore(str(self._folder / "store"), self.size)
+        return GlooTransport(gloo_group(store, self.rank, self.size, timedelta(seconds=self.limit_s), LOOPBACK))
+
+    def _connected_mailbox(self) -> Mailbox:
+        mailbox = Mailbox(self.rank)
+        (self._folder / f"mailbox-{self.rank}").write_text(mailbox.address, encoding="utf-8")
+        self.barrier()
+        for other in range(self.size):
+            address = (self._folder / f"mailbox-{other}").read_text(encoding="utf-8")
+            if other != self.rank and not mailbox.connect(other, address):
+                raise ClusterError(
+                    "the worker processes cannot open each other's memory under /proc; set PLACEMENT_SHARED_MEMORY=0 "
+                    "to have tensors sent by gloo."
+                )
+        return mailbox
 
 
 def cores_for(devices: int | None) -> list[int]:
@@ -103,9 +119,8 @@ def cores_for(devices: int | None) -> list[int]:
     return cores[:devices]
 
 
-def begin_on_core(core: int, parent: int) -> None:
-    """As `begin_worker`, for a forked process that computes on one core."""
-    begin_worker(parent)
+def begin_on_core(core: int) -> None:
+    """Keep a forked process to one core."""
     keep_freed_memory()
     sys.stdout = sys.stderr  # what a model prints is no part of a command's answer
     os.sched_setaffinity(0, {core})
@@ -113,10 +128,7 @@ def begin_on_core(core: int, parent: int) -> None:
 
 
 def run_workers(
-    work: Callable[[Worker], ResultT],
-    cores: Sequence[int],
-    limit_s: float = 600.0,
-    report: Report = lambda underway: None,
+    work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s: float = 600.0, report: Report = tell_nobody
 ) -> list[ResultT]:
     """What `work` returns in a process on each core, by rank; ``report`` is given what `Worker.report` is.
 
@@ -126,54 +138,23 @@ def run_workers(
     context = multiprocessing.get_context("fork")
     barrier, board = context.Barrier(len(cores)), context.Array("d", len(cores))
     with orderly_end(), temporary_folder() as folder:
-        started: list[tuple[Any, Connection]] = []
+
+        def life(rank: int, core: int) -> Callable[[Parent], None]:
+            return lambda parent: _work(work, Worker(rank, len(cores), core, limit_s, barrier, board, folder, parent))
+
+        workers = Workers.forked([life(rank, core) for rank, core in enumerate(cores)])
         try:
-            for rank, core in enumerate(cores):
-                ours, theirs = context.Pipe(duplex=False)
-                worker = Worker(rank, len(cores), core, limit_s, barrier, board, str(folder), theirs)
-                process = context.Process(target=_main, args=(work, worker, os.getpid()), daemon=True)
-                with warnings.catch_warnings():
-                    # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
-                theirs.close()
-                started.append((process, ours))
-            return _collected(started, cores, limit_s, report)
+            return workers.collect(limit_s, report)
+        except NoAnswerError:
+            raise ClusterError(
+                f"the workers were not done after {limit_s:g} s; try again on a quieter machine."
+            ) from None
+        except WorkerFailedError as error:
+            raise ClusterError(str(error)) from None
+        except WorkerEndedError as error:
+            raise ClusterError(_ended(cores[error.rank], error.code)) from None
         finally:
-            for process, ours in started:
-                process.kill()
-                process.join()
-                ours.close()
-
-
-def _collected(
-    started: Sequence[tuple[Any, Connection]], cores: Sequence[int], limit_s: float, report: Report
-) -> list[Any]:
-    results: dict[int, Any] = {}
-    rank_of = {ours: rank for rank, (_, ours) in enumerate(started)}
-    deadline = time.monotonic() + limit_s
-    while len(results) < len(started):
-        waiting = [ours for ours, rank in rank_of.items() if rank not in results]
-        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise ClusterError(f"the workers were not done after {limit_s:g} s; try again on a quieter machine.")
-        for ours in ready:
-            assert isinstance(ours, Connection)
-            rank = rank_of[ours]
-            try:
-                is_done, found = ours.recv()
-            except EOFError:
-                process = started[rank][0]
-                process.join()
-                raise ClusterError(_ended(cores[rank], process.exitcode)) from None
-            if is_done is None:
-                report(found)
-                deadline = time.monotonic() + limit_s
-                continue
-            if not is_done:
-                raise ClusterError(found)
-            results[rank] = found
-    return [results[rank] for rank in range(len(started))]
+            workers.end()
 
 
 def _ended(core: int, code: int) -> str:
@@ -182,15 +163,13 @@ def _ended(core: int, code: int) -> str:
     return f"the worker on core {core} ended with {how}{hint}; try fewer devices or a smaller model."
 
 
-def _main(work: Callable[[Worker], Any], worker: Worker, parent: int) -> None:
-    """The life of a worker; its parent ends it where it must end early."""
-    begin_on_core(worker.core, parent)
+def _work(work: Callable[[Worker], Any], worker: Worker) -> None:
+    """The life of a worker."""
+    begin_on_core(worker.core)
     try:
-        answer = True, work(worker)
+        worker.parent.answer(work(worker))
     except PlacementError as error:
-        answer = False, str(error)
+        worker.parent.fail(str(error))
     except Exception as error:
-        answer = False, f"the worker on core {worker.core} failed with {type(error).__name__}: {error}"
         time.sleep(_LAST_WORDS_S)
-    with suppress(BrokenPipeError):
-        worker._answers.send(answer)
+        worker.parent.fail(f"the worker on core {worker.core} failed with {type(error).__name__}: {error}")

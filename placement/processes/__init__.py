@@ -1,1 +1,1 @@
-"""Other processes of this host: started, watched and ended."""
+"""Processes of this host: started together, listened to, looked at and ended."""

@@ -8,21 +8,23 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from env.cluster import UNLIMITED_BYTES
-from env.problem import Problem
-from env.simulation.simulator import Schedule, Score
 from env.simulation.timeline import memory_steps
 from graphs.opgraph import IntArray, OpGraph, Phase
-from placement.comparison import Comparison
-from placement.ranking import SINGLE
 from placement.report.layout import layered_layout
-from placement.report.schedules import schedule_of
-from placement.solving.result import Result
+from placement.solving.methods import SINGLE
+from placement.solving.result import schedule_of
+
+if TYPE_CHECKING:
+    from env.problem import Problem
+    from env.simulation.simulator import Schedule, Score
+    from placement.comparison import Comparison
+    from placement.solving.result import Result
 
 MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each
@@ -44,7 +46,7 @@ class Shown:
 def shown_schedules(problem: Problem, comparison: Comparison) -> list[Shown]:
     """The best distinct schedules, best first, and one device: what the page has room for."""
     room = max(1, min(MAX_SCHEDULES, MAX_SCHEDULED_OPS // problem.graph.n_ops))
-    distinct = [r for r in comparison.results if r.feasible and r.method not in comparison.ties]
+    distinct = [r for r in comparison.results if r.answer is not None and r.method not in comparison.ties]
     chosen = distinct[:room] + [r for r in distinct[room:] if r.method == SINGLE]
     return [Shown(result, *schedule_of(problem, result)) for result in chosen]
 

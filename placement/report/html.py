@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from os import PathLike
-from string import Template
+from typing import TYPE_CHECKING
 
 from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
-from placement.comparison import Comparison
 from placement.report.content import page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
+from placement.report.page import asset, page
 from placement.report.words import NO_GAP, format_percent, headline, leaders
 from placement.solving.methods import measure
+
+if TYPE_CHECKING:
+    from placement.comparison import Comparison
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
 
@@ -44,45 +46,40 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     problem = Problem(graph, cluster, comparison.objective)
     data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Template(asset("page.html")).substitute(
-        title=escape(f"{graph.name} on {cluster.name}"),
-        graph=escape(graph.name),
-        cluster=escape(cluster.name),
-        headline=escape(headline(comparison)),
-        measure=measure(comparison.objective),
-        Measure=measure(comparison.objective).capitalize(),
-        tiles=_tiles(comparison),
-        rows=rows(comparison),
-        notes=notes(comparison),
-        bars=bars(comparison),
-        facts=_facts(comparison, comparison.command if command is None else command),
-        style=asset("style.css"),
-        script="\n".join(asset(name) for name in SCRIPTS),
-        data=text.replace("<", "\\u003c"),  # so that no name can end the script element
-    )
-
-
-def asset(name: str) -> str:
-    """The text of a file of ``assets/``."""
-    return resources.files("placement.report").joinpath("assets", name).read_text(encoding="utf-8")
+    parts = {
+        "graph": escape(graph.name),
+        "cluster": escape(cluster.name),
+        "headline": escape(headline(comparison)),
+        "measure": measure(comparison.objective),
+        "Measure": measure(comparison.objective).capitalize(),
+        "tiles": _tiles(comparison),
+        "rows": rows(comparison),
+        "notes": notes(comparison),
+        "bars": bars(comparison),
+        "facts": _facts(comparison, comparison.command if command is None else command),
+        "script": "\n".join(asset(name) for name in SCRIPTS),
+        "data": text.replace("<", "\\u003c"),  # so that no name can end the script element
+    }
+    return page("page.html", f"{graph.name} on {cluster.name}", parts, has_scripts=True)
 
 
 def _tiles(comparison: Comparison) -> str:
     """The figures to remember, label, value and note."""
     graph, best = comparison.graph, comparison.best
+    answer = None if best is None else best.answer
     tiles = []
-    if best is not None and best.objective_s is not None and best.gap is not None:
+    if best is not None and answer is not None:
         n_others = len(leaders(comparison)) - 1
         others = f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else ""
         label = f"best {measure(comparison.objective)}"
-        tiles.append((label, format_seconds(best.objective_s), best.method + others))
+        tiles.append((label, format_seconds(answer.objective_s), best.method + others))
         speedup = comparison.speedup(best)
         if speedup is not None and comparison.single_device_s is not None:
             tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))
     tiles.append(("lower bound", format_seconds(comparison.lower_bound_s), "no placement can be faster"))
-    if best is not None and best.gap is not None:
-        distance = "at most so far from optimal" if best.gap > NO_GAP else "proven optimal"
-        tiles.append(("gap", format_percent(best.gap), f"{distance} {scope(comparison.objective)}"))
+    if answer is not None:
+        distance = "at most so far from optimal" if answer.gap > NO_GAP else "proven optimal"
+        tiles.append(("gap", format_percent(answer.gap), f"{distance} {scope(comparison.objective)}"))
     tiles.append(("graph", f"{graph.n_ops:,} ops", f"{graph.n_edges:,} edges"))
     return "\n".join(
         f'<div class="tile"><dt>{label}</dt><dd>{escape(value)}</dd><dd class="under">{escape(note)}</dd></div>'
@@ -91,7 +88,7 @@ def _tiles(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison, command: str) -> str:
-    """What it takes to repeat the comparison."""
+    """Versions, hashes and the command that repeat the comparison."""
     graph, cluster = comparison.graph, comparison.cluster
     memory = dict.fromkeys(d.usable_bytes for d in cluster.devices if d.memory_bytes < UNLIMITED_BYTES)
     kept = format_bytes(int(graph.kept_bytes.sum()))

@@ -18,7 +18,7 @@ SWEEPS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Drawing:
     """Where to draw a graph (v nodes, w lines).
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
     target: IntArray
 
 
-def layered_layout(graph: OpGraph, max_nodes: int = MAX_NODES) -> Layout:
+def layered_layout(graph: OpGraph, max_nodes: int = MAX_NODES) -> Drawing:
     """Place the ops of a graph, or, above ``max_nodes``, groups of ops near in level and alike in module."""
     level = levels(graph)
     node_of = np.arange(graph.n_ops)
@@ -46,7 +46,7 @@ def layered_layout(graph: OpGraph, max_nodes: int = MAX_NODES) -> Layout:
     x = np.zeros(int(node_of.max()) + 1)
     x[node_of] = level
     y = _rows(x.astype(np.int64), lines[:, 0], lines[:, 1])
-    return Layout(node_of, x, y, lines[:, 0], lines[:, 1])
+    return Drawing(node_of, x, y, lines[:, 0], lines[:, 1])
 
 
 def levels(graph: OpGraph) -> IntArray:

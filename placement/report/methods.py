@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from graphs.formatting import format_bytes, format_seconds
-from placement.comparison import Comparison
-from placement.ranking import n_used
 from placement.report.words import format_percent, leaders, tied_with
-from placement.solving.result import Result
+
+if TYPE_CHECKING:
+    from placement.comparison import Comparison
+    from placement.solving.answer import Answer
+    from placement.solving.result import Result
 
 LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
 NOTHING = "–"
@@ -18,13 +21,15 @@ def rows(comparison: Comparison) -> str:
     """A table row for every method, best first; ``data-v`` of a cell is what its column sorts by."""
     best = leaders(comparison)
     return "\n".join(
-        _row(comparison, result, any(result is r for r in best)) if result.feasible else _infeasible_row(result)
+        _infeasible_row(result)
+        if result.answer is None
+        else _row(comparison, result, result.answer, any(result is r for r in best))
         for result in comparison.results
     )
 
 
 def notes(comparison: Comparison) -> str:
-    """What methods have to say that a placement cannot, each sentence once; "" where none has."""
+    """Notes of the methods, each sentence once; "" where there is none."""
     by_note: dict[str, list[str]] = {}
     for result in comparison.results:
         if result.note:
@@ -36,16 +41,16 @@ def notes(comparison: Comparison) -> str:
     return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
 
 
-def _row(comparison: Comparison, result: Result, is_best: bool) -> str:
+def _row(comparison: Comparison, result: Result, answer: Answer, is_best: bool) -> str:
     speedup = comparison.speedup(result)
-    peak = max(result.peak_bytes.values()) if result.peak_bytes else 0
+    peak = max(answer.peak_bytes.values(), default=0)
     cells = [
-        _cell(result.objective_s, format_seconds(result.objective_s or 0.0)),
+        _cell(answer.objective_s, format_seconds(answer.objective_s)),
         _cell(speedup, f"{speedup:.2f}×" if speedup is not None else NOTHING),
-        _cell(result.gap, format_percent(result.gap or 0.0)),
-        _cell(n_used(result), str(n_used(result))),
+        _cell(answer.gap, format_percent(answer.gap)),
+        _cell(len(answer.used), str(len(answer.used))),
         _cell(peak, format_bytes(peak)),
-        _cell(result.bytes_moved, format_bytes(result.bytes_moved) if result.bytes_moved else NOTHING),
+        _cell(answer.bytes_moved, format_bytes(answer.bytes_moved) if answer.bytes_moved else NOTHING),
         _cell(result.solve_time_s, format_seconds(result.solve_time_s)),
     ]
     tags = '<span class="tag good">best</span>' if is_best else ""
@@ -74,7 +79,7 @@ def _cell(value: float | None, text: str) -> str:
 
 def bars(comparison: Comparison) -> str:
     """Objective of every feasible method, with the lower bound and one device as lines through all of them."""
-    times = [(r, r.objective_s) for r in comparison.results if r.feasible and r.objective_s is not None]
+    times = [(r, r.answer.objective_s) for r in comparison.results if r.answer is not None]
     if not times:
         return '<p class="empty">No method found a placement that fits.</p>'
     limit = min(max(t for _, t in times), LONGEST_BAR * times[0][1]) or 1.0

@@ -7,71 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from env.problem import Problem
 from env.simulation.simulator import Schedule
 from env.simulation.timeline import memory_steps
 from graphs.disk import write_atomically
 from graphs.opgraph import Phase
-from placement.report.schedules import schedule_of
-from placement.solving.result import Result
+from placement.solving.result import Result, schedule_of
+
+if TYPE_CHECKING:
+    from placement.measuring.trial import Span, Timeline, Track
 
 DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a measured step.
-
-    Attributes:
-        what: ``"op"``; ``"receive"``, ``"send"`` or ``"expect"`` (getting ready to receive); ``"update"``, that of the
-            optimizer.
-        op: its number; of a transfer that of the op which made the tensor; -1 for none.
-        start_s, end_s: since the first process began the step.
-        peer: device at the other end of a transfer.
-    """
-
-    what: str
-    op: int
-    start_s: float
-    end_s: float
-    peer: str = ""
-
-
-@dataclass(frozen=True)
-class Track:
-    """What one process did in a step.
-
-    Attributes:
-        name: of its device.
-        start_s, end_s: when it began, and when it was done.
-        spans: in the order that they began; what an op sends in its midst lies within the op.
-    """
-
-    name: str
-    start_s: float
-    end_s: float
-    spans: tuple[Span, ...] = ()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A run beside the prediction.
-
-    Attributes:
-        step_s: median over the steps that were timed.
-        tracks: of one more step, which looking at the clock after every op makes a little longer.
-    """
-
-    step_s: float
-    tracks: tuple[Track, ...]
-
-
-def write_trace(result: Result, path: str | PathLike[str], measured: Measured | None = None) -> None:
+def write_trace(result: Result, path: str | PathLike[str], measured: Timeline | None = None) -> None:
     """Write the schedule of a feasible result, and what was measured of it.
 
     Raises:

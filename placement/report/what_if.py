@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable
 from html import escape
 from os import PathLike
-from string import Template
+from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
 from placement.report.curves import Curve, plot
-from placement.report.html import asset
+from placement.report.page import page
 from placement.report.words import format_percent
 from placement.solving.methods import measure
-from placement.what_if import Case, WhatIf
+
+if TYPE_CHECKING:
+    from placement.what_if import Case, WhatIf
 
 NOTHING = "–"
 
@@ -31,17 +33,16 @@ def write_what_if(found: WhatIf, path: str | PathLike[str]) -> None:
 def render_what_if(found: WhatIf) -> str:
     """The page as text."""
     graph = found.graph
-    return Template(asset("what_if.html")).substitute(
-        title=escape(f"{graph.name}: what if"),
-        graph=escape(graph.name),
-        among=escape(_among(found)),
-        verdict=escape(found.verdict()),
-        measure=measure(found.objective),
-        charts=_sweep(found) if found.is_sweep else _bars(found),
-        rows="\n".join(_row(case) for case in found.cases),
-        facts=_facts(found),
-        style=asset("style.css"),
-    )
+    parts = {
+        "graph": escape(graph.name),
+        "among": escape(_among(found)),
+        "verdict": escape(found.verdict()),
+        "measure": measure(found.objective),
+        "charts": _sweep(found) if found.is_sweep else _bars(found),
+        "rows": "\n".join(_row(case) for case in found.cases),
+        "facts": _facts(found),
+    }
+    return page("what_if.html", f"{graph.name}: what if", parts)
 
 
 def _among(found: WhatIf) -> str:
@@ -115,15 +116,15 @@ def _card(title: str, body: str, note: str) -> str:
 def _row(case: Case) -> str:
     best = None if case.comparison is None else case.comparison.best
     head = f'<th scope="row"><code>{escape(case.cluster.name)}</code></th><td>{case.devices}</td>'
-    if best is None or case.comparison is None or best.objective_s is None:
+    if best is None or case.comparison is None or best.answer is None:
         return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(case.reason or "")}</td></tr>'
     single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, _efficiency(case)
     by = best.method if best.chosen == best.method else f"{best.method} ({best.chosen})"
     cells = [
         "does not fit" if single_s is None else format_seconds(single_s),
-        format_seconds(best.objective_s),
+        format_seconds(best.answer.objective_s),
         format_seconds(case.comparison.lower_bound_s),
-        format_percent(best.gap or 0.0),
+        format_percent(best.answer.gap),
         NOTHING if speedup is None else f"{speedup:.2f}×",
         NOTHING if efficiency is None else f"{efficiency:.0%}",
         by if case.found_on == case.cluster.name else f"{by}, found on {case.found_on}",
@@ -132,7 +133,7 @@ def _row(case: Case) -> str:
 
 
 def _facts(found: WhatIf) -> str:
-    """What it takes to repeat it."""
+    """Versions, hashes and the command that repeat it."""
     versions = next((case.comparison.versions for case in found.cases if case.comparison is not None), {})
     facts = {
         "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",

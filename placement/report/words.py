@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from env.problem import scope
 from graphs.formatting import format_seconds
-from placement.comparison import Comparison
-from placement.ranking import SINGLE
-from placement.solving.methods import default_methods
-from placement.solving.result import Result, relative_gap
+from placement.solving.answer import relative_gap
+from placement.solving.methods import SINGLE, default_methods
+
+if TYPE_CHECKING:
+    from placement.comparison import Comparison
+    from placement.solving.result import Result
 
 NO_GAP = 1e-9  # a gap of rounding only
 
@@ -25,23 +28,23 @@ def format_percent(fraction: float) -> str:
 def headline(comparison: Comparison) -> str:
     """The outcome in one sentence; "one device" is the best single device."""
     best, single_s = comparison.best, comparison.single_device_s
-    if best is None or best.objective_s is None or best.gap is None:
+    if best is None or best.answer is None:
         return "No method found a placement that fits."
     speedup = comparison.speedup(best)
     if single_s is None or speedup is None:
-        time = format_seconds(best.objective_s)
-        return f"One device is not enough; {best.method} takes {time}, {_distance(best.gap, comparison)}."
+        time = format_seconds(best.answer.objective_s)
+        return f"One device is not enough; {best.method} takes {time}, {_distance(best.answer.gap, comparison)}."
     tied = [r.method for r in leaders(comparison)]
     if SINGLE in tied or speedup <= 1:
         gap = relative_gap(single_s, comparison.lower_bound_s)
         return f"{_none_faster(comparison)}, and it is {_distance(gap, comparison)}."
     who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
     ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
-    return f"{who} {ratio} faster than one device, {_distance(best.gap, comparison)}."
+    return f"{who} {ratio} faster than one device, {_distance(best.answer.gap, comparison)}."
 
 
 def _none_faster(comparison: Comparison) -> str:
-    """No more than was tried is claimed."""
+    """Claim only what the methods tried can support."""
     tried = [result.method for result in comparison.results if result.method != SINGLE]
     if set(tried) >= set(default_methods(comparison.objective)) - {SINGLE}:
         return "One device is best: no method is faster"

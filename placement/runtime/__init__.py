@@ -1,5 +1,6 @@
-"""Running a model the way a placement says: in one process (`threads`) or in one per device (`ranks`).
+"""Running a model the way a placement says.
 
-The way through the modules: `functional` makes a captured program free of writes in place; `routines` cuts it into
-one routine per device, with the sends and receipts between them; `links` carry tensors; `module` is what a user gets.
+`application` checks the placement and picks one of the `backends`. `program` makes code of a captured step: one routine
+for each device, with the transfers between them. That code runs in one process (`in_process`) or in one process for
+each device (`ranks`), whose tensors go by `transport`.
 """

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from env.problem import Problem
-from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
-from placement.inputs.arguments import check_call, check_states
-from placement.runtime.in_process.module import PlacedModule
+from placement.inputs.arguments import check_call
+from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import Result
 
 Devices = Mapping[str, str | torch.device]
@@ -57,31 +55,20 @@ def apply(
     positional, keywords = example_inputs(args, kwargs)
     placed = _read(result)
     placed.device_numbers()  # says so if there is no placement
-    if placed.graph.origin.granularity == "module":
-        from placement.runtime.in_process.by_module import place_modules
 
-        if _n_processes() > 1:
-            raise MismatchError(
-                f"the placement of {placed.graph_name!r} is by module, which one process runs, and there are several; "
-                'start it without torchrun, or place the model with granularity="op".'
-            )
-        return place_modules(model, placed, places_of(placed, devices))
-    if isinstance(model, nn.Module):
-        check_call(model, positional, keywords)
-    optimizer = placed.graph.origin.optimizer or "adam"
-    program = capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
-    layout = layout_of(program, placed, devices)
-    if _is_distributed(len(layout.places)):
-        from placement.runtime.ranks.ranks import rank_module
+    def layout() -> DeviceLayout:
+        if isinstance(model, nn.Module):
+            check_call(model, positional, keywords)
+        optimizer = placed.graph.origin.optimizer or "adam"
+        program = capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
+        return layout_of(program, placed, devices)
 
-        return rank_module(model, layout, loss=loss)
-    if len(layout.places) == 1:
-        check_states(model)
-        return model.to(layout.places[0])
-    return PlacedModule(model, layout, loss)
+    by_module = placed.graph.origin.granularity == "module"
+    request = Request(model, placed, by_module, loss, partial(places_of, placed, devices), layout)
+    return BACKENDS[backend_of(request)].run(request)
 
 
-def layout_of(program: Program, result: Result, devices: Devices | None = None) -> Layout:
+def layout_of(program: Program, result: Result, devices: Devices | None = None) -> DeviceLayout:
     """Where and in which order the ops of a program run, on the devices that the result uses.
 
     Raises:
@@ -89,14 +76,13 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     """
     _check_arguments(program, result.graph)
     check_same(program.graph, result.graph)
-    numbers, order = result.device_numbers(), result.order_numbers()
+    numbers = result.device_numbers()
     used = sorted(set(numbers.tolist()))
     index = {device: i for i, device in enumerate(used)}
     places = places_of(result, devices)
-    problem = Problem(result.graph, result.cluster, result.objective)
-    _, schedule = Simulator(problem).schedule(numbers, order=order, transfer_order=result.transfer_numbers())
+    _, schedule = result.schedule()
     sequence = schedule.order.tolist()
-    return Layout(
+    return DeviceLayout(
         functional(program),
         [index[device] for device in numbers.tolist()],
         [[op for op in sequence if numbers[op] == device] for device in used],
@@ -118,7 +104,7 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     for name in devices or {}:
         if name not in result.cluster.device_index:
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
-    used = set((result.placement or {}).values())
+    used = result.answered().used
     here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
     gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}
@@ -246,20 +232,6 @@ def _check_arguments(program: Program, placed: OpGraph) -> None:
                 f"argument {path!r} of shape {shape} makes {mine} bytes where the placement has {theirs}; give inputs "
                 f"of the shapes that were placed{which}, or place the model for these."
             )
-
-
-def _is_distributed(n_devices: int) -> bool:
-    """Whether the devices of a placement are processes, of which this is one."""
-    # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
-    return _n_processes() > 1 or "TORCHELASTIC_RUN_ID" in os.environ or (n_devices > 1 and _is_initialized())
-
-
-def _n_processes() -> int:
-    return dist.get_world_size() if _is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def _read(result: Any) -> Result:

@@ -1,1 +1,1 @@
-"""From a problem and a method's name to a `Result`."""
+"""Solving: a problem and the name of a method in, a `Result` out."""

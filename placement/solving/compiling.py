@@ -75,10 +75,10 @@ def _compile(part: str, objective: str) -> None:
     if part == _BOUNDS:
         lower_bound(problem)
     elif part == _SIMULATOR:
-        Scorer(problem).simulator.score(both)
+        Scorer(problem).simulator.score(Plan(both))
     elif part == _SEQUENCES:
         nothing = np.empty((0, 2), dtype=np.int64)
-        Scorer(problem).simulator.score(both, order=np.arange(2.0), transfer_order=nothing)
+        Scorer(problem).simulator.score(Plan(both, np.arange(2.0), nothing))
     elif part == _LOCAL and objective == LATENCY:
         from baselines.local_search.makespan_search import load
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import baselines
-from env.plan import Method
+from baselines.budget import Search
+from baselines.portfolio import stages
+from env.cluster import Cluster
+from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
-from env.simulation.simulator import Priority
 from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import OpGraph
+
+if TYPE_CHECKING:
+    from baselines.budget import Budget
+    from baselines.portfolio import Candidate
 
 AUTO = "auto"
+SINGLE = "single_device"  # the method whose name says best what a placement on one device is
 HEURISTICS = tuple(baselines.METHODS)
 SEARCHES = tuple(baselines.SEARCHES)
 POLICY_NAMES = ("hierarchical", "seq2seq", "graph", "ppo")  # trained on the problem itself, within the budget
@@ -21,6 +30,13 @@ LEARNED = tuple(f"{name}{end}" for name in (*POLICY_NAMES, PRETRAINED) for end i
 POLICY_FILE = "policy:"  # and the name of a file that `placement train` wrote
 METHODS = (*HEURISTICS, *SEARCHES, *LEARNED, AUTO)  # every value of `method`, but for ``policy:FILE``
 DEFAULT_BUDGET_S = 10.0
+
+
+class Place(Protocol):
+    """A learned method, ready for one problem."""
+
+    def __call__(self, seed: int, budget: Budget, /) -> Candidate:
+        """The best that it found; it spends the budget."""
 
 
 def is_learned(method: str) -> bool:
@@ -47,6 +63,11 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
         for name, method in baselines.METHODS.items()
         if supports(name, problem.objective) and problem.graph.n_ops <= baselines.MOST_OPS.get(name, math.inf)
     }
+
+
+def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
+    """What `auto` improves candidates by: `baselines.portfolio.stages` with the searches there are."""
+    return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
 def measure(objective: str) -> str:
@@ -98,6 +119,21 @@ def check_options(
         check_count("a number of evaluations", evaluations)
     if budget_s is not None:
         check_seconds("a budget", budget_s)
+
+
+def check_problem(graph: object, cluster: object) -> None:
+    """Refuse what is no graph or no cluster; names and files are for the command line.
+
+    Raises:
+        ValueError: says what came and how to make what was expected.
+    """
+    for value, article, kind, way in (
+        (graph, "an", OpGraph, "placement.load_graph or placement.capture"),
+        (cluster, "a", Cluster, "placement.Cluster.preset or placement.Cluster.from_toml"),
+    ):
+        if not isinstance(value, kind):
+            shown = f" {value!r}" if isinstance(value, str) else ""
+            raise ValueError(f"expected {article} {kind.__name__}, got {type(value).__name__}{shown}: use {way}.")
 
 
 def check_seconds(what: str, value: object) -> None:

@@ -1,40 +1,42 @@
-"""`Result`: the answer of one method on one problem, the same fields for every method, as JSON both ways."""
+"""`Result`: the answer of one method on one problem, the same fields for every method."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from env.cluster import Cluster
-from env.problem import THROUGHPUT, scope
-from graphs.disk import plain_reason, read_text, write_atomically
-from graphs.errors import BoundError, ClusterError, GraphError, MismatchError
-from graphs.files import graph_from_document, graph_to_json
+from env.plan import Plan
+from env.problem import THROUGHPUT, Problem, scope
+from graphs.disk import read_text, write_atomically
+from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.show import show, show_line
-from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
+from placement.solving.answer import Answer, check_answer
 
-SCHEMA = "placement.solving.result"
-VERSION = 2
+if TYPE_CHECKING:
+    from env.simulation.simulator import Schedule, Score
+
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
-BOUND_TOLERANCE = 1e-6  # relative: by so much rounding may lift a lower bound above a value that was reached
+NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a method found, and everything needed to replay it. Fields from `placement` to `gap` are None if infeasible.
+    """The outcome of one method on one problem, with everything needed to replay it.
+
+    The fields of its `Answer` are attributes here too, `Result.step_time_s` for one; all are None without an answer.
 
     Attributes:
         graph, cluster: the problem.
+        source_hash: hash of the graph before the strategy; that of `graph` where there is none.
         method: the name asked for.
         chosen: the method whose placement this is; differs from `method` for methods that search.
         seed: of everything random in the method.
@@ -44,28 +46,19 @@ class Result:
         evaluations: placements it scored; None if it does not search.
         interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
-        feasible: it fits memory and pins.
         reason: None, or the sentence that says why it is not feasible.
         lower_bound_s: no placement can have a smaller objective.
-        placement: device name of each op, by op name.
-        order: op names in the order each device ran them, by device name; run so, the step repeats exactly.
-        transfer_order: None where transfers go first come, first served; else the whole is a fixed sequence
-            (docs/score.md), and these are its transfers as (producing op, number among its outputs, receiving device).
-        objective_s: value of the objective, seconds.
-        step_time_s: makespan of one step.
-        throughput: steps per second: one after the other for objective latency, in steady state for throughput; None
-            for a step of no time.
-        peak_bytes: peak memory of each device, by device name; for objective throughput that of the steady state.
-        bytes_moved: bytes sent from device to device in one step.
-        gap: (objective_s - lower_bound_s) / objective_s; 0 proves the placement optimal.
-        note: what the method has to say that a placement cannot (replication factors, for one), or "".
+        answer: the placement and its figures; None if infeasible.
         versions: of Python and the packages that made it.
+        strategy: how the graph was rewritten before it was placed, in text form; ``"none"``: it was not.
+        note: what the method has to say that a placement cannot (replication factors, for one), or "".
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
 
     graph: OpGraph
     cluster: Cluster
+    source_hash: str
     method: str
     chosen: str
     seed: int
@@ -74,32 +67,25 @@ class Result:
     evaluations: int | None
     interrupted: bool
     priority: str
-    feasible: bool
     reason: str | None
     lower_bound_s: float
-    placement: Mapping[str, str] | None
-    order: Mapping[str, Sequence[str]] | None
-    transfer_order: Sequence[tuple[str, int, str]] | None
-    objective_s: float | None
-    step_time_s: float | None
-    throughput: float | None
-    peak_bytes: Mapping[str, int] | None
-    bytes_moved: int | None
-    gap: float | None
+    answer: Answer | None
     versions: Mapping[str, str]
+    strategy: str = NO_STRATEGY
     note: str = ""
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.feasible:
-            if self.reason is None:
-                raise MismatchError(f"an infeasible result says why; that of {self.method!r} has no reason.")
-            return
-        for name in _ANSWER:
-            if getattr(self, name) is None:
-                raise MismatchError(f"a feasible result has {name}; that of {self.method!r} has none.")
-        self._check_placement()
+        if self.answer is None and self.reason is None:
+            raise MismatchError(f"an infeasible result says why; that of {self.method!r} has no reason.")
+        if self.strategy == NO_STRATEGY and self.source_hash != self.graph.hash:
+            raise MismatchError(
+                f"a graph placed as it is, is its own source: source_hash is {show(self.source_hash[:12])}, and the "
+                f"graph has hash {self.graph.hash[:12]}."
+            )
+        if self.answer is not None:
+            check_answer(self.answer, self.graph, self.cluster)
 
     # -- identity -----------------------------------------------------------------------------------------
 
@@ -119,6 +105,59 @@ class Result:
     def cluster_hash(self) -> str:
         return self.cluster.hash
 
+    # -- the answer -----------------------------------------------------------------------------------------
+
+    @property
+    def feasible(self) -> bool:
+        """It fits memory and pins."""
+        return self.reason is None
+
+    @property
+    def placement(self) -> Mapping[str, str] | None:
+        return None if self.answer is None else self.answer.placement
+
+    @property
+    def order(self) -> Mapping[str, Sequence[str]] | None:
+        return None if self.answer is None else self.answer.order
+
+    @property
+    def transfer_order(self) -> Sequence[tuple[str, int, str]] | None:
+        return None if self.answer is None else self.answer.transfer_order
+
+    @property
+    def objective_s(self) -> float | None:
+        return None if self.answer is None else self.answer.objective_s
+
+    @property
+    def step_time_s(self) -> float | None:
+        return None if self.answer is None else self.answer.step_time_s
+
+    @property
+    def throughput(self) -> float | None:
+        return None if self.answer is None else self.answer.throughput
+
+    @property
+    def peak_bytes(self) -> Mapping[str, int] | None:
+        return None if self.answer is None else self.answer.peak_bytes
+
+    @property
+    def bytes_moved(self) -> int | None:
+        return None if self.answer is None else self.answer.bytes_moved
+
+    @property
+    def gap(self) -> float | None:
+        return None if self.answer is None else self.answer.gap
+
+    def answered(self) -> Answer:
+        """The answer, where there has to be one.
+
+        Raises:
+            MismatchError: the result is infeasible.
+        """
+        if self.answer is None:
+            raise MismatchError(f"{self.method} found no feasible placement, so there is none to use: {self.reason}")
+        return self.answer
+
     # -- as arrays ----------------------------------------------------------------------------------------
 
     def device_numbers(self) -> IntArray:
@@ -127,7 +166,7 @@ class Result:
         Raises:
             MismatchError: the result is infeasible and so has no placement.
         """
-        placement, index = self._answered(self.placement), self.cluster.device_index
+        placement, index = self.answered().placement, self.cluster.device_index
         return np.array([index[placement[op]] for op in self.graph.op_names], dtype=np.int64)
 
     def order_numbers(self) -> FloatArray:
@@ -136,7 +175,7 @@ class Result:
         Raises:
             MismatchError: the result is infeasible and so has no order.
         """
-        position = {op: k for ops in self._answered(self.order).values() for k, op in enumerate(ops)}
+        position = {op: k for ops in self.answered().order.values() for k, op in enumerate(ops)}
         return np.array([position[op] for op in self.graph.op_names], dtype=np.float64)
 
     def transfer_numbers(self) -> IntArray | None:
@@ -148,27 +187,42 @@ class Result:
         rows = [(first[op_index[op]] + number, device_index[device]) for op, number, device in self.transfer_order]
         return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
+    def plan(self) -> Plan:
+        """The placement in numbers, with the order of ops and, of a fixed sequence, that of transfers.
+
+        Raises:
+            MismatchError: the result is infeasible and so has no placement.
+        """
+        return Plan(self.device_numbers(), self.order_numbers(), self.transfer_numbers(), self.note)
+
+    def schedule(self) -> tuple[Score, Schedule]:
+        """Score and schedule, run again by the simulator.
+
+        Raises:
+            MismatchError: the result is infeasible and so has no schedule.
+        """
+        return schedule_of(Problem(self.graph, self.cluster, self.objective), self)
+
     # -- for people ---------------------------------------------------------------------------------------
 
     def summary(self) -> str:
         """A few lines for people."""
         how = show(self.method) + ("" if self.chosen == self.method else f" (chose {show(self.chosen)})")
         head = f"{show(self.graph.name)} on {show(self.cluster.name)}, method {how}, seed {self.seed}"
-        if not self.feasible or self.step_time_s is None or self.gap is None or self.bytes_moved is None:
+        if self.answer is None or not self.feasible:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
-        used = [d.name for d in self.cluster.devices if self._answered(self.order).get(d.name)]
-        peaks = ", ".join(
-            f"{show(name)} {format_bytes(size)}" for name, size in self._answered(self.peak_bytes).items()
-        )
+        answer = self.answer
+        peaks = ", ".join(f"{show(name)} {format_bytes(size)}" for name, size in answer.peak_bytes.items())
+        used = f"{len(answer.used)} of {self.cluster.n_devices} devices"
         lines = [
             head,
-            f"step time    {format_seconds(self.step_time_s)} on {len(used)} of {self.cluster.n_devices} devices",
-            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {self.gap:.1%} {scope(self.objective)}",
+            f"step time    {format_seconds(answer.step_time_s)} on {used}",
+            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {scope(self.objective)}",
             f"peak memory  {peaks}",
-            f"moved        {format_bytes(self.bytes_moved)} between devices",
+            f"moved        {format_bytes(answer.bytes_moved)} between devices",
         ]
         if self.objective == THROUGHPUT:
-            lines.insert(1, f"largest load {format_seconds(self._answered(self.objective_s))} in steady state")
+            lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
         if self.note:
             lines.append(f"note         {show_line(self.note)}")
         if self.interrupted:
@@ -179,21 +233,15 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields without the graph and the cluster themselves, only their names and hashes."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("graph", "cluster")}
-        for key in ("placement", "peak_bytes", "versions"):
-            record[key] = None if record[key] is None else dict(record[key])
-        if self.order is not None:
-            record["order"] = {device: list(ops) for device, ops in self.order.items()}
-        if self.transfer_order is not None:
-            record["transfer_order"] = [list(transfer) for transfer in self.transfer_order]
-        names = {key: getattr(self, key) for key in ("graph_name", "graph_hash", "cluster_name", "cluster_hash")}
-        return {**names, **record}
+        from placement.solving.result_json import result_to_dict
+
+        return result_to_dict(self)
 
     def to_json(self) -> str:
         """The result with its graph and cluster as JSON text; `from_json` of it equals this result."""
-        head = {"schema": SCHEMA, "version": VERSION, **self.to_dict(), "cluster": cluster_to_dict(self.cluster)}
-        text = json.dumps(head, indent=1, allow_nan=False)
-        return f'{text[:-2]},\n "graph": {graph_to_json(self.graph).strip()}\n}}\n'
+        from placement.solving.result_json import result_to_json
+
+        return result_to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_json` to a file, atomically.
@@ -211,7 +259,9 @@ class Result:
             MismatchError: not a result, or not one of its own graph and cluster: another hash, or a missing, unknown
                 or doubly placed op; the message names it.
         """
-        return _result_from_document(_parse(text, where), where)
+        from placement.solving.result_json import result_from_json
+
+        return result_from_json(text, where)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Result:
@@ -223,105 +273,22 @@ class Result:
         """
         return Result.from_json(read_text(path), os.fspath(path))
 
-    def _answered(self, value: Any) -> Any:
-        if value is None:
-            raise MismatchError(f"{self.method} found no feasible placement, so there is none to use: {self.reason}")
-        return value
 
-    def _check_placement(self) -> None:
-        placement, order, devices = (
-            self._answered(self.placement),
-            self._answered(self.order),
-            self.cluster.device_index,
-        )
-        ops = {op: i for i, op in enumerate(self.graph.op_names)}
-        for op in self.graph.op_names:
-            if op not in placement:
-                raise MismatchError(f"op {op!r} of graph {self.graph.name!r} is not placed; every op needs a device.")
-        for op, device in placement.items():
-            if op not in ops:
-                raise MismatchError(f"op {op!r} is placed, but graph {self.graph.name!r} has no such op.")
-            if device not in devices:
-                raise MismatchError(
-                    f"op {op!r} is placed on {device!r}, but cluster {self.cluster.name!r} has {', '.join(devices)}."
-                )
-        seen: set[str] = set()
-        for device, listed in order.items():
-            for op in listed:
-                if op in seen:
-                    raise MismatchError(f"op {op!r} stands twice in the order; each op runs once.")
-                seen.add(op)
-                if placement.get(op) != device:
-                    raise MismatchError(
-                        f"op {op!r} is in the order of {device!r}, but placed on {placement.get(op)!r}."
-                    )
-        for op in self.graph.op_names:
-            if op not in seen:
-                raise MismatchError(f"op {op!r} is in no device's order; every op has to run.")
-        for op, number, device_name in self.transfer_order or ():
-            if op not in ops or device_name not in devices:
-                raise MismatchError(
-                    f"transfer_order sends an output of {op!r} to {device_name!r}; expected an op of graph "
-                    f"{self.graph.name!r} and a device of cluster {self.cluster.name!r}."
-                )
-            outputs = int(self.graph.output_ptr[ops[op] + 1] - self.graph.output_ptr[ops[op]])
-            if not 0 <= number < outputs:
-                raise MismatchError(f"transfer_order names output {number} of op {op!r}, which has {outputs}.")
+def schedule_of(problem: Problem, result: Result) -> tuple[Score, Schedule]:
+    """Score and schedule of a result for this problem, every device running its ops in the result's order.
 
+    Raises:
+        MismatchError: the result is infeasible and so has no schedule, or it is for another graph.
+    """
+    from env.simulation.simulator import Simulator  # loads the compiler
 
-_ANSWER = ("placement", "order", "objective_s", "step_time_s", "peak_bytes", "bytes_moved", "gap")
-
-
-def order_by_device(
-    graph: OpGraph, cluster: Cluster, device: IntArray, sequence: Iterable[int]
-) -> dict[str, list[str]]:
-    """`Result.order` from the device number of each op and all op numbers in the order they ran."""
-    result: dict[str, list[str]] = {d.name: [] for d in cluster.devices}
-    lists = list(result.values())
-    for op in sequence:
-        lists[device[op]].append(graph.op_names[op])
-    return result
-
-
-def named_transfers(graph: OpGraph, cluster: Cluster, transfer_order: IntArray) -> list[tuple[str, int, str]]:
-    """`Result.transfer_order` from (tensor, receiving device), int64 [x, 2]."""
-    producer, first = graph.tensor_producer, graph.output_ptr
-    return [
-        (graph.op_names[producer[t]], int(t - first[producer[t]]), cluster.devices[target].name)
-        for t, target in transfer_order.tolist()
-    ]
+    return Simulator(problem).schedule(result.plan())
 
 
 def measured_note(measured_s: float, result: Result) -> str:
     """`Result.note` of a placement that was really run."""
-    predicted = format_seconds(result.step_time_s or 0.0)
+    predicted = format_seconds(result.answered().step_time_s)
     return "; ".join([f"measured {format_seconds(measured_s)}, predicted {predicted}", *filter(None, [result.note])])
-
-
-def relative_gap(objective_s: float, lower_bound_s: float) -> float:
-    """(objective - bound) / objective; 0 for a step of no time, and where the two differ by rounding only."""
-    if math.isclose(objective_s, lower_bound_s, rel_tol=1e-9):
-        return 0.0
-    return (objective_s - lower_bound_s) / objective_s
-
-
-def agreed_bound_s(lower_bound_s: float, objective_s: float, source: str) -> float:
-    """A lower bound that is at most the value that was reached; above it by rounding only, it is that value.
-
-    Solvers prove in units and with tolerances of their own, the coarsest of them to one part in a million.
-
-    Args:
-        source: who gave the bound, for the message.
-
-    Raises:
-        BoundError: the bound is above the value by more than that.
-    """
-    if lower_bound_s > objective_s * (1 + BOUND_TOLERANCE):
-        raise BoundError(
-            f"{source} gave a lower bound of {lower_bound_s:.9g} s, but a placement takes {objective_s:.9g} s, so one "
-            "of the two is wrong; please report it with the graph and the cluster."
-        )
-    return min(lower_bound_s, objective_s)
 
 
 def versions() -> dict[str, str]:
@@ -333,131 +300,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # running from a source tree, or without torch
             continue
     return found
-
-
-# -- reading ----------------------------------------------------------------------------------------------------
-
-
-def _parse(text: str, where: str) -> Any:
-    def no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise MismatchError(f"{where} has {twice!r} twice in one object; each op is placed exactly once.")
-        return result
-
-    def refuse(word: str) -> NoReturn:
-        raise MismatchError(f"{where} holds {word}, which is not a JSON number.")
-
-    try:
-        return json.loads(text, object_pairs_hook=no_doubles, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise MismatchError(
-            f"{where} is not a saved result: {error.msg} at line {error.lineno}, column {error.colno}; save it again."
-        ) from None
-    except RecursionError:
-        raise MismatchError(f"{where} nests too deeply to be a result.") from None
-    except MismatchError:
-        raise
-    except ValueError as error:  # a number of thousands of digits
-        raise MismatchError(f"{where} holds a number that cannot be read: {plain_reason(error)}.") from None
-
-
-def _result_from_document(document: Any, where: str) -> Result:
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise MismatchError(
-            f'{where} is not a saved result; expected "schema": "{SCHEMA}", as `placement optimize -o` writes.'
-        )
-    if document.get("version") != VERSION:
-        raise MismatchError(
-            f"{where} is of version {document.get('version')!r}; this release reads version {VERSION}, make it again."
-        )
-    names = [f.name for f in fields(Result)]
-    extra = ["schema", "version", "graph_name", "graph_hash", "cluster_name", "cluster_hash"]
-    for key in (*names, *extra):
-        if key not in document:
-            raise MismatchError(f"{where} has no {key!r}; it is not a complete result.")
-    for key, value in document.items():
-        if key not in names and key not in extra:
-            raise MismatchError(f"{where} has unknown field {key!r}; known: {', '.join(names)}.")
-        if key in _TYPES and not _is(value, _TYPES[key]):
-            raise MismatchError(f"{where} has {key} = {_short(value)}; expected {_TYPES[key]}.")
-    try:
-        graph = graph_from_document(document["graph"], where)
-        cluster = cluster_from_dict(document["cluster"])
-    except (GraphError, ClusterError) as error:
-        raise MismatchError(f"{where}: {error}") from None
-    for kind, there, here in (
-        ("graph", document["graph_hash"], graph.hash),
-        ("cluster", document["cluster_hash"], cluster.hash),
-    ):
-        if there != here:
-            raise MismatchError(
-                f"{where} is a placement for another {kind}: it names the {kind} with hash {_short(there)}, "
-                f"but the {kind} in the file has hash {here[:12]}."
-            )
-    for kind, there, here in (
-        ("graph", document["graph_name"], graph.name),
-        ("cluster", document["cluster_name"], cluster.name),
-    ):
-        if there != here:
-            raise MismatchError(f"{where} names {kind} {_short(there)}, but the {kind} in the file is {here!r}.")
-    for key in ("seed", "solve_time_s"):
-        if not 0 <= document[key] < math.inf:
-            raise MismatchError(f"{where} has {key} = {_short(document[key])}; expected a finite number, 0 or more.")
-    try:
-        values = {**{key: document[key] for key in names}, "graph": graph, "cluster": cluster}
-        if document["transfer_order"] is not None:
-            values["transfer_order"] = [tuple(transfer) for transfer in document["transfer_order"]]
-        return Result(**values)
-    except MismatchError as error:
-        raise MismatchError(f"{where}: {error}") from None
-
-
-_TYPES = {
-    **dict.fromkeys(("method", "chosen", "objective", "priority", "note", "command"), "a string"),
-    **dict.fromkeys(("graph_name", "graph_hash", "cluster_name", "cluster_hash"), "a string"),
-    **dict.fromkeys(("lower_bound_s", "solve_time_s"), "a number"),
-    **dict.fromkeys(("objective_s", "step_time_s", "throughput", "gap", "budget_s"), "a number or null"),
-    "seed": "a whole number",
-    "bytes_moved": "a whole number or null",
-    "evaluations": "a whole number or null",
-    "feasible": "true or false",
-    "interrupted": "true or false",
-    "reason": "a string or null",
-    "versions": "an object of strings",
-    "placement": "an object of strings or null",
-    "order": "an object of lists of strings or null",
-    "transfer_order": "a list of [op, number, device] or null",
-    "peak_bytes": "an object of whole numbers or null",
-}
-
-
-def _is(value: Any, expected: str) -> bool:
-    if expected.endswith(" or null"):
-        return value is None or _is(value, expected.removesuffix(" or null"))
-    if expected == "a string":
-        return isinstance(value, str)
-    if expected == "a whole number":
-        return type(value) is int
-    if expected == "a number":
-        return type(value) in (int, float)
-    if expected == "true or false":
-        return isinstance(value, bool)
-    if expected == "a list of [op, number, device]":
-        return isinstance(value, list) and all(
-            isinstance(row, list) and [type(item) for item in row] == [str, int, str] for row in value
-        )
-    if not isinstance(value, dict):
-        return False
-    if expected == "an object of strings":
-        return all(isinstance(item, str) for item in value.values())
-    if expected == "an object of whole numbers":
-        return all(type(item) is int for item in value.values())
-    return all(isinstance(item, list) and all(isinstance(op, str) for op in item) for item in value.values())
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."

@@ -6,13 +6,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, Outcome, improve, stages, starts
+from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
-from env.bounds.memory import working_set_bytes
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
 from env.plan import Plan
@@ -23,21 +21,57 @@ from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
-from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.opgraph import IntArray, OpGraph
+from placement.solving.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
 from placement.solving.compiling import compile_for
-from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, HEURISTICS, PRETRAINED, heuristics_for, is_learned
-from placement.solving.result import (
-    OWN_ORDER,
-    Result,
-    agreed_bound_s,
-    named_transfers,
-    order_by_device,
-    relative_gap,
-    versions,
+from placement.solving.methods import (
+    AUTO,
+    DEFAULT_BUDGET_S,
+    HEURISTICS,
+    PRETRAINED,
+    Place,
+    heuristics_for,
+    searches_of_auto,
 )
+from placement.solving.result import OWN_ORDER, Result, versions
 
-if TYPE_CHECKING:
-    from placement.learning.placing import Place
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A method's plan, or why it has none, and what was proved on the way.
+
+    Attributes:
+        plan: or, where there is none, the sentence that says why.
+        chosen: the method whose plan it is.
+        bound_s: what has been proved on the way; 0 if nothing.
+        prover: who has proved it; the method itself where "".
+    """
+
+    plan: Plan | str
+    chosen: str
+    bound_s: float = 0.0
+    prover: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A method's limits, and what it spent; fields as in `Result`.
+
+    Attributes:
+        began_s: when it began, by ``time.perf_counter``.
+    """
+
+    method: str
+    began_s: float
+    budget_s: float | None = None
+    evaluations: int | None = None
+    interrupted: bool = False
+
+    @staticmethod
+    def of(result: Result) -> Attempt:
+        """The one that gave a result."""
+        began_s = time.perf_counter() - result.solve_time_s
+        return Attempt(result.method, began_s, result.budget_s, result.evaluations, result.interrupted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +91,8 @@ class Solver:
     """A problem with its bound and simulator, for any number of methods.
 
     Args:
-        methods, search: what to compile for at once (`placement.solving.compiling.compile_for`); the rest when it is
-        prepared.
+        seed, objective, priority: as for `placement.optimize`.
+        methods, search: what to compile for at once (`placement.solving.compiling.compile_for`); the rest when it runs.
 
     Raises:
         InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
@@ -80,126 +114,98 @@ class Solver:
         if bound.memory_reason is not None:
             raise InfeasibleError(bound.memory_reason)
         self.lower_bound_s = bound.value_s
+        self.seed = seed
+        self._priority = priority
         self._scorer = Scorer(self.problem)
-        self._seed, self._priority = seed, priority
-        self._learned: dict[str, Place] = {}
 
-    def prepare(self, method: str, search: bool = True) -> None:
-        """Load what a method needs before its time begins to count, and check that it can be used here.
-
-        Args:
-            search: it has a budget to search.
-
-        Raises:
-            PolicyFileError: a policy file that cannot be read.
-            MismatchError: a policy that cannot place this problem.
-        """
-        if is_learned(method) and method not in self._learned:
-            from placement.learning.placing import prepared  # loads torch
-
-            self._learned[method] = prepared(self.problem, method)
-        compile_for(self.problem, [method], search)
-
-    def solve(self, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+    def solve(
+        self,
+        method: str,
+        budget_s: float | None = None,
+        evaluations: int | None = None,
+        place: Place | None = None,
+    ) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
 
-        Raises:
-            PolicyFileError, MismatchError: as `prepare`.
+        Args:
+            place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
         """
-        searching = method not in HEURISTICS
-        self.prepare(method, search=budget_s != 0)
-        began = time.perf_counter()
+        compile_for(self.problem, [method], search=budget_s != 0)
+        began_s = time.perf_counter()
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
-        plan: Plan | str
         try:
-            chosen, plan, bound_s, prover = self._plan(method, budget)
+            found = self._found(method, budget, place)
         except InfeasibleError as error:
-            chosen, plan, bound_s, prover = method, self._failed(method, error), 0.0, ""
-        return self.result(
-            plan,
-            method,
-            chosen=chosen,
-            bound_s=bound_s,
-            prover=prover,
-            budget_s=budget.seconds if searching and math.isfinite(budget.seconds) else None,
-            evaluations=budget.spent if searching else None,
-            interrupted=budget.interrupted,
-            began_s=began,
+            found = Finding(self._failed(method, error), method)
+        if method in HEURISTICS:
+            return self.result(found, Attempt(method, began_s, interrupted=budget.interrupted))
+        seconds = budget.seconds if math.isfinite(budget.seconds) else None
+        return self.result(found, Attempt(method, began_s, seconds, budget.spent, budget.interrupted))
+
+    def result(self, found: Finding, attempt: Attempt, as_given: bool = False) -> Result:
+        """The result of a finding.
+
+        Args:
+            as_given: keep to the plan's own order, if it has one, even where the priority is faster.
+
+        Raises:
+            BoundError: the plan beats the bound, so one of them is wrong.
+        """
+        priority, reason, bound_s, answer = self._priority, None, self.lower_bound_s, None
+        if isinstance(found.plan, str):
+            reason = found.plan
+        else:
+            run = self._run(found.plan, as_given)
+            priority, reason = run.priority, run.reason
+            if reason is None:
+                bound_s = self._bound_s(run.objective_s, found, attempt.method)
+                answer = self._answer(run, bound_s)
+        return Result(
+            graph=self.problem.graph,
+            cluster=self.problem.cluster,
+            source_hash=self.problem.graph.hash,
+            method=attempt.method,
+            chosen=found.chosen,
+            seed=self.seed,
+            objective=self.problem.objective,
+            budget_s=attempt.budget_s,
+            evaluations=attempt.evaluations,
+            interrupted=attempt.interrupted,
+            priority=priority,
+            reason=reason,
+            lower_bound_s=bound_s,
+            answer=answer,
+            versions=versions(),
+            note="" if answer is None or isinstance(found.plan, str) else found.plan.note,
+            solve_time_s=time.perf_counter() - attempt.began_s,
         )
 
     def _failed(self, method: str, error: InfeasibleError) -> str:
         """Why a method found nothing, with advice where it is one that searches."""
         if method in HEURISTICS:
             return str(error)
-        return f"{error} {what_would_help(self.problem, working_set_bytes(self.problem))}"
+        return f"{error} {what_would_help(self.problem, self.problem.working_bytes)}"
 
-    def result(
-        self,
-        plan: Plan | str,
-        method: str,
-        *,
-        chosen: str,
-        began_s: float,
-        budget_s: float | None,
-        evaluations: int | None,
-        interrupted: bool,
-        bound_s: float = 0.0,
-        prover: str = "",
-        as_given: bool = False,
-    ) -> Result:
-        """A plan as a result, or, where there is none, the sentence that says why; fields as in `Result`.
-
-        Args:
-            began_s: when the method began, by ``time.perf_counter``.
-            bound_s: what the method itself has proved, or `prover`, a search that it called.
-            as_given: keep to the plan's own order, if it has one, even where the priority is faster.
-
-        Raises:
-            BoundError: the plan beats the bound, so one of them is wrong.
-        """
-        if isinstance(plan, str):
-            answer = _no_answer(self.lower_bound_s, self._priority, plan)
-        else:
-            answer = self._answer(self._run(plan, as_given), bound_s, prover or method)
-        return Result(
-            graph=self.problem.graph,
-            cluster=self.problem.cluster,
-            method=method,
-            chosen=chosen,
-            seed=self._seed,
-            objective=self.problem.objective,
-            budget_s=budget_s,
-            evaluations=evaluations,
-            interrupted=interrupted,
-            versions=versions(),
-            solve_time_s=time.perf_counter() - began_s,
-            **answer,
-        )
-
-    def _plan(self, method: str, budget: Budget) -> tuple[str, Plan, float, str]:
-        """Who found the plan, the plan, the bound proved on the way, and who has proved it."""
+    def _found(self, method: str, budget: Budget, place: Place | None) -> Finding:
+        if place is not None:
+            learned = place(self.seed, budget)
+            return Finding(learned.plan, learned.method)
         if method in HEURISTICS:
-            return method, baselines.METHODS[method](self.problem, self._seed), 0.0, ""
-        if is_learned(method):
-            found = self._learned[method](self._seed, budget)
-            return found.method, found.plan, 0.0, ""
+            return Finding(baselines.METHODS[method](self.problem, self.seed), method)
         outcome = self._search(method, budget)
-        return outcome.best.method, outcome.best.plan, outcome.lower_bound_s, outcome.prover
+        return Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
 
-    def _search(self, method: str, budget: Budget) -> Outcome:
+    def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
-        if method == AUTO:
-            searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-        else:
-            searches = [(method, baselines.SEARCHES[method], 1.0)]
+        searches = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         found: list[Candidate] = []
         reason = ""
         try:
-            found = starts(problem, self._seed, heuristics_for(problem), budget, every=method == AUTO)
+            found = starts(problem, self.seed, heuristics_for(problem), budget, every=method == AUTO)
         except InfeasibleError as error:
             reason = f" {error}"
         try:
-            return improve(problem, self._seed, found, searches, budget)
+            return improve(problem, self.seed, found, searches, budget)
         except NotFoundError as error:
             raise NotFoundError(f"{error}{reason}") from None
 
@@ -211,14 +217,14 @@ class Solver:
         """
         simulator = self._scorer.simulator
         if plan.transfer_order is not None:
-            runs = {OWN_ORDER: simulator.schedule(plan.device, order=plan.order, transfer_order=plan.transfer_order)}
+            runs = {OWN_ORDER: simulator.schedule(plan)}
         else:
-            orders: dict[str, FloatArray | None] = {} if plan.order is None else {OWN_ORDER: plan.order}
-            if not (as_given and orders):
-                orders[self._priority] = None
-            runs = {name: simulator.schedule(plan.device, self._priority, order) for name, order in orders.items()}
+            ways = {} if plan.order is None else {OWN_ORDER: plan}
+            if not (as_given and ways):
+                ways[self._priority] = Plan(plan.device)
+            runs = {name: simulator.schedule(way, self._priority) for name, way in ways.items()}
         if self.problem.objective == THROUGHPUT:
-            period_s = loads(self.problem, plan.device).value_s
+            period_s = loads(self.problem, plan).value_s
             held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
             best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
             return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)
@@ -227,32 +233,29 @@ class Solver:
         reason = overflow_reason(self.problem, schedule)
         return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)
 
-    def _answer(self, run: _Run, bound_s: float, prover: str) -> dict[str, Any]:
-        if run.reason is not None:
-            return _no_answer(self.lower_bound_s, run.priority, run.reason)
+    def _bound_s(self, objective_s: float, found: Finding, method: str) -> float:
+        """The best bound known: that of the problem, or what the method has proved."""
+        return max(
+            agreed_bound_s(self.lower_bound_s, objective_s, "the bound of the problem"),
+            agreed_bound_s(found.bound_s, objective_s, f"method {found.prover or method!r}"),
+        )
+
+    def _answer(self, run: _Run, bound_s: float) -> Answer:
+        """A run that fits, by the names of ops and devices."""
         graph, cluster, schedule = self.problem.graph, self.problem.cluster, run.schedule
         names = [device.name for device in cluster.devices]
-        bound_s = max(
-            agreed_bound_s(self.lower_bound_s, run.objective_s, "the bound of the problem"),
-            agreed_bound_s(bound_s, run.objective_s, f"method {prover!r}"),
-        )
         fixed = run.plan.transfer_order is not None
-        return {
-            "priority": run.priority,
-            "feasible": True,
-            "reason": None,
-            "lower_bound_s": bound_s,
-            "placement": {op: names[d] for op, d in zip(graph.op_names, schedule.device.tolist(), strict=True)},
-            "order": order_by_device(graph, cluster, schedule.device, schedule.order.tolist()),
-            "transfer_order": named_transfers(graph, cluster, schedule.transfer_order) if fixed else None,
-            "objective_s": run.objective_s,
-            "step_time_s": run.score.step_time_s,
-            "throughput": 1 / run.objective_s if run.objective_s > 0 else None,
-            "peak_bytes": dict(zip(names, run.peak_bytes.tolist(), strict=True)),
-            "bytes_moved": run.score.bytes_moved,
-            "gap": relative_gap(run.objective_s, bound_s),
-            "note": run.plan.note,
-        }
+        return Answer(
+            placement={op: names[d] for op, d in zip(graph.op_names, schedule.device.tolist(), strict=True)},
+            order=order_by_device(graph, cluster, schedule.device, schedule.order.tolist()),
+            transfer_order=named_transfers(graph, cluster, schedule.transfer_order) if fixed else None,
+            objective_s=run.objective_s,
+            step_time_s=run.score.step_time_s,
+            throughput=1 / run.objective_s if run.objective_s > 0 else None,
+            peak_bytes=dict(zip(names, run.peak_bytes.tolist(), strict=True)),
+            bytes_moved=run.score.bytes_moved,
+            gap=relative_gap(run.objective_s, bound_s),
+        )
 
 
 def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:
@@ -262,9 +265,3 @@ def _budget(method: str, budget_s: float | None, evaluations: int | None, target
     elif budget_s is None:
         budget_s = math.inf
     return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
-
-
-def _no_answer(lower_bound_s: float, priority: str, reason: str) -> dict[str, Any]:
-    empty = ("placement", "order", "transfer_order", "objective_s", "step_time_s", "throughput")
-    nothing = dict.fromkeys((*empty, "peak_bytes", "bytes_moved", "gap"))
-    return {"priority": priority, "feasible": False, "reason": reason, "lower_bound_s": lower_bound_s, **nothing}

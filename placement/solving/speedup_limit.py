@@ -9,7 +9,7 @@ import numpy as np
 
 from env.checking.reference import simulate_reference
 from env.cluster import UNLIMITED_BYTES, Cluster, Device
-from env.presets import PRESETS
+from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import OpGraph
 
@@ -36,13 +36,14 @@ class Potential:
 
 def reference_device() -> Device:
     """The GPU of `REFERENCE_CLUSTER`."""
-    return next(device for device in PRESETS[REFERENCE_CLUSTER]().devices if device.kind == "gpu")
+    return next(device for device in Cluster.preset(REFERENCE_CLUSTER).devices if device.kind == "gpu")
 
 
 def peak_bytes(graph: OpGraph, device: Device) -> int:
     """The largest memory of one step on one device like this one, whatever memory and pins are."""
     alone = Cluster(device.name, (dataclasses.replace(device, memory_bytes=UNLIMITED_BYTES),))
-    return simulate_reference(graph, alone, [0] * graph.n_ops).peak_bytes[0]  # in plain Python: nothing to compile
+    everything = Plan(np.zeros(graph.n_ops, np.int64))
+    return simulate_reference(graph, alone, everything).peak_bytes[0]  # in plain Python: nothing to compile
 
 
 def potential(graph: OpGraph, device: Device) -> Potential:

@@ -1,4 +1,4 @@
-"""A problem of two ops on two devices: what compiled code and networks are loaded with before time begins to count."""
+"""A two-op problem that warms up compiled code and networks before timing starts."""
 
 from __future__ import annotations
 

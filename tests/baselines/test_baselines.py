@@ -82,9 +82,9 @@ def check(problem: Problem, plan: Plan) -> None:
     assert plan.device.min() >= 0
     assert plan.device.max() < n_devices
     assert problem.allowed[np.arange(n), plan.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(plan.device[members].tolist())) == 1
-    assert Simulator(problem).score(plan.device, order=plan.order).feasible
+    assert Simulator(problem).score(plan).feasible
 
 
 def unlimited(problem: Problem) -> Problem:
@@ -402,6 +402,6 @@ def test_slowness_compares_over_the_ops_a_device_may_run() -> None:
 
 def test_working_bytes_are_those_of_the_largest_op_of_a_unit() -> None:
     both = [Op(name, colocation=1, workspace_bytes=4, time_s={"*": 1.0}) for name in "ab"]
-    units = Units(Problem(OpGraph.build([*both, Op("c")], [Tensor("a", 5, ("b",)), Tensor("b", 7, ())]), gpus(1)))
+    units = Units.of(Problem(OpGraph.build([*both, Op("c")], [Tensor("a", 5, ("b",)), Tensor("b", 7, ())]), gpus(1)))
     assert units.working_bytes.tolist() == [16, 0]
     assert units.size.tolist() == [2, 1]

@@ -18,8 +18,8 @@ from env.plan import Method, Plan
 from env.problem import LATENCY, OBJECTIVES, Problem
 from graphs.errors import BoundError
 from graphs.generators import fork_join, layered
+from placement.solving.answer import agreed_bound_s
 from placement.solving.methods import heuristics_for
-from placement.solving.result import agreed_bound_s
 from placement.solving.solver import Solver
 
 MANY_CALLS = 1_000_000

@@ -38,7 +38,7 @@ def cluster(speeds: tuple[float, ...] = (1.0, 1.0), memory_bytes: int = 2**40, s
 
 
 def value_s(problem: Problem, plan: Plan) -> float:
-    return Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    return Scorer(problem).value(plan)
 
 
 def single(problem: Problem) -> Plan:
@@ -57,7 +57,7 @@ def brute_force_s(problem: Problem) -> float:
     for device in itertools.product(range(n_devices), repeat=graph.n_ops):
         if not all(problem.allowed[i, d] for i, d in enumerate(device)):
             continue
-        if any(len({device[i] for i in members}) > 1 for members in problem.groups):
+        if any(len({device[i] for i in members}) > 1 for members in problem.units):
             continue
         needed = sorted(
             {
@@ -71,7 +71,7 @@ def brute_force_s(problem: Problem) -> float:
             for moves in itertools.permutations(needed):
                 transfers = np.array(moves, dtype=np.int64).reshape(-1, 2)
                 try:
-                    best = min(best, scorer.value(device, np.array(order, dtype=float), transfers))
+                    best = min(best, scorer.value(Plan(device, order, transfers)))
                 except MismatchError:  # sequences that wait for each other
                     continue
     return best
@@ -179,7 +179,7 @@ def test_pins_colocation_and_memory_hold(problem: Problem) -> None:
     found, reached_s = solve(problem, 500, start)
     device = found.plan.device
     assert problem.allowed[np.arange(len(device)), device].all()
-    assert all(len(set(device[members].tolist())) == 1 for members in problem.groups)
+    assert all(len(set(device[members].tolist())) == 1 for members in problem.units)
     assert reached_s <= value_s(problem, start)
     assert found.lower_bound_s <= reached_s
 

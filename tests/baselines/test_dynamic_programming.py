@@ -28,6 +28,7 @@ from baselines.pipelines.device_swaps import arranged
 from baselines.pipelines.dp_contiguous import dp_contiguous
 from baselines.pipelines.dp_linear import cuts, dp_linear, linear_orders, views
 from env.cluster import BLOCKING, OVERLAPPED, UNLIMITED_BYTES, Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
@@ -51,15 +52,15 @@ def row(times: Sequence[float], size_bytes: int = 0) -> OpGraph:
 
 def value(problem: Problem, device: IntArray) -> float:
     """Largest load, infinite where memory does not suffice."""
-    found = loads(problem, device)
+    found = loads(problem, Plan(device))
     return found.value_s if found.feasible else math.inf
 
 
 def placements(problem: Problem) -> Iterator[IntArray]:
     """Every placement that respects pins and groups."""
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     for devices in itertools.product(*choices):
-        yield np.array(devices)[problem.group_of]
+        yield np.array(devices)[problem.unit_of]
 
 
 def contiguous(problem: Problem, device: IntArray) -> bool:
@@ -122,7 +123,7 @@ def small_problems(draw: Any, communication: str, one_reader: bool = False, n_de
 def check_against_every_split(problem: Problem) -> None:
     """The ideals' split is the best contiguous one, the linear one no better, and both say when there is none."""
     producer, consumer, _ = problem.graph.edge_list
-    units = nx.DiGraph(problem.group_of[[producer, consumer]].T.tolist())
+    units = nx.DiGraph(problem.unit_of[[producer, consumer]].T.tolist())
     units.remove_edges_from(list(nx.selfloop_edges(units)))
     assume(nx.is_directed_acyclic_graph(units))  # else some group cannot be contiguous
     best = least_contiguous(problem)
@@ -417,9 +418,9 @@ def test_pins_that_no_contiguous_split_respects_are_named(method: Any) -> None:
 def test_steps_get_plans_within_memory_too(method: Any) -> None:
     graph = layered(60, 0)
     roomy = Problem(graph, star(["gpu"] * 3, OVERLAPPED))
-    peak = Scorer(roomy).simulator.score(np.zeros(60, dtype=np.int64)).peak_bytes[0]
+    peak = Scorer(roomy).simulator.score(Plan(np.zeros(60, dtype=np.int64))).peak_bytes[0]
     tight = Problem(graph, star(["gpu"] * 3, OVERLAPPED, memory_bytes=int(0.6 * peak)))
-    assert math.isfinite(Scorer(tight).value(method(tight, 0).device))
+    assert math.isfinite(Scorer(tight).value(method(tight, 0)))
 
 
 def test_the_seed_does_not_matter_and_answers_repeat() -> None:

@@ -10,6 +10,7 @@ from tight_problems import best_of_all_s, planted, tight_graph
 from baselines.budget import Budget
 from baselines.exact.exact import exact
 from baselines.fitting import fitting, nearest_to_fitting
+from env.plan import Plan
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
 from env.simulation.scoring import Scorer
 from graphs.errors import NotFoundError
@@ -42,7 +43,7 @@ def test_exact_solvers_need_no_plan_to_begin_with(objective: str) -> None:
     best_s = best_of_all_s(problem)
     found = exact(problem, 0, [], Budget(evaluations=20_000))
     assert best_s < math.inf
-    value_s = Scorer(problem).value(found.plan.device, found.plan.order, found.plan.transfer_order)
+    value_s = Scorer(problem).value(found.plan)
     assert found.lower_bound_s <= value_s <= best_s * (1 + 1e-9)
 
 
@@ -52,7 +53,7 @@ def test_a_placement_that_fits_to_the_byte_is_found(n_ops: int, n_devices: int) 
     for seed in range(8):
         problem = planted(seed, n_ops, n_devices)
         nearest = nearest_to_fitting(problem, seed, Budget(evaluations=5000))
-        fits = Scorer(problem).value(nearest.device) < math.inf
+        fits = Scorer(problem).value(Plan(nearest.device)) < math.inf
         assert fits == (nearest.excess_bytes == 0)
         found += fits
     assert found == 8
@@ -68,4 +69,4 @@ def test_without_a_budget_it_says_that_it_found_none() -> None:
     problem = planted(3, 40, 4)
     with pytest.raises(NotFoundError, match=OPEN):
         fitting(problem, 0, Budget(evaluations=0))
-    assert Scorer(problem).value(fitting(problem, 0, Budget(evaluations=5000)).device) < math.inf
+    assert Scorer(problem).value(fitting(problem, 0, Budget(evaluations=5000))) < math.inf

@@ -45,7 +45,7 @@ def test_the_paper_s_step_takes_80_where_links_do_not_contend() -> None:
 def test_one_link_between_two_processors_costs_the_paper_11_seconds(paper: Problem) -> None:
     # T1 runs on P3 and sends 9 s to T4 and 14 s to T6, both on P2: side by side in the paper, in a row here.
     plan = heft(paper, 0)
-    score, schedule = Simulator(paper).schedule(plan.device, order=plan.order)
+    score, schedule = Simulator(paper).schedule(plan)
     arrives = schedule.transfer_end_s[(schedule.transfer_source == 2) & (schedule.transfer_target == 1)]
     assert arrives[:2].tolist() == [18.0, 32.0]
     assert score.step_time_s == 91.0
@@ -84,7 +84,7 @@ def test_an_op_is_inserted_into_an_earlier_idle_interval() -> None:
     estimate = estimated_schedule(problem, scheduler)  # "after" waits until 4; "filler" comes last but fits before it
     assert estimate.start_s.tolist() == [0.0, 4.0, 0.0]
     plan = heft(problem, 0)
-    assert Simulator(problem).score(plan.device, order=plan.order).step_time_s == 9.0
+    assert Simulator(problem).score(plan).step_time_s == 9.0
 
 
 def test_the_last_of_several_inputs_counts() -> None:

@@ -76,7 +76,7 @@ def test_a_plan_keeps_pins_groups_memory_and_the_order_of_the_graph(
     except InfeasibleError:
         return
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
-    assert all(len(set(plan.device[members].tolist())) == 1 for members in problem.groups)
+    assert all(len(set(plan.device[members].tolist())) == 1 for members in problem.units)
     assert excess_bytes(problem, plan).max() <= 0
     if name != "m_topo":
         assert plan.order is not None
@@ -199,7 +199,7 @@ def test_optimistic_cost_is_that_of_the_paper_s_recursion(problem: Problem) -> N
             np.flatnonzero(problem.allowed[op]), range(*graph.output_ptr[op : op + 2].tolist())
         ):
             for c in graph.consumers_of(tensor).tolist():
-                together = problem.group_of[c] == problem.group_of[op]
+                together = problem.unit_of[c] == problem.unit_of[op]
                 least_s = min(
                     expected[c, w] + problem.op_s[c, w] + (0.0 if w == d else problem.mean_transfer_s[tensor])
                     for w in np.flatnonzero(problem.allowed[c])
@@ -231,7 +231,7 @@ def reference(problem: Problem, favourite: IntArray) -> tuple[IntArray, FloatArr
     free_s, last, now_s = [0.0] * n_devices, [-1] * n_devices, 0.0
 
     def suits(op: int, d: int) -> bool:
-        placed = {int(device[i]) for i in problem.groups[problem.group_of[op]]} - {-1}
+        placed = {int(device[i]) for i in problem.units[problem.unit_of[op]]} - {-1}
         return bool(problem.allowed[op, d]) and placed <= {d}
 
     def arrives_s(op: int, d: int) -> float:
@@ -406,5 +406,5 @@ def test_m_topo_stays_in_its_turn_after_a_pinned_op() -> None:
 def test_m_topo_counts_a_group_as_one() -> None:
     ops = [Op(f"op{i}", kept_bytes=10, colocation="tied" if i in (0, 3) else None) for i in range(4)]
     problem = Problem(OpGraph.build(ops, []), gpus(2))
-    assert Units(problem).count == 3
+    assert Units.of(problem).n_units == 3
     assert m_topo(problem, 0).device.tolist() == [0, 0, 0, 0]  # a share is 40 / 2 bytes and the 20 of the group

@@ -17,7 +17,7 @@ import baselines.local_search.load_search as search_module
 from baselines.budget import Budget
 from baselines.local_search.load_kernel import anneal
 from baselines.local_search.load_search import load_search, place
-from baselines.local_search.load_state import State, instance_of, new_state
+from baselines.local_search.load_state import LoadState, instance_of, new_state
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
@@ -46,8 +46,8 @@ def throughput_problems(draw: Any, max_ops: int = 9, max_devices: int = 5) -> Pr
 
 def every_placement(problem: Problem) -> list[NDArray[np.int64]]:
     """All placements that respect pins and groups."""
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return [np.array(chosen)[problem.group_of] for chosen in itertools.product(*choices)]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return [np.array(chosen)[problem.unit_of] for chosen in itertools.product(*choices)]
 
 
 def search(problem: Problem, *starts: NDArray[np.int64], seed: int = 0, evaluations: float = 4000) -> Plan:
@@ -55,7 +55,7 @@ def search(problem: Problem, *starts: NDArray[np.int64], seed: int = 0, evaluati
 
 
 def value_s(problem: Problem, plan: Plan) -> float:
-    return loads(problem, plan.device).value_s
+    return loads(problem, plan).value_s
 
 
 def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
@@ -74,11 +74,11 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
     return [sum(both) for both in zip(charged, workspace, strict=True)]
 
 
-def check_state(problem: Problem, state: State) -> None:
+def check_state(problem: Problem, state: LoadState) -> None:
     """The state says the same as `env.simulation.loads` of its placement."""
-    expected = loads(problem, state.unit["device"][problem.group_of])
+    expected = loads(problem, Plan(state.unit["device"][problem.unit_of]))
     n_devices = problem.cluster.n_devices
-    instance = instance_of(Units(problem))
+    instance = instance_of(Units.of(problem))
     used = {int(k) for k in problem.route[1] if problem.cluster.links[k].exclusive}
     links = [] if instance.blocking else sorted(used)
     close = {"rtol": 1e-9, "atol": 1e-9 * max(1.0, expected.value_s)}
@@ -86,7 +86,7 @@ def check_state(problem: Problem, state: State) -> None:
     np.testing.assert_allclose(state.load_s[n_devices:], expected.link_s[links], **close)
     assert expected.link_s.sum() == pytest.approx(expected.link_s[links].sum())
     workspace_bytes = instance.workspace_bytes[state.device["largest"]]
-    np.testing.assert_array_equal(state.device["bytes"] + workspace_bytes, charged_bytes(problem, expected.device))
+    np.testing.assert_array_equal(state.device["bytes"] + workspace_bytes, charged_bytes(problem, expected.plan.device))
     for d in range(n_devices):
         here = state.member[d, : state.device["units"][d]]
         assert sorted(here.tolist()) == np.flatnonzero(state.unit["device"] == d).tolist()
@@ -95,25 +95,25 @@ def check_state(problem: Problem, state: State) -> None:
 @settings(max_examples=150)
 @given(throughput_problems(), st.data())
 def test_loads_and_memory_are_right_after_every_move(problem: Problem, data: st.DataObject) -> None:
-    units = Units(problem)
+    units = Units.of(problem)
     assume(problem.cluster.n_devices > 1)
     state = new_state(instance_of(units), data.draw(st.integers(0, 2**32)))
     place(state, data.draw(allowed_placements(problem))[units.first_op])
     for temperature in (1e6, 1e-6):  # nearly every change is kept, then nearly every one taken back
         anneal(instance_of(units), state, data.draw(st.integers(1, 60)), temperature, temperature)
         check_state(problem, state)
-        assert units.allowed[np.arange(units.count), state.unit["device"]].all()
+        assert units.allowed[np.arange(units.n_units), state.unit["device"]].all()
 
 
 @pytest.mark.parametrize("communication", COMMUNICATIONS)
 def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str) -> None:
     problem = Problem(layered(300, 1), star(5, communication=communication), THROUGHPUT)
-    instance = instance_of(Units(problem))
+    instance = instance_of(Units.of(problem))
     state = new_state(instance, 7)
     place(state, np.arange(300) % 5)
     anneal(instance, state, 20_000, 1.0, 1e-4)
     check_state(problem, state)
-    best = loads(problem, state.unit["best"])
+    best = loads(problem, Plan(state.unit["best"]))
     assert best.value_s == pytest.approx(state.search["best_s"][0])
 
 
@@ -121,14 +121,14 @@ def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str
 @given(throughput_problems(), st.data())
 def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: st.DataObject) -> None:
     starts = data.draw(st.lists(allowed_placements(problem), min_size=1, max_size=3))
-    starts = [start for start in starts if loads(problem, start).feasible]
+    starts = [start for start in starts if loads(problem, Plan(start)).feasible]
     assume(starts)
     plan = search(problem, *starts, evaluations=1000)
-    assert loads(problem, plan.device).feasible
+    assert loads(problem, plan).feasible
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(plan.device[members].tolist())) == 1
-    assert value_s(problem, plan) <= min(loads(problem, start).value_s for start in starts)
+    assert value_s(problem, plan) <= min(loads(problem, Plan(start)).value_s for start in starts)
 
 
 @settings(max_examples=80)
@@ -136,7 +136,7 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
 def test_it_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
     # What an op holds depends on whether it takes time; where that differs by device, no charge is right for both.
     assume(((problem.op_s > 0).all(axis=1) | (problem.op_s == 0).all(axis=1)).all())
-    scored = [(loads(problem, device), device) for device in every_placement(problem)]
+    scored = [(loads(problem, Plan(device)), device) for device in every_placement(problem)]
     feasible = [(one.value_s, device) for one, device in scored if one.feasible]
     assume(feasible)
     worst = max(feasible, key=lambda pair: pair[0])[1]
@@ -150,9 +150,9 @@ def test_it_finds_the_optimum_of_small_graphs(communication: str, seed: int) -> 
     cluster = star(3, communication=communication)
     for graph in (layered(8, seed, ccr=0.5), fork_join(8, seed, ccr=2.0)):
         problem = Problem(graph, cluster, THROUGHPUT)
-        best_s = min(loads(problem, device).value_s for device in every_placement(problem))
+        best_s = min(loads(problem, Plan(device)).value_s for device in every_placement(problem))
         together = np.zeros(8, int)
-        assert best_s < loads(problem, together).value_s
+        assert best_s < loads(problem, Plan(together)).value_s
         assert value_s(problem, search(problem, together, evaluations=20_000)) == pytest.approx(best_s)
 
 
@@ -179,16 +179,16 @@ def test_memory_that_is_nearly_full_is_respected() -> None:
     sizes = (6, 5, 4, 3, 3, 2, 1)
     ops = [Op(name=f"op{i}", kept_bytes=size, time_s={"*": float(7 - i)}) for i, size in enumerate(sizes)]
     problem = Problem(OpGraph.build(ops, [], "full"), star(2, memory_bytes=12), THROUGHPUT)
-    found = loads(problem, search(problem, np.array([0, 1, 1, 0, 0, 1, 1])).device)
+    found = loads(problem, search(problem, np.array([0, 1, 1, 0, 0, 1, 1])))
     assert found.held_bytes.tolist() == [12, 12]
-    feasible = [one for one in (loads(problem, d) for d in every_placement(problem)) if one.feasible]
+    feasible = [one for one in (loads(problem, Plan(d)) for d in every_placement(problem)) if one.feasible]
     assert found.value_s == min(one.value_s for one in feasible)
 
 
 def test_it_leaves_a_start_that_does_not_fit() -> None:
     ops = [Op(name=f"op{i}", kept_bytes=2, workspace_bytes=i, time_s={"*": 1.0}) for i in range(6)]
     problem = Problem(OpGraph.build(ops, [], "full"), star(3, memory_bytes=9), THROUGHPUT)
-    found = loads(problem, search(problem, np.zeros(6, int)).device)
+    found = loads(problem, search(problem, np.zeros(6, int)))
     assert found.feasible
     assert found.value_s == 2.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from strategies import allowed_placements, orders, problems
 import baselines.local_search.makespan_search as search_module
 from baselines.budget import Budget
 from baselines.list_schedulers.heft import heft
-from baselines.local_search import makespan_kernel, makespan_moves, makespan_trial
 from baselines.local_search.groups import groupings
-from baselines.local_search.makespan_moves import COMPILED_FROM, anneal
+from baselines.local_search.makespan_moves import anneal
 from baselines.local_search.makespan_search import makespan_search
 from baselines.local_search.makespan_state import BEST, BY_TAIL, DECAY, NOW, TEMPERATURE, instance_of, new_state
 from env.cluster import Cluster, Device, both_ways
@@ -37,7 +35,7 @@ def star(n: int, memory_bytes: int = 2**40, bytes_per_s: float = 1.0) -> Cluster
 
 
 def value(problem: Problem, plan: Plan) -> float:
-    return Scorer(problem).value(plan.device, plan.order, plan.transfer_order)
+    return Scorer(problem).value(plan)
 
 
 def plan_of(device: list[int], order: list[int] | None = None, transfer_order: list[list[int]] | None = None) -> Plan:
@@ -58,9 +56,9 @@ def optimum(problem: Problem) -> float:
     n, simulator = problem.graph.n_ops, Simulator(problem)
     every_order = np.array(list(itertools.permutations(range(n))), dtype=np.float64)
     best = math.inf
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     for chosen in itertools.product(*choices):
-        device = np.array(chosen)[problem.group_of]
+        device = np.array(chosen)[problem.unit_of]
         scores = simulator.batch(np.tile(device, (len(every_order), 1)), orders=every_order)
         best = min(best, float(np.where(scores.feasible, scores.step_time_s, np.inf).min()))
     return best
@@ -81,17 +79,17 @@ def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) ->
     state.device[:], state.counts[BY_TAIL], state.values[BEST] = device, order is None, np.inf
     if order is not None:
         state.key[:] = -order
-    score = simulator.score(device, order=order)
+    score = simulator.score(Plan(device, order))
     assert anneal(instance_of(problem), state, 0, begin=True) == score.feasible
     if not score.feasible:
         return
     state.values[TEMPERATURE], state.values[DECAY] = 0.3 * score.step_time_s, 1.0
     for _ in range(20):
         assert anneal(instance_of(problem), state, 4)
-        score = simulator.score(state.device, order=None if state.counts[BY_TAIL] else -state.key)
+        score = simulator.score(Plan(state.device, None if state.counts[BY_TAIL] else -state.key))
         assert score.feasible
         assert score.step_time_s == state.values[NOW]
-        assert simulator.score(state.best_device, order=-state.best_key).step_time_s == state.values[BEST]
+        assert simulator.score(Plan(state.best_device, -state.best_key)).step_time_s == state.values[BEST]
         assert problem.allowed[np.arange(problem.graph.n_ops), state.device].all()
 
 
@@ -108,17 +106,7 @@ def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
     state.values[TEMPERATURE], state.values[DECAY] = 1e-3, 1.0
     for _ in range(60):
         anneal(instance, state, 20)
-        assert simulator.score(state.device, order=-state.key).step_time_s == state.values[NOW]
-
-
-def test_the_cache_knows_every_file_the_loop_is_compiled_from() -> None:
-    """A compiled helper from a file that is not hashed could change without the loop being compiled again."""
-
-    def helpers(module: ModuleType) -> set[str]:
-        return {f.py_func.__module__ for f in vars(module).values() if hasattr(f, "py_func")}
-
-    used = helpers(makespan_moves) | helpers(makespan_trial) | helpers(makespan_kernel)
-    assert used - {makespan_moves.__name__} <= {module.__name__ for module in COMPILED_FROM}
+        assert simulator.score(Plan(state.device, -state.key)).step_time_s == state.values[NOW]
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -137,7 +125,7 @@ def test_never_worse_than_a_start_and_always_allowed(data: st.DataObject) -> Non
     assert value(problem, found.plan) <= min(value(problem, plan) for plan in starts)
     assert found.evaluations == budget.spent <= 150
     assert problem.allowed[np.arange(problem.graph.n_ops), found.plan.device].all()
-    assert all(len(set(found.plan.device[members].tolist())) == 1 for members in problem.groups)
+    assert all(len(set(found.plan.device[members].tolist())) == 1 for members in problem.units)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -221,7 +209,7 @@ def test_more_evaluations_are_never_worse() -> None:
 def test_the_order_of_the_plan_repeats_its_schedule() -> None:
     problem = Problem(layered(80, seed=4), star(4, bytes_per_s=12e9))
     plan = found_by(problem, [heft(problem, 0)])
-    _, schedule = Simulator(problem).schedule(plan.device, order=plan.order)
+    _, schedule = Simulator(problem).schedule(plan)
     assert plan.order is not None
     assert (np.argsort(plan.order) == schedule.order).all()
 
@@ -288,11 +276,11 @@ def test_a_better_order_of_transfers_is_kept(branches: Problem) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12))
 def test_groupings_are_partitions_and_no_two_alike(problem: Problem) -> None:
-    units = Units(problem)
+    units = Units.of(problem)
     levels = groupings(units)
     for labels in levels:
-        assert labels.shape == (units.count,)
-        assert 1 < labels.max() + 1 < units.count
+        assert labels.shape == (units.n_units,)
+        assert 1 < labels.max() + 1 < units.n_units
         assert set(labels.tolist()) == set(range(int(labels.max()) + 1))
     assert len({labels.tobytes() for labels in levels}) == len(levels)
 
@@ -301,5 +289,5 @@ def test_groupings_follow_modules_chains_and_traffic() -> None:
     """Two branches of two ops each, far heavier inside than between: every rule finds them."""
     ops = [Op(f"{b}{k}", time_s={"*": 1.0}, module=f"net.{b}") for b in "ab" for k in range(2)]
     tensors = [Tensor("a0", 100, ("a1",)), Tensor("b0", 100, ("b1",))]
-    levels = groupings(Units(Problem(OpGraph.build(ops, tensors), star(2))))
+    levels = groupings(Units.of(Problem(OpGraph.build(ops, tensors), star(2))))
     assert [0, 0, 1, 1] in [labels.tolist() for labels in levels]

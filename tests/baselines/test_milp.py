@@ -50,7 +50,7 @@ def for_throughput(graph: OpGraph, cluster: Cluster) -> Problem:
 
 
 def value_s(problem: Problem, plan: Plan) -> float:
-    found = loads(problem, plan.device)
+    found = loads(problem, plan)
     assert found.feasible
     return found.value_s
 
@@ -63,8 +63,8 @@ def together(problem: Problem) -> list[Plan]:
 
 
 def all_placements(problem: Problem) -> IntArray:
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
 
 
 def returns_to_a_device(quotient: Quotient, placed: IntArray) -> bool:
@@ -92,7 +92,7 @@ def small_problems(draw: st.DrawFn) -> Problem:
 @given(small_problems(), st.integers(0, 3))
 def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed: int) -> None:
     quotient = contract(problem)
-    scored = [(loads(problem, placed), placed) for placed in all_placements(problem)]
+    scored = [(loads(problem, Plan(placed)), placed) for placed in all_placements(problem)]
     values = [(score.value_s, placed) for score, placed in scored if score.feasible]
     if not values:
         return
@@ -128,7 +128,7 @@ def test_where_a_tensor_comes_from_matters(communication: str, seed: int) -> Non
         for i, row in enumerate(readers)
     ]
     problem = for_throughput(OpGraph.build(ops, tensors), cluster)
-    scores = [(loads(problem, placed), placed) for placed in all_placements(problem)]
+    scores = [(loads(problem, Plan(placed)), placed) for placed in all_placements(problem)]
     values = [(score.value_s, placed) for score, placed in scores if score.feasible]
     best_s, worst = min(value for value, _ in values), max(values, key=lambda pair: pair[0])[1]
     found = milp(problem, 0, [Plan(worst)], Budget())
@@ -149,7 +149,7 @@ def test_convexity_is_what_it_says(data: st.DataObject) -> None:
 @given(small_problems())
 def test_the_area_and_the_largest_unit_are_bounds_on_the_load(problem: Problem) -> None:
     found = lower_bound(problem)
-    scored = [loads(problem, placed) for placed in all_placements(problem)]
+    scored = [loads(problem, Plan(placed)) for placed in all_placements(problem)]
     assert found.value_s <= min((score.value_s for score in scored if score.feasible), default=np.inf)
     assert (found.critical_path_s, found.communication_s) == (0.0, 0.0)
     assert found.memory_reason is None or not any(score.feasible for score in scored)
@@ -243,8 +243,8 @@ def test_devices_around_a_switch_can_change_names_and_those_of_a_row_cannot() ->
 def test_renaming_equal_devices_changes_no_load(data: st.DataObject) -> None:
     problem = data.draw(small_problems())
     placed = np.array(data.draw(st.sampled_from([tuple(p) for p in all_placements(problem).tolist()])))
-    renamed = canonical(Units(problem), placed, interchangeable(problem))
-    before, after = loads(problem, placed), loads(problem, renamed)
+    renamed = canonical(Units.of(problem), placed, interchangeable(problem))
+    before, after = loads(problem, Plan(placed)), loads(problem, Plan(renamed))
     assert after.value_s == pytest.approx(before.value_s)
     assert after.feasible == before.feasible
     assert sorted(after.device_s) == pytest.approx(sorted(before.device_s))

@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import clusters, problems
 
-from baselines.network_levels import Level, network_levels
+from baselines.network_levels import NetworkLevel, network_levels
 from baselines.pipelines.chain_split import chain, chain_bytes, chain_time
 from baselines.pipelines.pipedream import pipedream, pipedream_hierarchical, profiled
-from baselines.pipelines.pipedream_partition import Chain, Partition, coarse, fits, partition, partition_hierarchical
+from baselines.pipelines.pipedream_partition import (
+    LayerProfile,
+    Partition,
+    coarse,
+    fits,
+    partition,
+    partition_hierarchical,
+)
 from baselines.placers.min_cut import UnitGraph, min_cut
 from env.cluster import UNLIMITED_BYTES, Cluster, Device, Link, both_ways
 from env.plan import Plan
@@ -83,12 +90,12 @@ def check(problem: Problem, plan: Plan) -> None:
     """Complete, allowed, groups together, and within memory under the objective."""
     assert plan.device.shape == (problem.graph.n_ops,)
     assert problem.allowed[np.arange(problem.graph.n_ops), plan.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(plan.device[members].tolist())) == 1
     if problem.objective == THROUGHPUT:
-        assert loads(problem, plan.device).feasible
+        assert loads(problem, plan).feasible
     else:
-        assert Simulator(problem).score(plan.device).feasible
+        assert Simulator(problem).score(plan).feasible
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -122,7 +129,7 @@ def test_one_op(name: str, objective: str) -> None:
 def test_fewer_ops_than_devices(name: str) -> None:
     problem = Problem(row([1.0, 1.0], size_bytes=0, kept_bytes=[1, 1]), gpus(5), THROUGHPUT)
     plan = METHODS[name](problem, 0)
-    assert loads(problem, plan.device).value_s == 1.0
+    assert loads(problem, plan).value_s == 1.0
 
 
 @ALL
@@ -195,7 +202,7 @@ def test_chain_bytes_makes_the_largest_run_as_small_as_possible(kept: list[int],
 def test_the_chain_keeps_backward_and_update_ops_with_their_forward_op() -> None:
     problem = Problem(training([1.0, 3.0, 2.0], [10] * 3, [12] * 3), gpus(2), THROUGHPUT)
     links = [
-        sorted(problem.graph.op_names[i] for u in link for i in problem.groups[u]) for link in chain(Units(problem))
+        sorted(problem.graph.op_names[i] for u in link for i in problem.units[u]) for link in chain(Units.of(problem))
     ]
     assert links == [["b0", "f0", "u0"], ["b1", "f1", "u1"], ["b2", "f2", "u2"]]
     placed = dict(zip(problem.graph.op_names, chain_time(problem, 0).device.tolist(), strict=True))
@@ -207,14 +214,14 @@ def test_what_takes_no_time_stands_with_its_neighbour_in_the_chain() -> None:
     ops = [Op("late", time_s={"*": 1.0}), Op("first", time_s={"*": 1.0}), Op("input"), Op("free", time_s={"*": 0.0})]
     tensors = [Tensor("first", 1, ("free",)), Tensor("free", 1, ("late",)), Tensor("input", 1, ("first",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2))
-    names = [{problem.graph.op_names[u] for u in link} for link in chain(Units(problem))]
+    names = [{problem.graph.op_names[u] for u in link} for link in chain(Units.of(problem))]
     assert names == [{"input", "first", "free"}, {"late"}]
 
 
 # -- PipeDream's partitioners -----------------------------------------------------------------------------------------
 
 
-def time_of(layers: Chain, found: list[tuple[int, int, int]], bandwidth: float) -> float:
+def time_of(layers: LayerProfile, found: list[tuple[int, int, int]], bandwidth: float) -> float:
     """Of stages (first, last, replicas), by the definition."""
     times = []
     for first, last, m in found:
@@ -226,7 +233,7 @@ def time_of(layers: Chain, found: list[tuple[int, int, int]], bandwidth: float) 
     return float(max(times))
 
 
-def room_for(layers: Chain, found: list[tuple[int, int, int]], memory: float) -> bool:
+def room_for(layers: LayerProfile, found: list[tuple[int, int, int]], memory: float) -> bool:
     left = sum(m for *_, m in found)
     for first, last, m in found:
         inside = slice(first, last + 1)
@@ -249,14 +256,14 @@ def pipelines(first: int, last: int, machines: int, most: int) -> Iterator[list[
 
 
 @st.composite
-def layer_chains(draw: st.DrawFn, max_layers: int = 5) -> Chain:
+def layer_chains(draw: st.DrawFn, max_layers: int = 5) -> LayerProfile:
     n = draw(st.integers(1, max_layers))
 
     def numbers(most: int) -> FloatArray:
         return np.array(draw(st.lists(st.integers(0, most), min_size=n, max_size=n)), dtype=np.float64)
 
     weights = numbers(20)
-    return Chain(numbers(20), numbers(20), weights, weights + numbers(20), numbers(20))
+    return LayerProfile(numbers(20), numbers(20), weights, weights + numbers(20), numbers(20))
 
 
 def triples(found: Partition) -> list[tuple[int, int, int]]:
@@ -266,7 +273,7 @@ def triples(found: Partition) -> list[tuple[int, int, int]]:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(layer_chains(), st.integers(1, 4), st.sampled_from([math.inf, 40.0, 80.0, 160.0]), st.booleans())
 def test_partition_is_the_best_of_all_cuts_and_replications(
-    layers: Chain, machines: int, memory: float, replicated: bool
+    layers: LayerProfile, machines: int, memory: float, replicated: bool
 ) -> None:
     bandwidth = 2.0
     every = list(pipelines(0, len(layers.time_s) - 1, machines, machines if replicated else 1))
@@ -285,7 +292,7 @@ def test_partition_is_the_best_of_all_cuts_and_replications(
     assert found.in_flight == math.ceil(found.machines / found.stages[0].replicas)
 
 
-def nested_s(layers: Chain, levels: list[Level], first: int, last: int) -> float:
+def nested_s(layers: LayerProfile, levels: list[NetworkLevel], first: int, last: int) -> float:
     """The best pipeline of pipelines, by trying them all."""
     if not levels:
         return float(layers.time_s[first : last + 1].sum())
@@ -304,8 +311,10 @@ def nested_s(layers: Chain, levels: list[Level], first: int, last: int) -> float
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(4), st.sampled_from([(1, 2), (2, 2), (3, 2), (2, 3), (2, 1, 2)]))
-def test_partition_hierarchical_is_the_best_of_all_pipelines_of_pipelines(layers: Chain, counts: tuple[int]) -> None:
-    levels = [Level(count, 8.0 / 2**k) for k, count in enumerate(counts)]
+def test_partition_hierarchical_is_the_best_of_all_pipelines_of_pipelines(
+    layers: LayerProfile, counts: tuple[int]
+) -> None:
+    levels = [NetworkLevel(count, 8.0 / 2**k) for k, count in enumerate(counts)]
     found = partition_hierarchical(layers, levels)
     assert found is not None
     assert found.time_s == pytest.approx(nested_s(layers, levels, 0, len(layers.time_s) - 1), rel=1e-12)
@@ -317,23 +326,25 @@ def test_partition_hierarchical_is_the_best_of_all_pipelines_of_pipelines(layers
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(), st.integers(1, 4), st.sampled_from([math.inf, 60.0]))
-def test_one_level_is_the_flat_partition(layers: Chain, machines: int, memory: float) -> None:
-    assert partition_hierarchical(layers, [Level(machines, 2.0)], memory) == partition(layers, machines, 2.0, memory)
+def test_one_level_is_the_flat_partition(layers: LayerProfile, machines: int, memory: float) -> None:
+    assert partition_hierarchical(layers, [NetworkLevel(machines, 2.0)], memory) == partition(
+        layers, machines, 2.0, memory
+    )
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(), st.sampled_from([40.0, 80.0, 160.0]))
-def test_partition_hierarchical_keeps_its_mini_batches_within_memory(layers: Chain, memory: float) -> None:
-    found = partition_hierarchical(layers, [Level(2, 4.0), Level(2, 1.0)], memory)
+def test_partition_hierarchical_keeps_its_mini_batches_within_memory(layers: LayerProfile, memory: float) -> None:
+    found = partition_hierarchical(layers, [NetworkLevel(2, 4.0), NetworkLevel(2, 1.0)], memory)
     if found is not None:
         assert room_for(layers, triples(found), memory)
 
 
-def vgg(weights_bytes: float) -> Chain:
+def vgg(weights_bytes: float) -> LayerProfile:
     """Ten convolutions, which compute, and a classifier, which has nearly all parameters."""
     time_s = np.array([0.06] * 10 + [0.04])
     weights = np.array([1e6] * 10 + [weights_bytes])
-    return Chain(time_s, np.array([1e8] * 9 + [1e7, 0.0]), weights, 3 * weights, np.full(11, 1e8))
+    return LayerProfile(time_s, np.array([1e8] * 9 + [1e7, 0.0]), weights, 3 * weights, np.full(11, 1e8))
 
 
 def test_a_classifier_of_many_parameters_gets_a_machine_of_its_own() -> None:
@@ -360,7 +371,7 @@ def test_mini_batches_in_flight_need_memory() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(layer_chains(30), st.integers(2, 12))
-def test_a_shortened_chain_adds_up(layers: Chain, most: int) -> None:
+def test_a_shortened_chain_adds_up(layers: LayerProfile, most: int) -> None:
     short, last = coarse(layers, most)
     n = len(layers.time_s)
     assert len(last) == len(short.time_s) <= max(1, min(n, most))
@@ -378,7 +389,7 @@ def test_a_shortened_chain_adds_up(layers: Chain, most: int) -> None:
 
 def test_a_graph_is_profiled_as_the_paper_does() -> None:
     problem = Problem(training([1.0, 3.0, 2.0], [10] * 3, [12] * 3), gpus(2))
-    layers = profiled(problem, chain(Units(problem)), 1.0)
+    layers = profiled(problem, chain(Units.of(problem)), 1.0)
     np.testing.assert_allclose(layers.time_s, [3.0, 9.0, 6.0])
     np.testing.assert_allclose(layers.sent_bytes, [20.0, 20.0, 0.0])  # an activation, and a gradient back
     np.testing.assert_allclose(layers.kept_bytes, [12.0] * 3)
@@ -392,7 +403,7 @@ def test_a_graph_is_profiled_as_the_paper_does() -> None:
 
 def test_an_inference_graph_synchronises_and_stashes_nothing() -> None:
     problem = Problem(row([1.0, 1.0], 4, [6, 6]), gpus(2))
-    layers = profiled(problem, chain(Units(problem)), 1.0)
+    layers = profiled(problem, chain(Units.of(problem)), 1.0)
     assert not layers.weight_bytes.any()
     assert not layers.stashed_bytes.any()
     np.testing.assert_allclose(layers.sent_bytes, [4.0, 0.0])
@@ -402,13 +413,13 @@ def test_a_tensor_that_skips_layers_crosses_every_cut_between_once() -> None:
     ops = [Op(f"op{i}", time_s={"*": 1.0}) for i in range(4)]
     tensors = [Tensor("op0", 5, ("op2", "op3")), Tensor("op1", 7, ("op2",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2))
-    np.testing.assert_allclose(profiled(problem, chain(Units(problem)), 1.0).sent_bytes, [5.0, 12.0, 5.0, 0.0])
+    np.testing.assert_allclose(profiled(problem, chain(Units.of(problem)), 1.0).sent_bytes, [5.0, 12.0, 5.0, 0.0])
 
 
 def test_a_measured_transfer_counts_as_the_bytes_that_take_its_time() -> None:
     ops = [Op(f"op{i}", time_s={"*": 1.0}) for i in range(2)]
     problem = Problem(OpGraph.build(ops, [Tensor("op0", 0, ("op1",), transfer_s=3.0)]), gpus(2, bandwidth=4.0))
-    assert profiled(problem, chain(Units(problem)), 4.0).sent_bytes[0] == 12.0
+    assert profiled(problem, chain(Units.of(problem)), 4.0).sent_bytes[0] == 12.0
     assert "measured transfer times" in pipedream(problem, 0).note
 
 
@@ -477,7 +488,7 @@ def test_a_pipeline_of_pipelines_crosses_hosts_where_little_is_sent() -> None:
     host = plan.device % 2
     assert host.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     assert len(set(plan.device.tolist())) == 4
-    assert loads(problem, plan.device).value_s == 1.0
+    assert loads(problem, plan).value_s == 1.0
 
 
 # -- network levels ---------------------------------------------------------------------------------------------------
@@ -486,13 +497,13 @@ def test_a_pipeline_of_pipelines_crosses_hosts_where_little_is_sent() -> None:
 @pytest.mark.parametrize(
     ("preset", "expected"),
     [
-        ("4xV100-pcie", [Level(4, 12e9)]),
-        ("16xV100-10gbe", [Level(4, 12e9), Level(4, 1.18e9)]),
-        ("2x8xH100-ib", [Level(8, 450e9), Level(2, 50e9)]),
-        ("8xV100-nvlink", [Level(8, 50e9)]),  # double links make a ring of all eight
+        ("4xV100-pcie", [NetworkLevel(4, 12e9)]),
+        ("16xV100-10gbe", [NetworkLevel(4, 12e9), NetworkLevel(4, 1.18e9)]),
+        ("2x8xH100-ib", [NetworkLevel(8, 450e9), NetworkLevel(2, 50e9)]),
+        ("8xV100-nvlink", [NetworkLevel(8, 50e9)]),  # double links make a ring of all eight
     ],
 )
-def test_levels_of_real_machines(preset: str, expected: list[Level]) -> None:
+def test_levels_of_real_machines(preset: str, expected: list[NetworkLevel]) -> None:
     problem = Problem(row([1.0]), Cluster.preset(preset))
     levels, devices = network_levels(problem, np.arange(problem.cluster.n_devices))
     assert list(levels) == expected
@@ -507,14 +518,14 @@ def test_a_level_hangs_together_at_its_bandwidth(cluster: Cluster) -> None:
     assert sorted(devices.tolist()) == list(range(cluster.n_devices))
     both = np.minimum(problem.bandwidth_bytes_per_s, problem.bandwidth_bytes_per_s.T)
     sizes = {1} if cluster.n_devices > 1 else set()
-    expected = [] if sizes else [Level(1, math.inf)]
+    expected = [] if sizes else [NetworkLevel(1, math.inf)]
     for least in sorted({both[a, b] for a in range(cluster.n_devices) for b in range(a)}, reverse=True):
         joined = nx.Graph()
         joined.add_nodes_from(range(cluster.n_devices))
         joined.add_edges_from(np.argwhere(both >= least).tolist())
         counts = {len(part) for part in nx.connected_components(joined)}
         if len(counts) == 1 and max(counts) > max(sizes):
-            expected.append(Level(max(counts) // max(sizes), least))
+            expected.append(NetworkLevel(max(counts) // max(sizes), least))
             sizes |= counts
     assert list(levels) == expected
 
@@ -522,20 +533,20 @@ def test_a_level_hangs_together_at_its_bandwidth(cluster: Cluster) -> None:
 def test_levels_of_parts_of_a_cluster() -> None:
     problem = Problem(row([1.0]), hosts(2, 3, inside=8.0, between=1.0))
     levels, devices = network_levels(problem, np.arange(6))
-    assert list(levels) == [Level(3, 8.0), Level(2, 1.0)]
+    assert list(levels) == [NetworkLevel(3, 8.0), NetworkLevel(2, 1.0)]
     assert devices.tolist() == [0, 2, 4, 1, 3, 5]
     levels, devices = network_levels(problem, np.array([0, 1, 2]))  # two of one host, one of the other
-    assert list(levels) == [Level(3, 1.0)]
+    assert list(levels) == [NetworkLevel(3, 1.0)]
     levels, devices = network_levels(problem, np.array([4]))
-    assert (list(levels), devices.tolist()) == ([Level(1, math.inf)], [4])
+    assert (list(levels), devices.tolist()) == ([NetworkLevel(1, math.inf)], [4])
 
 
 # -- min-cut ----------------------------------------------------------------------------------------------------------
 
 
 def cut_s(problem: Problem, device: IntArray) -> float:
-    edges = UnitGraph.of(Units(problem))
-    first = np.array([members[0] for members in problem.groups])
+    edges = UnitGraph.of(Units.of(problem))
+    first = np.array([members[0] for members in problem.units])
     ends = device[first[edges.ends]]
     return float(edges.seconds[ends[:, 0] != ends[:, 1]].sum())
 
@@ -583,8 +594,8 @@ def test_a_tensor_counts_once_for_each_unit_that_reads_it() -> None:
     ops = [Op("a", colocation="x"), Op("b", colocation="x"), Op("c"), Op("d", colocation="y"), Op("e", colocation="y")]
     tensors = [Tensor("a", 6, ("b", "c", "d", "e")), Tensor("c", 2, ("d",)), Tensor("a", 1, ("c",))]
     problem = Problem(OpGraph.build(ops, tensors), gpus(2, bandwidth=2.0))
-    edges = UnitGraph.of(Units(problem))
-    unit = {problem.graph.op_names[members[0]]: u for u, members in enumerate(problem.groups)}
+    edges = UnitGraph.of(Units.of(problem))
+    unit = {problem.graph.op_names[members[0]]: u for u, members in enumerate(problem.units)}
     expected = {("a", "c"): 3.5, ("a", "d"): 3.0, ("c", "d"): 1.0}
     found = {tuple(pair): s for pair, s in zip(edges.ends.tolist(), edges.seconds.tolist(), strict=True)}
     assert found == {tuple(sorted((unit[a], unit[b]))): s for (a, b), s in expected.items()}

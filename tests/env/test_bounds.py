@@ -19,6 +19,7 @@ from env.bounds.area import Work
 from env.bounds.bounds import Bound, lower_bound
 from env.bounds.heads import Pairs
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError
@@ -61,8 +62,8 @@ def with_room(problem: Problem) -> Problem:
 def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> None:
     problem = data.draw(problems(max_ops=4, max_devices=3, edges=5))
     n = problem.graph.n_ops
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    placements = np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
     orders = np.array(list(itertools.permutations(range(n))), dtype=np.float64)
     simulator = Simulator(problem)
     everything, rank = np.repeat(placements, len(orders), axis=0), np.tile(orders, (len(placements), 1))
@@ -81,7 +82,7 @@ def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
     problem = data.draw(problems())
     found = lower_bound(problem)
     for _ in range(3):
-        score = Simulator(problem).score(data.draw(allowed_placements(problem)))
+        score = Simulator(problem).score(Plan(data.draw(allowed_placements(problem))))
         assert found.value_s <= score.step_time_s or not score.feasible
         assert 0 <= found.gap(score.step_time_s) <= 1
         assert not (score.feasible and found.memory_reason)
@@ -100,7 +101,7 @@ def test_no_method_beats_the_bound_of_a_generated_graph(seed: int, ccr: float, s
             plan = method(problem, seed)
         except MismatchError:  # not for this objective
             continue
-        assert found.value_s <= simulator.score(plan.device, order=plan.order).step_time_s
+        assert found.value_s <= simulator.score(plan).step_time_s
     rng = np.random.default_rng(seed)
     times_s = simulator.batch(rng.integers(0, 3, (20, graph.n_ops))).step_time_s
     assert found.value_s <= times_s.min()
@@ -113,7 +114,7 @@ def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
     problem = with_room(data.draw(problems()))
     pairs = Pairs.of(problem)
     head_s, tail_s = pairs.heads(), pairs.tails()
-    score, schedule = Simulator(problem).schedule(data.draw(allowed_placements(problem)))
+    score, schedule = Simulator(problem).schedule(Plan(data.draw(allowed_placements(problem))))
     slack_s = 1e-9 * score.step_time_s
     assert (head_s <= schedule.op_start_s + slack_s).all()
     assert (tail_s <= score.step_time_s - schedule.op_end_s + slack_s).all()
@@ -133,9 +134,9 @@ def test_area_is_the_linear_program(data: st.DataObject) -> None:
 
 def fractional_area_s(problem: Problem) -> float:
     """min T: each unit spread over its devices, no device busy for longer than T."""
-    n_groups, n_devices = len(problem.groups), problem.cluster.n_devices
-    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
-    allowed = np.array([problem.allowed[members[0]] for members in problem.groups])
+    n_groups, n_devices = problem.n_units, problem.cluster.n_devices
+    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.units])
+    allowed = np.array([problem.allowed[members[0]] for members in problem.units])
     load = np.zeros((n_devices, n_groups * n_devices + 1))
     whole = np.zeros((n_groups, n_groups * n_devices + 1))
     for g in range(n_groups):
@@ -367,8 +368,8 @@ def test_no_bound_exceeds_the_best_step_that_fits_into_little_memory(data: st.Da
     memory = int(share * (graph.kept_bytes.sum() + graph.tensor_bytes.sum()))
     devices = tuple(replace(d, memory_bytes=memory * data.draw(st.integers(1, 2))) for d in drawn.cluster.devices)
     problem = Problem(graph, replace(drawn.cluster, devices=devices))
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    placements = np.array([[row[g] for g in problem.group_of] for row in itertools.product(*choices)])
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
     orders = np.array(list(itertools.permutations(range(graph.n_ops))), dtype=np.float64)
     scores = Simulator(problem).batch(
         np.repeat(placements, len(orders), axis=0), orders=np.tile(orders, (len(placements), 1))
@@ -415,7 +416,7 @@ def test_the_least_transfer_is_that_over_some_pair_of_devices_where_both_ends_ma
         ]
         tensors = [t for t in range(graph.n_tensors) if graph.tensor_producer[t] == source]
         tensors = [t for t in tensors if target in graph.consumers_of(t)]
-        apart = problem.group_of[source] != problem.group_of[target]
+        apart = problem.unit_of[source] != problem.unit_of[target]
         least = [min((problem.transfer_s(t, *end) for end in ends), default=math.inf) for t in tensors]
         assert remote_s == (max(least) if apart else math.inf)
 
@@ -453,7 +454,7 @@ def test_transfers_that_take_for_ever_are_refused_by_name() -> None:
 @pytest.mark.parametrize("seconds", [5e-324, 1e-310, 1e-300])
 def test_steps_shorter_than_any_clock_have_a_peak(seconds: float) -> None:
     graph = OpGraph.build([op(f"o{i}", seconds, workspace_bytes=7) for i in range(5)], [])
-    score = Simulator(Problem(graph, equal(2))).score([0, 1, 0, 1, 0])
+    score = Simulator(Problem(graph, equal(2))).score(Plan([0, 1, 0, 1, 0]))
     assert score.peak_bytes.tolist() == [7, 7]
 
 
@@ -464,5 +465,5 @@ def test_sums_of_bytes_beyond_the_digits_of_a_float_are_exact() -> None:
     room = sum(sizes) + 2 * (2**54 + 1)
     for short in (0, 1):
         problem = Problem(graph, cluster(device("d0", room - short)))
-        assert Simulator(problem).score([0, 0]).feasible == (short == 0)
+        assert Simulator(problem).score(Plan([0, 0])).feasible == (short == 0)
         assert (lower_bound(problem).memory_reason is None) == (short == 0)

@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from strategies import orders, placements, problems
 
 import env.checking.checker
+import env.checking.naming
 import env.checking.reference
 import env.checking.reference_loads
 import env.checking.reference_memory
 from env.checking.checker import audit, check_schedule
+from env.checking.naming import plan_of
 from env.checking.reference import simulate_reference
 from env.checking.reference_loads import reference_loads
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
+from env.plan import Plan, Priority
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
-from env.simulation.simulator import Priority, Schedule, Simulator
+from env.simulation.simulator import Schedule, Simulator
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
 
@@ -43,7 +46,7 @@ PLACEMENT = {"x": "gpu0", "y": "cpu0", "z": "cpu0", "w": "gpu0"}
 
 
 def good() -> Schedule:
-    return Simulator(Problem(GRAPH, CLUSTER)).schedule([0, 1, 1, 0])[1]
+    return Simulator(Problem(GRAPH, CLUSTER)).schedule(Plan([0, 1, 1, 0]))[1]
 
 
 def changed(**changes: dict[int, float]) -> Schedule:
@@ -111,7 +114,7 @@ def test_too_little_memory_is_found() -> None:
         "small", (DEVICES[0], dataclasses.replace(DEVICES[1], memory_bytes=329)), both_ways("gpu0", "cpu0", 10.0, 1.0)
     )
     assert check_schedule(GRAPH, small, good()) == ["device cpu0 holds up to 330 bytes, but its memory is 329 bytes."]
-    assert audit(GRAPH, small, PLACEMENT).problems == tuple(check_schedule(GRAPH, small, good()))
+    assert audit(GRAPH, small, plan_of(GRAPH, small, PLACEMENT)).problems == tuple(check_schedule(GRAPH, small, good()))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -119,7 +122,7 @@ def test_too_little_memory_is_found() -> None:
 def test_moving_any_op_earlier_is_noticed(data: st.DataObject) -> None:
     # In a schedule without idling no op can start earlier alone, unless it or what keeps it back takes no time.
     problem = data.draw(problems(max_devices=3))
-    _, schedule = Simulator(problem).schedule(data.draw(placements(problem)))
+    _, schedule = Simulator(problem).schedule(Plan(data.draw(placements(problem))))
     i = data.draw(st.integers(0, problem.graph.n_ops - 1))
     length_s = schedule.op_end_s[i] - schedule.op_start_s[i]
     if schedule.op_start_s[i] < 0.5 or length_s == 0:
@@ -133,9 +136,9 @@ def test_moving_any_op_earlier_is_noticed(data: st.DataObject) -> None:
 
 
 def test_an_audit_scores_like_the_compiled_simulator() -> None:
-    score, schedule = Simulator(Problem(GRAPH, CLUSTER)).schedule([0, 1, 1, 0])
+    score, schedule = Simulator(Problem(GRAPH, CLUSTER)).schedule(Plan([0, 1, 1, 0]))
     order = [GRAPH.op_names[i] for i in schedule.order]
-    for found in (audit(GRAPH, CLUSTER, PLACEMENT), audit(GRAPH, CLUSTER, PLACEMENT, order=order)):
+    for found in (audit(GRAPH, CLUSTER, plan_of(GRAPH, CLUSTER, PLACEMENT, *names)) for names in ((), (order,))):
         assert found.step_time_s == score.step_time_s == 8.0
         assert found.peak_bytes == {"gpu0": 80, "cpu0": 330}
         assert found.bytes_moved == score.bytes_moved == 30
@@ -152,17 +155,17 @@ def test_an_audit_scores_like_the_compiled_simulator() -> None:
 )
 def test_a_placement_for_something_else_is_refused(placement: dict[str, str], message: str) -> None:
     with pytest.raises(MismatchError, match=message):
-        audit(GRAPH, CLUSTER, placement)
+        plan_of(GRAPH, CLUSTER, placement)
 
 
 def test_an_order_that_is_none_is_refused() -> None:
     for order in (["x", "y", "z"], ["x", "y", "z", "w", "w"], ["x", "y", "z", "v"]):
         with pytest.raises(MismatchError, match="exactly once"):
-            audit(GRAPH, CLUSTER, PLACEMENT, order=order)
+            plan_of(GRAPH, CLUSTER, PLACEMENT, order)
     with pytest.raises(UnknownNameError, match="did you mean 'fifo'"):
-        audit(GRAPH, CLUSTER, PLACEMENT, priority="fif")
+        audit(GRAPH, CLUSTER, Plan([0, 1, 1, 0]), priority="fif")
     with pytest.raises(MismatchError, match="each of 4 ops"):
-        simulate_reference(GRAPH, CLUSTER, [0, 1, 2, 0])
+        simulate_reference(GRAPH, CLUSTER, Plan([0, 1, 2, 0]))
 
 
 def test_the_reference_knows_the_priorities_of_the_simulator() -> None:
@@ -171,12 +174,25 @@ def test_the_reference_knows_the_priorities_of_the_simulator() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [env.checking.reference, env.checking.reference_loads, env.checking.reference_memory, env.checking.checker],
+    [
+        env.checking.reference,
+        env.checking.reference_loads,
+        env.checking.reference_memory,
+        env.checking.checker,
+        env.checking.naming,
+    ],
 )
 def test_the_second_opinion_shares_no_code_with_the_first(module: object) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    own = {"env.cluster", "env.checking.reference", "env.checking.reference_loads", "env.checking.reference_memory"}
+    own = {
+        "env.cluster",
+        "env.plan",
+        "env.checking.naming",
+        "env.checking.reference",
+        "env.checking.reference_loads",
+        "env.checking.reference_memory",
+    }
     assert {name for name in imported if name.startswith("env.")} <= own
 
 
@@ -198,17 +214,18 @@ def test_loads_agree_with_the_plain_ones(communication: str, data: st.DataObject
     drawn = data.draw(problems())
     cluster = dataclasses.replace(drawn.cluster, communication=communication)
     placement = data.draw(placements(drawn))
-    fast = loads(Problem(drawn.graph, cluster, THROUGHPUT), placement)
-    slow = reference_loads(drawn.graph, cluster, placement.tolist())
+    problem = Problem(drawn.graph, cluster, THROUGHPUT)
+    fast = loads(problem, Plan(placement))
+    slow = reference_loads(drawn.graph, cluster, Plan(placement))
     np.testing.assert_allclose(fast.device_s, slow.device_s, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(fast.link_s, slow.link_s, rtol=1e-9, atol=1e-12)
     assert fast.value_s == pytest.approx(slow.value_s, rel=1e-9)
     assert fast.held_bytes.tolist() == list(slow.held_bytes)
     assert (fast.bytes_moved, fast.feasible) == (slow.bytes_moved, slow.feasible)
-    order = data.draw(orders(drawn))
-    step = simulate_reference(drawn.graph, cluster, placement.tolist(), order=order.tolist())
-    in_order = reference_loads(drawn.graph, cluster, placement.tolist(), step).held_bytes
-    assert fast.memory(order).held_bytes.tolist() == list(in_order)
+    ordered = Plan(placement, data.draw(orders(drawn)))
+    step = simulate_reference(drawn.graph, cluster, ordered)
+    in_order = reference_loads(drawn.graph, cluster, ordered).held_bytes
+    assert loads(problem, ordered).held_bytes.tolist() == list(in_order)
     assert all(held >= peak for held, peak in zip(in_order, step.peak_bytes, strict=True))
 
 
@@ -218,8 +235,8 @@ def test_one_device_holds_in_steady_state_what_one_step_needs(data: st.DataObjec
     problem = data.draw(problems())
     where = data.draw(st.integers(0, problem.cluster.n_devices - 1))
     placement = np.full(problem.graph.n_ops, where)
-    steady = loads(Problem(problem.graph, problem.cluster, THROUGHPUT), placement)
-    score = Simulator(problem).score(placement)
+    steady = loads(Problem(problem.graph, problem.cluster, THROUGHPUT), Plan(placement))
+    score = Simulator(problem).score(Plan(placement))
     assert steady.held_bytes.tolist() == score.peak_bytes.tolist()
     assert (steady.steady.reason is None) == steady.feasible == score.feasible
 
@@ -233,7 +250,9 @@ def test_stages_that_train_hold_the_activations_of_the_steps_in_flight() -> None
     tensors += [Tensor(f"b{i + 1}", 0, (f"b{i}",)) for i in range(3)]
     devices = tuple(Device(f"d{i}", "gpu", 399, {"float32": 1.0}, 1.0) for i in range(4))
     links = tuple(link for i in range(3) for link in both_ways(f"d{i}", f"d{i + 1}", 1.0, 0.0))
-    found = loads(Problem(OpGraph.build(ops, tensors), Cluster("row", devices, links), THROUGHPUT), np.arange(8) % 4)
+    found = loads(
+        Problem(OpGraph.build(ops, tensors), Cluster("row", devices, links), THROUGHPUT), Plan(np.arange(8) % 4)
+    )
     assert found.held_bytes.tolist() == [400, 300, 200, 100]
     assert found.steady.reason == (
         "op 'f0' needs 400 bytes on d0 in steady state, where 399 bytes are free beside the 0 bytes of the other ops "
@@ -249,7 +268,7 @@ def test_stages_of_inference_hold_what_one_turn_needs() -> None:
     cluster = Cluster("pair", devices, both_ways("d0", "d1", 7.0, 0.0))
     problem = Problem(OpGraph.build(ops, tensors), cluster, THROUGHPUT)
     # d0: 40 + 50 in its turn, and 7 on their way; d1: 60 + 70, and the 7 that arrive.
-    assert loads(problem, np.array([0, 0, 0, 1, 1, 1])).held_bytes.tolist() == [3000 + 90 + 7, 3000 + 130 + 7]
+    assert loads(problem, Plan([0, 0, 0, 1, 1, 1])).held_bytes.tolist() == [3000 + 90 + 7, 3000 + 130 + 7]
 
 
 @pytest.mark.parametrize("measured_s", [None, 5.0])
@@ -272,7 +291,7 @@ def test_loads_by_hand(communication: str, measured_s: float | None) -> None:
         ],
         [Tensor("x", 20, ("y", "y2", "z"), transfer_s=measured_s), Tensor("y", 1, ("y2",))],
     )
-    found = reference_loads(graph, cluster, {"x": "a", "y": "b", "y2": "b", "z": "cpu"})
+    found = reference_loads(graph, cluster, plan_of(graph, cluster, {"x": "a", "y": "b", "y2": "b", "z": "cpu"}))
     to_b_s, to_cpu_s = (2 + 20 / 10, 1 + 20 / 10) if measured_s is None else (2 * 5.0, 5.0)
     if communication == "blocking":
         once_s = to_b_s if measured_s is None else measured_s

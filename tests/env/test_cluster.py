@@ -18,6 +18,7 @@ from env.checking.checker import audit
 from env.checking.reference import op_seconds
 from env.checking.reference_loads import reference_loads
 from env.cluster import ROUTE_BYTES, UNLIMITED_BYTES, Cluster, Device, Link, both_ways
+from env.plan import Plan
 from env.presets import DGX1_NVLINKS, PRESETS
 from env.problem import Problem
 from env.published import neurips_cluster
@@ -254,11 +255,11 @@ def test_a_reserve_is_memory_that_no_placement_may_fill() -> None:
         graph = OpGraph.build([Op("x", kept_bytes=kept, time_s={"*": 1.0})], [])
         problem = Problem(graph, cluster)
         assert problem.capacity_bytes.tolist() == [6]
-        assert Simulator(problem).score([0]).feasible == fits
-        assert reference_loads(graph, cluster, [0]).feasible == fits
+        assert Simulator(problem).score(Plan([0])).feasible == fits
+        assert reference_loads(graph, cluster, Plan([0])).feasible == fits
         assert (lower_bound(problem).memory_reason is None) == fits
         said = "device a holds up to 7 bytes, but its memory is 6 bytes beside the 4 bytes reserved."
-        assert audit(graph, cluster, [0]).problems == (() if fits else (said,))
+        assert audit(graph, cluster, Plan([0])).problems == (() if fits else (said,))
 
 
 def test_efficiencies_scale_the_roofline_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import re
@@ -24,16 +23,20 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from strategies import problems
 
 import placement
+from baselines.paths import importance, upward_rank
 from env.cluster import Cluster, both_ways
 from env.gym.base import PlacementEnv
-from env.gym.group import GroupRows
-from env.gym.improve import ImproveRows
+from env.gym.group import GroupBatch
+from env.gym.improve import ImproveBatch
 from env.gym.observations import UNIT_FEATURES
+from env.gym.op_features import OpFeatures
+from env.gym.options import SHARED, EnvOptions
 from env.gym.registration import ENTRY_POINTS
 from env.gym.rewards import REWARDS, Outcome
-from env.gym.sequential import SequentialRows
+from env.gym.sequential import SequentialBatch
 from env.gym.task import ORDERS, Task, make_tasks
 from env.gym.vector import PlacementVecEnv
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
@@ -143,12 +146,7 @@ def test_the_documentation_lists_every_observation_and_keyword() -> None:
     table = text.partition("## Observations")[2].partition("The columns of")[0]
     documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert documented == {key for name in IDS for key in make(name, small_graph()).observation_space.spaces}
-    keywords = {
-        key
-        for kind in (GroupRows, SequentialRows, ImproveRows)
-        for key in inspect.signature(kind).parameters
-        if key != "count"
-    }
+    keywords = {key for kind in (GroupBatch, SequentialBatch, ImproveBatch) for key in (*SHARED, *kind.own_keywords)}
     table = text.partition("## Keywords")[2].partition("Units never")[0]
     assert keywords | {"render_mode"} == set(
         re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", table, re.M)))
@@ -171,7 +169,7 @@ def test_coarse_units_divide_no_group_and_mix_no_pins(problem: Problem, units: i
     (found,) = make_tasks(problem.graph, problem.cluster, units)
     if not isinstance(found, Task):
         return
-    for members in problem.groups:
+    for members in problem.units:
         assert len(set(found.unit_of[members].tolist())) == 1
     for op in range(problem.graph.n_ops):
         assert np.array_equal(found.allowed[found.unit_of[op]], problem.allowed[op])
@@ -193,9 +191,10 @@ def test_a_sequence_holds_every_unit_once_after_what_it_waits_for(order: str) ->
 
 def test_upward_rank_goes_first_to_the_longest_path() -> None:
     task = only_task(layered(60, 1), FOUR, order="upward_rank")
-    rank_s = task.upward_rank_s[task.sequence]
+    of_ops = task.of_ops
+    rank_s = of_ops.upward_rank_s[task.sequence]
     assert (np.diff(rank_s) <= 0).all()
-    assert rank_s[0] == pytest.approx((task.upward_rank_s + task.downward_rank_s).max())
+    assert rank_s[0] == pytest.approx((of_ops.upward_rank_s + of_ops.downward_rank_s).max())
 
 
 def test_the_reference_is_the_best_single_device() -> None:
@@ -223,7 +222,7 @@ def test_group_scores_what_the_simulator_scores() -> None:
         action = env.action_space.sample()
         env.reset()
         observation, reward, terminated, truncated, info = env.step(action)
-        score = Simulator(Problem(graph, FOUR)).score(action)
+        score = Simulator(Problem(graph, FOUR)).score(Plan(action))
         assert info == {"step_time_s": score.step_time_s, "feasible": True}
         assert reward == -np.sqrt(score.step_time_s)
         assert (terminated, truncated) == (True, False)
@@ -238,7 +237,7 @@ def test_group_with_order_runs_the_ops_in_that_order() -> None:
     env.action_space.seed(1)
     action = env.action_space.sample()
     *_, info = env.step(action)
-    assert info["step_time_s"] == Simulator(Problem(graph, FOUR)).score(action[:40], order=action[40:]).step_time_s
+    assert info["step_time_s"] == Simulator(Problem(graph, FOUR)).score(Plan(action[:40], action[40:])).step_time_s
     assert env.action_masks().shape == (40 * 4 + 40 * 40,)
 
 
@@ -285,7 +284,7 @@ def test_sequential_scores_the_whole_placement_at_the_end(order: Any) -> None:
     (task,) = env.tasks
     assert isinstance(task, Task)
     rewards, info = play(env, [device[unit] for unit in task.sequence.tolist()])
-    score = Simulator(Problem(graph, cluster)).score([0, 1, 1, 2])
+    score = Simulator(Problem(graph, cluster)).score(Plan([0, 1, 1, 2]))
     assert rewards == [0.0, 0.0, -np.sqrt(score.step_time_s)]
     assert info == {"step_time_s": score.step_time_s, "feasible": True}
 
@@ -372,6 +371,17 @@ def test_shaped_rewards_telescope(problem: Problem, reward: str, seed: int) -> N
     assert shaped_sum == pytest.approx(float(last) - start, rel=1e-9, abs=1e-9)
 
 
+@given(problems())
+@settings(max_examples=60)
+def test_ranks_are_those_that_list_schedulers_use(problem: Problem) -> None:
+    """Environments and networks compute them on their own, below the heuristics."""
+    of_ops = OpFeatures(problem)
+    assert np.array_equal(of_ops.upward_rank_s, upward_rank(problem))
+    assert np.array_equal(of_ops.upward_rank_s + of_ops.downward_rank_s, importance(problem))
+    producer, consumer, _ = problem.graph.edge_list
+    assert (of_ops.depth[consumer] >= of_ops.depth[producer] + 1).all()
+
+
 @given(problems(), st.integers(0, 99))
 @settings(max_examples=60)
 def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, seed: int) -> None:
@@ -384,7 +394,7 @@ def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, se
         seen.append(outcome.step_time_s.copy())
         return -outcome.step_time_s
 
-    rows = SequentialRows(1, problem.graph, problem.cluster, reward=remember, shaping="bound")
+    rows = SequentialBatch(1, EnvOptions(problem.graph, problem.cluster, reward=remember, shaping="bound"))
     rng = np.random.default_rng(seed)
     rows.begin(np.zeros(1, dtype=np.int64), [rng])
     done = False
@@ -406,7 +416,7 @@ def test_improve_earns_the_difference_and_simulates_once_a_step() -> None:
     total, done, steps, first = 0.0, False, 0, None
     device = env.reset(seed=3)[0]["placement"].copy()
     simulator = Simulator(Problem(graph, FOUR))
-    first = -np.sqrt(simulator.score(device).step_time_s)
+    first = -np.sqrt(simulator.score(Plan(device)).step_time_s)
     while not done:
         before = len(counting.asked)
         action = int(env.action_space.sample())
@@ -416,7 +426,7 @@ def test_improve_earns_the_difference_and_simulates_once_a_step() -> None:
         assert sum(counting.asked[before:]) <= 1
         assert not terminated
         assert observation["placement"].tolist() == device.tolist()
-        assert info["step_time_s"] == simulator.score(device).step_time_s
+        assert info["step_time_s"] == simulator.score(Plan(device)).step_time_s
     assert steps == 25
     assert total == pytest.approx(-np.sqrt(info["step_time_s"]) - first)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import placement
 from baselines.no_fit import all_failed
-from env.bounds.memory import memory_reason, working_set_bytes
+from env.bounds.memory import memory_reason
 from env.bounds.memory_advice import devices_needed, variants
 from env.cluster import Cluster, Device, Link
 from env.problem import Problem
@@ -82,13 +82,13 @@ def test_what_does_not_fit_says_what_is_kept_what_is_missing_and_what_would_do()
 def test_unequal_devices_are_asked_for_by_the_largest() -> None:
     problem = Problem(chain(), cluster(5_000, 17_000))
     assert "at least 1 more device like gpu1, these devices with half precision" in devices_needed(
-        problem, working_set_bytes(problem)
+        problem, problem.working_bytes
     )
 
 
 @given(problems())
 def test_every_way_out_needs_less_and_never_less_than_nothing(problem: Problem) -> None:
-    working = working_set_bytes(problem)
+    working = problem.working_bytes
     found = variants(problem, working)
     for variant in found:
         assert (variant.kept_bytes >= 0).all()

@@ -17,6 +17,7 @@ from env.bounds import memory_prices
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_prices import Programme
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import LATENCY, THROUGHPUT, Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Simulator
@@ -92,8 +93,8 @@ def tight_problems(draw: st.DrawFn, objective: str) -> Problem:
 
 
 def every_placement(problem: Problem) -> list[list[int]]:
-    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.groups]
-    return [[row[g] for g in problem.group_of] for row in itertools.product(*choices)]
+    choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
+    return [[row[g] for g in problem.unit_of] for row in itertools.product(*choices)]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -113,7 +114,7 @@ def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
 @given(st.data())
 def test_no_load_that_fits_is_smaller(data: st.DataObject) -> None:
     problem = data.draw(tight_problems(THROUGHPUT))
-    found = [loads(problem, placed) for placed in every_placement(problem)]
+    found = [loads(problem, Plan(placed)) for placed in every_placement(problem)]
     assert lower_bound(problem).value_s <= min((one.value_s for one in found if one.feasible), default=math.inf)
 
 
@@ -181,10 +182,10 @@ def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: s
         sum(t.bytes for t in tensors if name == t.producer or name in t.consumers) for name in graph.op_names
     ]
     takes = np.where(np.where(problem.allowed, problem.op_s, math.inf).min(axis=1) > 0, takes, 0)
-    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.groups])
-    kept = np.array([graph.kept_bytes[members].sum() for members in problem.groups])
-    needed = kept + [takes[members].max() for members in problem.groups]
-    allowed = np.array([problem.allowed[members[0]] for members in problem.groups])
+    seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.units])
+    kept = np.array([graph.kept_bytes[members].sum() for members in problem.units])
+    needed = kept + [takes[members].max() for members in problem.units]
+    allowed = np.array([problem.allowed[members[0]] for members in problem.units])
     fits = allowed & (needed[:, None] <= problem.capacity_bytes)
     assume(fits.any(axis=1).all())
     own = np.ones(problem.cluster.n_devices)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env.gym.rewards import REWARDS, Outcome, reward_of
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import MismatchError, UnknownNameError
@@ -65,7 +66,7 @@ def test_a_function_of_ones_own_is_a_reward() -> None:
     assert reward == 1.0
     env.reset()
     _, reward, *_ = env.step(np.array([0, 0, 0]))
-    assert reward == simulator.score([0, 1, 1, 1]).step_time_s / simulator.score([0, 0, 0, 0]).step_time_s
+    assert reward == simulator.score(Plan([0, 1, 1, 1])).step_time_s / simulator.score(Plan([0, 0, 0, 0])).step_time_s
 
 
 def test_memory_penalty_counts_the_bytes_of_all_devices_that_overflow() -> None:

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from strategies import orders, placements, problems
 
 from env.checking.checker import audit, check_schedule
+from env.checking.naming import plan_of
 from env.checking.reference import ReferenceResult, simulate_reference
 from env.cluster import Cluster, Device, Link, both_ways
+from env.plan import Plan, Priority
 from env.problem import Problem
-from env.simulation.simulator import Priority, Schedule, Simulator
+from env.simulation.simulator import Schedule, Simulator
 from env.simulation.timeline import memory_steps
 from graphs.errors import MismatchError
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -91,9 +93,9 @@ def test_any_schedule_is_repeated_by_its_own_sequence(data: st.DataObject) -> No
     placement = data.draw(placements(problem))
     explicit = data.draw(orders(problem)) if data.draw(st.booleans()) else None
     simulator = Simulator(problem)
-    score, schedule = simulator.schedule(placement, data.draw(st.sampled_from(PRIORITIES)), explicit)
+    score, schedule = simulator.schedule(Plan(placement, explicit), data.draw(st.sampled_from(PRIORITIES)))
     order = ranks(schedule.order)
-    again, repeated = simulator.schedule(placement, order=order, transfer_order=schedule.transfer_order)
+    again, repeated = simulator.schedule(Plan(placement, order, schedule.transfer_order))
     assert_same_times(repeated, schedule)
     assert again.step_time_s == score.step_time_s
     assert again.peak_bytes.tolist() == score.peak_bytes.tolist()
@@ -109,15 +111,16 @@ def test_simulators_and_checker_agree_on_any_sequence(data: st.DataObject) -> No
     placement = data.draw(placements(problem))
     order, moves = data.draw(sequences(problem, placement))
     graph, cluster = problem.graph, problem.cluster
-    score, schedule = Simulator(problem).schedule(placement, order=order, transfer_order=moves)
-    slow = simulate_reference(graph, cluster, placement.tolist(), order=order.tolist(), transfer_order=moves.tolist())
+    plan = Plan(placement, order, moves)
+    score, schedule = Simulator(problem).schedule(plan)
+    slow = simulate_reference(graph, cluster, plan)
     assert_same_times(schedule, slow)
     assert score.step_time_s == slow.step_time_s
     assert score.peak_bytes.tolist() == list(slow.peak_bytes)
     assert score.peak_bytes.tolist() == [size.max() for _, size in memory_steps(problem, schedule)]
     np.testing.assert_allclose(score.busy_s, slow.busy_s, rtol=1e-12)
     np.testing.assert_allclose(score.link_bytes, slow.link_bytes, rtol=1e-12)
-    complaints = check_schedule(graph, cluster, schedule, order.tolist(), moves.tolist())
+    complaints = check_schedule(graph, cluster, schedule, plan)
     harmless = ("may only run on", "must share a device", "but its memory is")
     assert all(any(words in complaint for words in harmless) for complaint in complaints)
 
@@ -129,11 +132,11 @@ def test_the_schedule_of_a_sequence_is_a_sequence_that_repeats_it(data: st.DataO
     placement = data.draw(placements(problem))
     order, moves = data.draw(sequences(problem, placement))
     simulator = Simulator(problem)
-    _, schedule = simulator.schedule(placement, order=order, transfer_order=moves)
+    _, schedule = simulator.schedule(Plan(placement, order, moves))
     assert np.all(np.diff(schedule.transfer_start_s) >= 0)
     assert np.all(np.diff(schedule.op_start_s[schedule.order]) >= 0)
     again = ranks(schedule.order)
-    assert_same_times(simulator.schedule(placement, order=again, transfer_order=schedule.transfer_order)[1], schedule)
+    assert_same_times(simulator.schedule(Plan(placement, again, schedule.transfer_order))[1], schedule)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -143,14 +146,14 @@ def test_both_simulators_refuse_the_same_deadlocks(data: st.DataObject) -> None:
     placement = data.draw(placements(problem))
     order = data.draw(orders(problem))
     moves = data.draw(st.permutations(needed(problem, placement)))
-    graph, cluster, numbers = problem.graph, problem.cluster, placement.tolist()
+    plan = Plan(placement, order, moves)
     try:
-        slow = simulate_reference(graph, cluster, numbers, order=order.tolist(), transfer_order=moves)
+        slow = simulate_reference(problem.graph, problem.cluster, plan)
     except MismatchError:
         with pytest.raises(MismatchError, match=r"can never be carried out: (op|output) .* waits for .*; change one"):
-            Simulator(problem).score(placement, order=order, transfer_order=moves)
+            Simulator(problem).score(plan)
     else:
-        assert_same_times(Simulator(problem).schedule(placement, order=order, transfer_order=moves)[1], slow)
+        assert_same_times(Simulator(problem).schedule(plan)[1], slow)
 
 
 @pytest.mark.parametrize(("n", "preset"), [(60, "8xV100-nvlink"), (120, "16xV100-10gbe"), (120, "mixed-gpus")])
@@ -164,13 +167,12 @@ def test_simulators_agree_on_larger_sequences(n: int, preset: str) -> None:
     # Ops are numbered in topological order, and so are tensors: these sequences can be carried out.
     moves = needed(problem, placement)
     order = np.arange(n, dtype=np.float64)
-    score, schedule = Simulator(problem).schedule(placement, order=order, transfer_order=moves)
-    slow = simulate_reference(
-        problem.graph, problem.cluster, placement.tolist(), order=order.tolist(), transfer_order=moves
-    )
+    plan = Plan(placement, order, moves)
+    score, schedule = Simulator(problem).schedule(plan)
+    slow = simulate_reference(problem.graph, problem.cluster, plan)
     assert_same_times(schedule, slow)
     assert score.peak_bytes.tolist() == list(slow.peak_bytes)
-    assert check_schedule(problem.graph, problem.cluster, schedule, order.tolist(), moves) == []
+    assert check_schedule(problem.graph, problem.cluster, schedule, plan) == []
 
 
 def test_a_sequence_of_many_ops_repeats_their_schedule() -> None:
@@ -183,8 +185,8 @@ def test_a_sequence_of_many_ops_repeats_their_schedule() -> None:
     )
     simulator = Simulator(Problem(graph, Cluster.preset("16xV100-10gbe")))
     placement = rng.integers(0, 16, n)
-    score, schedule = simulator.schedule(placement)
-    again = simulator.score(placement, order=ranks(schedule.order), transfer_order=schedule.transfer_order)
+    score, schedule = simulator.schedule(Plan(placement))
+    again = simulator.score(Plan(placement, ranks(schedule.order), schedule.transfer_order))
     assert again.step_time_s == score.step_time_s
     assert again.peak_bytes.tolist() == score.peak_bytes.tolist()
 
@@ -219,7 +221,7 @@ def best_s(simulator: Simulator, placement: list[int], moves: list[tuple[int, in
     for order in itertools.permutations(range(len(placement))):
         for sequence in itertools.permutations(moves) if fixed else [None]:
             try:
-                found.append(simulator.score(placement, order=order, transfer_order=sequence).step_time_s)
+                found.append(simulator.score(Plan(placement, order, sequence)).step_time_s)
             except MismatchError:
                 assert fixed  # a deadlock
     return min(found)
@@ -230,7 +232,7 @@ def test_the_optimum_may_need_a_link_that_serves_a_later_transfer_first() -> Non
     # First come, first served: 1 for x, 10 for its tensor, 2 for y's, 20 for q.
     assert best_s(simulator, CONTENDED_AT, [(1, 1), (2, 1)], fixed=False) == 33
     # y's first: it exists at 3, q runs from 5 to 25, and p after it.
-    score, schedule = simulator.schedule(CONTENDED_AT, order=[0, 1, 3, 2], transfer_order=[(2, 1), (1, 1)])
+    score, schedule = simulator.schedule(Plan(CONTENDED_AT, [0, 1, 3, 2], [(2, 1), (1, 1)]))
     assert schedule.transfer_tensor.tolist() == [2, 1]
     assert schedule.transfer_start_s.tolist() == [3, 5]
     assert schedule.op_start_s.tolist() == [0, 1, 25, 5]
@@ -244,7 +246,7 @@ def test_the_optimum_may_leave_a_device_idle() -> None:
     placement, moves = [0, 1, 0, 1], [(0, 1), (1, 0)]
     simulator = Simulator(Problem(graph, pair()))
     assert best_s(simulator, placement, moves, fixed=False) == 21  # filler is ready at once, and q waits for it
-    score, schedule = simulator.schedule(placement, order=[0, 1, 2, 3], transfer_order=moves)
+    score, schedule = simulator.schedule(Plan(placement, [0, 1, 2, 3], moves))
     assert schedule.op_start_s.tolist() == [0, 1, 2, 2]
     assert score.step_time_s == best_s(simulator, placement, moves, fixed=True) == 12
     assert score.busy_s.tolist() == [11, 11]
@@ -252,7 +254,7 @@ def test_the_optimum_may_leave_a_device_idle() -> None:
 
 def test_links_that_are_not_exclusive_are_never_waited_for() -> None:
     _, schedule = Simulator(Problem(CONTENDED, pair(exclusive=False))).schedule(
-        CONTENDED_AT, order=[0, 1, 2, 3], transfer_order=[(2, 1), (1, 1)]
+        Plan(CONTENDED_AT, [0, 1, 2, 3], [(2, 1), (1, 1)])
     )
     assert schedule.transfer_tensor.tolist() == [1, 2]
     assert schedule.transfer_start_s.tolist() == [1, 3]
@@ -267,10 +269,10 @@ def test_a_transfer_waits_for_every_link_of_its_route() -> None:
     )
     simulator = Simulator(Problem(graph, cluster))
     # Both go to c; y's, made later, is first over its port.
-    _, schedule = simulator.schedule([0, 1, 2, 2], order=[0, 1, 3, 2], transfer_order=[(1, 2), (0, 2)])
+    _, schedule = simulator.schedule(Plan([0, 1, 2, 2], [0, 1, 3, 2], [(1, 2), (0, 2)]))
     assert schedule.transfer_start_s.tolist() == [3, 6]
     # To different devices they do not meet.
-    _, schedule = simulator.schedule([0, 1, 1, 2], order=[0, 1, 3, 2], transfer_order=[(1, 2), (0, 1)])
+    _, schedule = simulator.schedule(Plan([0, 1, 1, 2], [0, 1, 3, 2], [(1, 2), (0, 1)]))
     assert schedule.transfer_tensor.tolist() == [0, 1]
     assert schedule.transfer_start_s.tolist() == [1, 3]
 
@@ -301,7 +303,7 @@ def test_a_transfer_waits_for_every_link_of_its_route() -> None:
 )
 def test_sequences_that_are_none_are_refused(order: Any, moves: Any, message: str) -> None:
     with pytest.raises(MismatchError, match=message):
-        Simulator(Problem(CONTENDED, pair())).score(CONTENDED_AT, order=order, transfer_order=moves)
+        Simulator(Problem(CONTENDED, pair())).score(Plan(CONTENDED_AT, order, moves))
 
 
 def test_a_deadlock_over_a_link_names_what_waits_for_what() -> None:
@@ -311,9 +313,9 @@ def test_a_deadlock_over_a_link_names_what_waits_for_what() -> None:
         [Tensor("ask", 1, ("answer",)), Tensor("answer", 1, ("ask2",)), Tensor("ask2", 1, ("end",))],
     )
     simulator = Simulator(Problem(graph, pair()))
-    assert simulator.score([0, 1, 0, 1], order=[0, 1, 2, 3], transfer_order=[(0, 1), (1, 0), (2, 1)]).step_time_s > 4
+    assert simulator.score(Plan([0, 1, 0, 1], [0, 1, 2, 3], [(0, 1), (1, 0), (2, 1)])).step_time_s > 4
     with pytest.raises(MismatchError) as caught:
-        simulator.score([0, 1, 0, 1], order=[0, 1, 2, 3], transfer_order=[(2, 1), (0, 1), (1, 0)])
+        simulator.score(Plan([0, 1, 0, 1], [0, 1, 2, 3], [(2, 1), (0, 1), (1, 0)]))
     assert str(caught.value) == (
         "the order and the transfer order can never be carried out: op 'answer' waits for output 0 of op 'ask' to b, "
         "output 0 of op 'ask' to b waits for its turn after output 0 of op 'ask2' to b, "
@@ -325,7 +327,7 @@ def test_a_deadlock_over_a_link_names_what_waits_for_what() -> None:
 def test_a_placement_without_transfers_has_an_empty_transfer_order() -> None:
     simulator = Simulator(Problem(CONTENDED, pair()))
     for none in ([], np.empty((0, 2), dtype=np.int64)):
-        score, schedule = simulator.schedule([0, 0, 0, 0], order=[0, 1, 2, 3], transfer_order=none)
+        score, schedule = simulator.schedule(Plan([0, 0, 0, 0], [0, 1, 2, 3], none))
         assert score.step_time_s == 24
         assert schedule.transfer_order.shape == (0, 2)
 
@@ -336,7 +338,7 @@ ORDER, MOVES = [0.0, 1.0, 3.0, 2.0], [(2, 1), (1, 1)]
 
 
 def good() -> Schedule:
-    return Simulator(Problem(CONTENDED, pair())).schedule(CONTENDED_AT, order=ORDER, transfer_order=MOVES)[1]
+    return Simulator(Problem(CONTENDED, pair())).schedule(Plan(CONTENDED_AT, ORDER, MOVES))[1]
 
 
 def later(schedule: Schedule, i: int) -> Schedule:
@@ -367,16 +369,18 @@ def later(schedule: Schedule, i: int) -> Schedule:
 )
 def test_a_violated_sequence_is_found(schedule: Any, order: list[float], moves: Any, complaint: str) -> None:
     assert check_schedule(CONTENDED, pair(), schedule()) == []
-    assert check_schedule(CONTENDED, pair(), good(), ORDER, MOVES) == []
-    found = check_schedule(CONTENDED, pair(), schedule(), order, moves)
+    assert check_schedule(CONTENDED, pair(), good(), Plan(CONTENDED_AT, ORDER, MOVES)) == []
+    found = check_schedule(CONTENDED, pair(), schedule(), Plan(CONTENDED_AT, order, moves))
     assert any(complaint in sentence for sentence in found), found
     assert all(sentence.endswith(".") for sentence in found)
 
 
-def test_half_a_sequence_is_refused_by_the_checker() -> None:
-    for order, moves in ((None, MOVES), (ORDER, None), (ORDER[:3], MOVES)):
-        with pytest.raises(MismatchError, match="pass both or neither"):
-            check_schedule(CONTENDED, pair(), good(), order, moves)
+def test_a_schedule_of_another_plan_is_found() -> None:
+    assert check_schedule(CONTENDED, pair(), good(), Plan(CONTENDED_AT, ORDER)) == []
+    found = check_schedule(CONTENDED, pair(), good(), Plan([0, 0, 1, 0]))
+    assert found == ["op 'q' runs on b, but the plan has it on device 0."]
+    with pytest.raises(MismatchError, match="a device for each of 4 ops, got 3"):
+        check_schedule(CONTENDED, pair(), good(), Plan([0, 0, 1]))
 
 
 PLACEMENT = {"x": "a", "y": "a", "p": "b", "q": "b"}
@@ -384,11 +388,11 @@ PLACEMENT = {"x": "a", "y": "a", "p": "b", "q": "b"}
 
 def test_an_audit_repeats_a_saved_sequence() -> None:
     order, moves = ["x", "y", "q", "p"], [("y", 0, "b"), ("x", 1, "b")]
-    found = audit(CONTENDED, pair(), PLACEMENT, order=order, transfer_order=moves)
+    found = audit(CONTENDED, pair(), plan_of(CONTENDED, pair(), PLACEMENT, order, moves))
     assert found.step_time_s == 26
     assert found.bytes_moved == 120
     assert found.problems == ()
-    score = Simulator(Problem(CONTENDED, pair())).score(CONTENDED_AT, order=ORDER, transfer_order=MOVES)
+    score = Simulator(Problem(CONTENDED, pair())).score(Plan(CONTENDED_AT, ORDER, MOVES))
     assert list(found.peak_bytes.values()) == score.peak_bytes.tolist()
 
 
@@ -408,4 +412,4 @@ def test_an_audit_repeats_a_saved_sequence() -> None:
 )
 def test_an_audit_refuses_sequences_that_are_none(order: str | None, moves: Any, message: str) -> None:
     with pytest.raises(MismatchError, match=message):
-        audit(CONTENDED, pair(), PLACEMENT, order=None if order is None else list(order), transfer_order=moves)
+        audit(CONTENDED, pair(), plan_of(CONTENDED, pair(), PLACEMENT, None if order is None else list(order), moves))

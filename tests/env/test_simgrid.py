@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Schedule, Simulator
 from graphs.opgraph import IntArray, Op, OpGraph, Tensor
@@ -104,7 +105,7 @@ def random_graph(rng: np.random.Generator, n: int) -> OpGraph:
 
 def compare(cases: list[tuple[Problem, IntArray]], real_network: bool) -> list[Schedule]:
     """Check start and end of every op against SimGrid."""
-    schedules = [Simulator(problem).schedule(placement, "fifo")[1] for problem, placement in cases]
+    schedules = [Simulator(problem).schedule(Plan(placement), "fifo")[1] for problem, placement in cases]
     answers = ask_simgrid([instance(*case, real_network) for case in cases])
     for schedule, (start_s, end_s) in zip(schedules, answers, strict=True):
         np.testing.assert_allclose(schedule.op_start_s, start_s, rtol=1e-9, atol=1e-9)

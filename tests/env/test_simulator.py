@@ -13,8 +13,9 @@ from strategies import clusters, graphs, orders, placements, problems
 from env.checking.checker import check_schedule
 from env.checking.reference import ReferenceResult, simulate_reference
 from env.cluster import Cluster, Device, Link, both_ways
+from env.plan import Plan, Priority
 from env.problem import Problem
-from env.simulation.simulator import Priority, Schedule, Score, Simulator
+from env.simulation.simulator import Schedule, Score, Simulator
 from env.simulation.timeline import memory_steps
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -56,8 +57,8 @@ def only_infeasible(complaints: list[str]) -> bool:
 def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    score, schedule = Simulator(problem).schedule(placement, priority)
-    same((score, schedule), simulate_reference(problem.graph, problem.cluster, placement.tolist(), priority))
+    score, schedule = Simulator(problem).schedule(Plan(placement), priority)
+    same((score, schedule), simulate_reference(problem.graph, problem.cluster, Plan(placement), priority))
     complaints = check_schedule(problem.graph, problem.cluster, schedule)
     assert only_infeasible(complaints)
     assert score.feasible == (not any("but its memory is" in complaint for complaint in complaints))
@@ -69,10 +70,8 @@ def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> Non
 def test_simulators_and_checker_agree_on_an_explicit_order(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement, order = data.draw(placements(problem)), data.draw(orders(problem))
-    score, schedule = Simulator(problem).schedule(placement, order=order)
-    same(
-        (score, schedule), simulate_reference(problem.graph, problem.cluster, placement.tolist(), order=order.tolist())
-    )
+    score, schedule = Simulator(problem).schedule(Plan(placement, order))
+    same((score, schedule), simulate_reference(problem.graph, problem.cluster, Plan(placement, order)))
     assert only_infeasible(check_schedule(problem.graph, problem.cluster, schedule))
 
 
@@ -92,8 +91,8 @@ def test_simulators_agree_on_larger_graphs(priority: str) -> None:
         ]
         problem = Problem(OpGraph.build(ops, tensors), Cluster.preset(preset))
         placement = rng.integers(0, problem.cluster.n_devices, n)
-        fast = Simulator(problem).schedule(placement, priority)
-        same(fast, simulate_reference(problem.graph, problem.cluster, placement.tolist(), priority))
+        fast = Simulator(problem).schedule(Plan(placement), priority)
+        same(fast, simulate_reference(problem.graph, problem.cluster, Plan(placement), priority))
         assert check_schedule(problem.graph, problem.cluster, fast[1]) == []
 
 
@@ -111,7 +110,7 @@ def test_a_batch_scores_like_single_placements_and_always_the_same(data: st.Data
     batch = simulator.batch(rows, priority, explicit)
     again = simulator.batch(rows, priority, explicit)
     for k, row in enumerate(rows):
-        score = simulator.score(row, priority, None if explicit is None else explicit[k])
+        score = simulator.score(Plan(row, None if explicit is None else explicit[k]), priority)
         for one in (batch, again):
             assert one.step_time_s[k] == score.step_time_s
             assert one.busy_s[k].tolist() == score.busy_s.tolist()
@@ -126,7 +125,7 @@ def test_a_batch_scores_like_single_placements_and_always_the_same(data: st.Data
 def test_one_device_takes_the_sum_of_its_op_times(data: st.DataObject) -> None:
     problem = data.draw(problems())
     d = data.draw(st.integers(0, problem.cluster.n_devices - 1))
-    score = Simulator(problem).score(np.full(problem.graph.n_ops, d), data.draw(st.sampled_from(PRIORITIES)))
+    score = Simulator(problem).score(Plan(np.full(problem.graph.n_ops, d)), data.draw(st.sampled_from(PRIORITIES)))
     close(score.step_time_s, problem.op_s[:, d].sum())
     close(score.busy_s[d], problem.op_s[:, d].sum())
     assert score.bytes_moved == 0
@@ -138,10 +137,10 @@ def test_one_device_takes_the_sum_of_its_op_times(data: st.DataObject) -> None:
 def test_running_in_the_order_of_a_schedule_repeats_it(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    score, schedule = Simulator(problem).schedule(placement, data.draw(st.sampled_from(PRIORITIES)))
+    score, schedule = Simulator(problem).schedule(Plan(placement), data.draw(st.sampled_from(PRIORITIES)))
     rank = np.empty(problem.graph.n_ops)
     rank[schedule.order] = np.arange(problem.graph.n_ops)
-    again, repeated = Simulator(problem).schedule(placement, order=rank)
+    again, repeated = Simulator(problem).schedule(Plan(placement, rank))
     close(repeated.op_start_s, schedule.op_start_s)
     close(again.step_time_s, score.step_time_s)
 
@@ -170,22 +169,22 @@ def test_twice_the_time_of_everything_takes_twice_as_long(data: st.DataObject) -
         [Tensor(t.producer, t.bytes, t.consumers) for t in tensors],
     )
     placement = data.draw(placements(Problem(plain, cluster)))
-    fast_s = Simulator(Problem(plain, cluster)).score(placement).step_time_s
-    assert Simulator(Problem(plain, slow)).score(placement).step_time_s == pytest.approx(2 * fast_s, rel=1e-9)
+    fast_s = Simulator(Problem(plain, cluster)).score(Plan(placement)).step_time_s
+    assert Simulator(Problem(plain, slow)).score(Plan(placement)).step_time_s == pytest.approx(2 * fast_s, rel=1e-9)
 
 
 def test_a_placement_of_the_wrong_shape_or_device_is_refused() -> None:
     simulator = Simulator(Problem(OpGraph.build([Op("a"), Op("b")], []), pair()))
     for wrong in ([0], [0, 1, 0], [[0, 1]]):
-        with pytest.raises(MismatchError, match="one whole device number for each of 2 ops"):
-            simulator.score(wrong)
+        with pytest.raises(MismatchError, match="one whole device number for each"):
+            simulator.score(Plan(wrong))
     for wrong in ([0, 2], [-1, 0]):
         with pytest.raises(MismatchError, match="from 0 to 1"):
-            simulator.score(wrong)
+            simulator.score(Plan(wrong))
     with pytest.raises(MismatchError, match="explicit order"):
-        simulator.score([0, 1], order=[1.0])
+        simulator.score(Plan([0, 1], [1.0]))
     with pytest.raises(UnknownNameError, match="did you mean 'fifo'"):
-        simulator.score([0, 1], "fifi")
+        simulator.score(Plan([0, 1]), "fifi")
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------
@@ -205,7 +204,7 @@ def op(name: str, seconds: float, kept: int = 0, workspace: int = 0) -> Op:
 
 def test_a_chain_over_two_devices() -> None:
     graph = OpGraph.build([op("x", 2), op("y", 3)], [Tensor("x", 20, ("y",))])
-    score, schedule = Simulator(Problem(graph, pair())).schedule([0, 1])
+    score, schedule = Simulator(Problem(graph, pair())).schedule(Plan([0, 1]))
     assert schedule.op_start_s.tolist() == [0, 5]  # 2 + (1 + 20 / 10)
     assert score.step_time_s == 8
     assert score.busy_s.tolist() == [2, 3]
@@ -215,7 +214,7 @@ def test_a_chain_over_two_devices() -> None:
 
 def test_a_tensor_goes_once_to_each_device_that_needs_it() -> None:
     graph = OpGraph.build([op("x", 1), op("y", 1), op("z", 1)], [Tensor("x", 10, ("y", "z"))])
-    score, schedule = Simulator(Problem(graph, pair())).schedule([0, 1, 1])
+    score, schedule = Simulator(Problem(graph, pair())).schedule(Plan([0, 1, 1]))
     assert score.bytes_moved == 10
     assert schedule.op_start_s.tolist() == [0, 3, 4]
 
@@ -225,7 +224,7 @@ def test_a_link_serves_first_come_first_served_and_each_direction_for_itself() -
         [op("x", 1), op("y", 1), op("back", 1), op("p", 1), op("q", 1), op("r", 1)],
         [Tensor("x", 10, ("p",)), Tensor("y", 10, ("q",)), Tensor("back", 10, ("r",))],
     )
-    _, schedule = Simulator(Problem(graph, pair())).schedule([0, 0, 1, 1, 1, 0])
+    _, schedule = Simulator(Problem(graph, pair())).schedule(Plan([0, 0, 1, 1, 1, 0]))
     assert schedule.transfer_start_s.tolist() == [1, 1, 3]
     assert schedule.transfer_tensor.tolist() == [0, 2, 1]
     assert schedule.transfer_end_s.tolist() == [3, 3, 5]
@@ -239,19 +238,19 @@ def test_a_transfer_occupies_every_link_of_its_route_at_once() -> None:
         [op("x", 1), op("y", 1), op("p", 1), op("q", 1)], [Tensor("x", 30, ("p",)), Tensor("y", 30, ("q",))]
     )
     # Both go to c, whose port carries one at a time.
-    _, schedule = Simulator(Problem(graph, cluster)).schedule([0, 1, 2, 2])
+    _, schedule = Simulator(Problem(graph, cluster)).schedule(Plan([0, 1, 2, 2]))
     assert schedule.transfer_end_s.tolist() == [4, 7]
     # To different devices they do not meet.
-    _, schedule = Simulator(Problem(graph, cluster)).schedule([0, 1, 1, 2])
+    _, schedule = Simulator(Problem(graph, cluster)).schedule(Plan([0, 1, 1, 2]))
     assert schedule.transfer_end_s.tolist() == [4, 4]
 
 
 def test_longest_path_runs_the_op_with_the_longest_rest_first() -> None:
     graph = OpGraph.build([op("short", 3), op("long", 1), op("after", 5)], [Tensor("long", 10, ("after",))])
     simulator = Simulator(Problem(graph, pair()))
-    assert simulator.schedule([0, 0, 1], "longest_path")[1].op_start_s.tolist() == [1, 0, 3]
-    assert simulator.schedule([0, 0, 1], "fifo")[1].op_start_s.tolist() == [0, 3, 6]
-    assert simulator.schedule([0, 0, 1], order=[1, 0, 0])[1].op_start_s.tolist() == [1, 0, 3]
+    assert simulator.schedule(Plan([0, 0, 1]), "longest_path")[1].op_start_s.tolist() == [1, 0, 3]
+    assert simulator.schedule(Plan([0, 0, 1]), "fifo")[1].op_start_s.tolist() == [0, 3, 6]
+    assert simulator.schedule(Plan([0, 0, 1], [1, 0, 0]))[1].op_start_s.tolist() == [1, 0, 3]
 
 
 def test_ops_without_duration_keep_their_place_in_the_order() -> None:
@@ -261,10 +260,10 @@ def test_ops_without_duration_keep_their_place_in_the_order() -> None:
         [Tensor("a", 20, ("short",)), Tensor("b", 20, ("long",))],
     )
     simulator = Simulator(Problem(graph, pair()))
-    _, schedule = simulator.schedule([0, 0, 1, 1])
+    _, schedule = simulator.schedule(Plan([0, 0, 1, 1]))
     assert schedule.transfer_tensor.tolist() == [1, 0]
     rank = np.argsort(schedule.order)
-    assert simulator.schedule([0, 0, 1, 1], order=rank)[1].op_start_s.tolist() == schedule.op_start_s.tolist()
+    assert simulator.schedule(Plan([0, 0, 1, 1], rank))[1].op_start_s.tolist() == schedule.op_start_s.tolist()
 
 
 def test_msr_feeds_an_idle_device_first() -> None:
@@ -274,9 +273,9 @@ def test_msr_feeds_an_idle_device_first() -> None:
         [Tensor("local", 0, ("big",)), Tensor("feed", 0, ("small",))],
     )
     simulator = Simulator(Problem(graph, pair(latency_s=0.0)))
-    assert simulator.schedule([0, 0, 0, 1], "longest_path")[1].op_start_s.tolist() == [0, 10, 1, 11]
+    assert simulator.schedule(Plan([0, 0, 0, 1]), "longest_path")[1].op_start_s.tolist() == [0, 10, 1, 11]
     # msr: local 1 + 1 + 5 (the choosing device counts as idle), feed 1 + 1 + 1 + 5.
-    assert simulator.schedule([0, 0, 0, 1], "msr")[1].op_start_s.tolist() == [1, 0, 2, 1]
+    assert simulator.schedule(Plan([0, 0, 0, 1]), "msr")[1].op_start_s.tolist() == [1, 0, 2, 1]
 
 
 def test_memory_counts_tensors_from_production_or_transfer_to_their_last_use() -> None:
@@ -284,7 +283,7 @@ def test_memory_counts_tensors_from_production_or_transfer_to_their_last_use() -
         [op("x", 2, kept=100, workspace=7), op("y", 3, kept=200), op("z", 1)], [Tensor("x", 20, ("y", "z"))]
     )
     problem = Problem(graph, pair())
-    score, schedule = Simulator(problem).schedule([0, 1, 0])
+    score, schedule = Simulator(problem).schedule(Plan([0, 1, 0]))
     assert score.peak_bytes.tolist() == [127, 220]
     (times_a, bytes_a), (times_b, bytes_b) = memory_steps(problem, schedule)
     assert times_a.tolist() == [0, 2, 5]  # the workspace goes at 2; z ends at 3, the transfer at 5
@@ -295,7 +294,7 @@ def test_memory_counts_tensors_from_production_or_transfer_to_their_last_use() -
 
 def test_what_ends_is_gone_before_what_starts_at_the_same_instant() -> None:
     graph = OpGraph.build([op("x", 1, workspace=60), op("y", 1, workspace=50)], [])
-    assert Simulator(Problem(graph, pair())).score([0, 0]).peak_bytes.tolist() == [60, 0]
+    assert Simulator(Problem(graph, pair())).score(Plan([0, 0])).peak_bytes.tolist() == [60, 0]
 
 
 def test_measured_transfers_count_the_links_of_the_route() -> None:
@@ -303,7 +302,7 @@ def test_measured_transfers_count_the_links_of_the_route() -> None:
     links = tuple(link for name in names for link in both_ways(name, "switch", 1e-3, 7.0))
     cluster = Cluster("star", tuple(device(name) for name in names), links)
     graph = OpGraph.build([op("x", 1), op("y", 1)], [Tensor("x", 10**6, ("y",), transfer_s=0.5)])
-    assert Simulator(Problem(graph, cluster)).score([0, 1]).step_time_s == 3.0
+    assert Simulator(Problem(graph, cluster)).score(Plan([0, 1])).step_time_s == 3.0
 
 
 def test_an_op_measured_elsewhere_only_is_refused_rather_than_free() -> None:
@@ -317,6 +316,6 @@ def test_numbers_that_are_no_devices_or_places_are_refused() -> None:
     simulator = Simulator(Problem(OpGraph.build([Op("a"), Op("b")], []), pair()))
     for wrong in ([0.9, 1.0], [2**33, 0], [0, -1]):
         with pytest.raises(MismatchError):
-            simulator.score(wrong)
+            simulator.score(Plan(wrong))
     with pytest.raises(MismatchError, match="NaN"):
-        simulator.score([0, 1], order=[float("nan"), 1.0])
+        simulator.score(Plan([0, 1], [float("nan"), 1.0]))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strategies import placements, problems
 
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from env.simulation.timeline import memory_steps, overflow_reason
@@ -19,7 +20,7 @@ def reason(ops: list[Op], tensors: list[Tensor], placement: list[int]) -> str | 
     devices = tuple(Device(name, "gpu", 1000, {"float32": 1.0}, 1.0) for name in ("gpu0", "gpu1"))
     cluster = Cluster("pair", devices, both_ways("gpu0", "gpu1", 100.0, 0.0))
     problem = Problem(OpGraph.build(ops, tensors), cluster)
-    return overflow_reason(problem, Simulator(problem).schedule(placement)[1])
+    return overflow_reason(problem, Simulator(problem).schedule(Plan(placement))[1])
 
 
 def test_the_running_op_is_named() -> None:
@@ -53,7 +54,7 @@ def test_what_fits_has_no_reason() -> None:
 @given(st.data())
 def test_there_is_a_reason_exactly_when_a_placement_is_infeasible(data: st.DataObject) -> None:
     problem = data.draw(problems())
-    score, schedule = Simulator(problem).schedule(data.draw(placements(problem)))
+    score, schedule = Simulator(problem).schedule(Plan(data.draw(placements(problem))))
     assert (overflow_reason(problem, schedule) is None) == score.feasible
     for d, (times_s, size_bytes) in enumerate(memory_steps(problem, schedule)):
         assert times_s[0] == 0

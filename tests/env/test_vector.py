@@ -22,7 +22,7 @@ from strategies import problems
 from env.cluster import Cluster
 from env.gym.registration import ENTRY_POINTS
 from env.gym.task import Task, make_tasks
-from env.gym.vector import ROWS, PlacementVecEnv
+from env.gym.vector import BATCHES, PlacementVecEnv
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
@@ -48,7 +48,7 @@ CASES = [(name, options) for name, found in OPTIONS.items() for options in found
 
 
 def test_every_id_has_a_vectorised_form() -> None:
-    assert list(ROWS) == list(ENTRY_POINTS) == list(IDS)
+    assert list(BATCHES) == list(ENTRY_POINTS) == list(IDS)
 
 
 @given(st.data(), problems(), st.sampled_from(CASES))

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs.arrays import frozen, numbered, pointers, row_major, sums
+from graphs.arrays import frozen, numbered, pointers, sums
+from graphs.capture.trace import row_major
 from graphs.module_paths import prefixes
 
 LABELS = st.lists(st.integers(-3, 6), max_size=12)

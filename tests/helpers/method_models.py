@@ -11,7 +11,7 @@ from torch import nn
 
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
-from placement.runtime.ranks.process_group import Crew
+from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import RankModule
 
 TOKENS = torch.arange(12).reshape(3, 4)
@@ -65,7 +65,7 @@ class Words(Base):
         callback()
 
 
-def on_a_rank(description: None, crew: Crew) -> dict[str, Any]:
+def on_a_rank(description: None, group: ProcessGroup) -> dict[str, Any]:
     """All ranks call a method that calls the model, and one that calls a module; then tokens of another length."""
     from rank_work import chosen
 
@@ -74,7 +74,7 @@ def on_a_rank(description: None, crew: Crew) -> dict[str, Any]:
     model = Words().eval()
     twin = copy.deepcopy(model)
     program = capture_program(model, (TOKENS,))
-    placed: Any = RankModule(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), crew)
+    placed: Any = RankModule(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), group)
     calls: list[str] = []
     for path, module in model.named_modules():
         if path:

@@ -13,13 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.capture.record import default_loss, output_tensors
 from placement.runtime.in_process.module import PlacedModule
 from placement.runtime.program.functional import functional as functional_of
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 
 
 @contextmanager
@@ -40,15 +41,15 @@ def cpus(n: int) -> Cluster:
     return Cluster("cpus", devices, tuple(links))
 
 
-def random_layout(program: Program, n_devices: int, seed: int) -> Layout:
+def random_layout(program: Program, n_devices: int, seed: int) -> DeviceLayout:
     """Every colocation group on a device of its own choice."""
     problem = Problem(program.graph, cpus(n_devices))
-    chosen = np.random.default_rng(seed).integers(n_devices, size=len(problem.groups))
-    device = chosen[problem.group_of]
-    _, schedule = Simulator(problem).schedule(device)
+    chosen = np.random.default_rng(seed).integers(n_devices, size=problem.n_units)
+    device = chosen[problem.unit_of]
+    _, schedule = Simulator(problem).schedule(Plan(device))
     order = [[int(op) for op in schedule.order if device[op] == d] for d in range(n_devices)]
     places = [torch.device("cpu")] * n_devices
-    return Layout(functional_of(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
+    return DeviceLayout(functional_of(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
 
 
 def placed_at_random(

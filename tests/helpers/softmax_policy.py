@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
-from env.gym.batch import ScorerFactory, scorer_of
+from env.gym.batch import scorer_of
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import MismatchError
-from placement.learning.learners.learner import Best, State, Update
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.learners import registry as learners
+from placement.learning.learners.learner import Best, LearnerState, Update
+from placement.learning.learners.options import ReinforceOptions
+from placement.learning.policies import registry as policies
+from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 BATCH = 8
 
@@ -33,12 +37,12 @@ class SoftmaxPolicy(PlacementPolicy):
         return {"units": self.logits.shape[0], "devices": self.logits.shape[1]}
 
     def check(self, problem: Problem) -> None:
-        have, want = (len(problem.groups), problem.cluster.n_devices), tuple(self.logits.shape)
+        have, want = (problem.n_units, problem.cluster.n_devices), tuple(self.logits.shape)
         if have != want:
             raise MismatchError(f"this policy is for (units, devices) {want}, the problem has {have}; train another.")
 
     def _masked(self, problem: Problem) -> Tensor:
-        allowed = torch.as_tensor(np.array([problem.allowed[members[0]] for members in problem.groups]))
+        allowed = torch.as_tensor(np.array([problem.allowed[members[0]] for members in problem.units]))
         return self.logits.masked_fill(~allowed, -math.inf)
 
     def propose(self, problem: Problem, count: int, generator: torch.Generator, greedy: bool = False) -> Proposals:
@@ -48,14 +52,14 @@ class SoftmaxPolicy(PlacementPolicy):
                 units = logits.argmax(1).expand(count, -1)
             else:
                 units = torch.multinomial(logits.softmax(1), count, replacement=True, generator=generator).T
-        return Proposals(units.numpy()[:, problem.group_of], None, {"units": units})
+        return Proposals(units.numpy()[:, problem.unit_of], None, {"units": units})
 
     def evaluate(self, problem: Problem, actions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         chosen = torch.distributions.Categorical(logits=self._masked(problem), validate_args=False)
         return chosen.log_prob(actions["units"]).sum(1), chosen.entropy().mean().expand(len(actions["units"]))
 
     def actions_for(self, problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Tensor]:
-        first = [members[0] for members in problem.groups]
+        first = [members[0] for members in problem.units]
         return {"units": torch.as_tensor(np.array([plan.device[first] for plan in plans]))}
 
 
@@ -63,16 +67,17 @@ class SoftmaxLearner:
     """REINFORCE with the mean of the batch as baseline, on the problems in turn."""
 
     def __init__(
-        self, problems: Sequence[Problem], seed: int, scorer: str | ScorerFactory, trained: SoftmaxPolicy | None
+        self, problems: Sequence[Problem], seed: int, recipe: learners.Recipe, beginning: learners.Beginning
     ) -> None:
         self.problems = problems
         torch.manual_seed(seed)
-        self.policy = trained or SoftmaxPolicy(len(problems[0].groups), problems[0].cluster.n_devices)
+        assert isinstance(beginning.trained, SoftmaxPolicy | None)
+        self.policy = beginning.trained or SoftmaxPolicy(problems[0].n_units, problems[0].cluster.n_devices)
         for problem in problems:
             self.policy.check(problem)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.1)
         self.generator = torch.Generator().manual_seed(seed)
-        self.scorers = [scorer_of(scorer)(problem) for problem in problems]
+        self.scorers = [scorer_of(beginning.scorer)(problem) for problem in problems]
         self.samples = 0
         self.best: list[Best | None] = [None] * len(problems)
 
@@ -101,14 +106,14 @@ class SoftmaxLearner:
             entropy=float(entropy.detach().mean()),
         )
 
-    def state(self) -> State:
+    def state(self) -> LearnerState:
         tensors = {"logits": self.policy.logits.detach(), "generator": self.generator.get_state()}
         moments = self.optimizer.state_dict()["state"]
         tensors |= {f"adam.{key}": value for key, value in moments[0].items()} if moments else {}
         found = [None if b is None else {"device": b.plan.device.tolist(), "value_s": b.value_s} for b in self.best]
-        return State(tensors, {"samples": self.samples, "best": found})
+        return LearnerState(tensors, {"samples": self.samples, "best": found})
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LearnerState) -> None:
         with torch.no_grad():
             self.policy.logits.copy_(state.tensors["logits"])
         self.generator.set_state(state.tensors["generator"])
@@ -122,13 +127,8 @@ class SoftmaxLearner:
         ]
 
 
-def learner(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    preset: str,
-    warm_start: bool,
-    scorer: str | ScorerFactory,
-    trained: SoftmaxPolicy | None,
-) -> SoftmaxLearner:
-    return SoftmaxLearner(problems, seed, scorer, trained)
+def in_the_place_of_hierarchical(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `hierarchical` be this policy until the test ends."""
+    monkeypatch.setitem(policies._HOME, "hierarchical", "softmax_policy:SoftmaxPolicy")
+    recipe = learners.Recipe("hierarchical", ReinforceOptions(), "softmax_policy:SoftmaxLearner")
+    monkeypatch.setitem(learners.RECIPES, "hierarchical", {"default": recipe})

@@ -143,7 +143,7 @@ def placements(problem: Problem) -> st.SearchStrategy[NDArray[np.int64]]:
 def allowed_placements(draw: Any, problem: Problem) -> NDArray[np.int64]:
     """A placement that respects pins and groups."""
     result = np.empty(problem.graph.n_ops, dtype=np.int64)
-    for members in problem.groups:
+    for members in problem.units:
         choices = np.flatnonzero(problem.allowed[members[0]]).tolist()
         result[members] = draw(st.sampled_from(choices))
     return result

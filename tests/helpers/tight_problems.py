@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from env.cluster import Cluster, Device, Link
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from env.simulation.simulator import Simulator
@@ -39,7 +40,7 @@ def planted(seed: int, n_ops: int, n_devices: int) -> Problem:
     """A problem in which a random placement fits to the byte."""
     graph, cluster = tight_graph(seed, n_ops, n_devices)
     device = np.random.default_rng(seed).integers(n_devices, size=n_ops)
-    peak_bytes = Simulator(Problem(graph, cluster)).score(device).peak_bytes.tolist()
+    peak_bytes = Simulator(Problem(graph, cluster)).score(Plan(device)).peak_bytes.tolist()
     devices = tuple(
         Device(d.name, d.kind, size, d.peak_flops, 1.0) for d, size in zip(cluster.devices, peak_bytes, strict=True)
     )
@@ -50,4 +51,4 @@ def best_of_all_s(problem: Problem) -> float:
     """The best value of all placements under the default priority, infinite where none fits."""
     scorer, choices = Scorer(problem), range(problem.cluster.n_devices)
     placements = itertools.product(choices, repeat=problem.graph.n_ops)
-    return min((scorer.value(np.array(device)) for device in placements), default=math.inf)
+    return min((scorer.value(Plan(device)) for device in placements), default=math.inf)

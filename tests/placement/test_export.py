@@ -30,7 +30,8 @@ from placement.exporters import stretches
 from placement.exporters.exporting import TARGETS
 from placement.exporters.pipeline import _starts
 from placement.exporters.stretches import Needs
-from placement.solving.result import Result, order_by_device
+from placement.solving.answer import order_by_device
+from placement.solving.result import Result
 
 
 def cluster_of(*kinds: str) -> Cluster:
@@ -50,11 +51,13 @@ def placed(graph: OpGraph, devices: Sequence[int], cluster: Cluster = GPUS) -> R
         members = np.flatnonzero(graph.colocation == group)
         numbers[members] = numbers[members[0]]
     names = [cluster.devices[d].name for d in numbers]
-    return dataclasses.replace(
-        placement.optimize(graph, cluster, "single_device", seed=0),
+    alone = placement.optimize(graph, cluster, "single_device", seed=0)
+    answer = dataclasses.replace(
+        alone.answered(),
         placement=dict(zip(graph.op_names, names, strict=True)),
         order=order_by_device(graph, cluster, numbers, graph.topological_order.tolist()),
     )
+    return dataclasses.replace(alone, answer=answer)
 
 
 def placed_model(
@@ -650,11 +653,15 @@ def test_stages_do_not_begin_with_constants_or_lists(small_llama: Any, module: s
 @pytest.mark.filterwarnings("ignore:the placement is no pipeline")
 def test_a_pipeline_that_is_slower_than_predicted_says_so() -> None:
     alternating = line(*((f"m{i}", 1, i % 2) for i in range(6)), ("m6", 4, 0))
-    predicted = dataclasses.replace(alternating, objective="throughput", objective_s=5.0)
+
+    def predicted(objective_s: float) -> Result:
+        answer = dataclasses.replace(alternating.answered(), objective_s=objective_s)
+        return dataclasses.replace(alternating, objective="throughput", answer=answer)
+
     with pytest.warns(UserWarning, match="largest load is 5 s, theirs is 10 s.*--method dp_contiguous"):
-        placement.export(predicted, "pipeline")
+        placement.export(predicted(5.0), "pipeline")
     for objective_s in (10.0, 9.9):
-        notes = placement.export(dataclasses.replace(predicted, objective_s=objective_s), "pipeline").notes
+        notes = placement.export(predicted(objective_s), "pipeline").notes
         assert not any("largest load" in note for note in notes)
 
 
@@ -747,8 +754,7 @@ def test_what_cannot_be_exported() -> None:
     good = line(("a", 1, 0), ("b", 1, 1))
     with pytest.raises(UnknownNameError, match="unknown target 'device-map', did you mean 'device_map'"):
         placement.export(good, "device-map")
-    figures = ("placement", "order", "objective_s", "step_time_s", "peak_bytes", "bytes_moved", "gap")
-    none = dataclasses.replace(good, feasible=False, reason="it is too large.", **dict.fromkeys(figures))
+    none = dataclasses.replace(good, answer=None, reason="it is too large.")
     for target in TARGETS:
         with pytest.raises(InfeasibleError, match="so there is none to export: it is too large"):
             placement.export(none, target)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from opgraph_strategies import opgraphs
 
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs import generators
@@ -69,12 +70,8 @@ def _branches(n_branches: int = 6, length: int = 20, name: str = "net<br>") -> O
 
 
 def _with_infeasible(comparison: Comparison) -> Comparison:
-    nothing = dict.fromkeys(
-        ("placement", "order", "objective_s", "step_time_s", "throughput", "peak_bytes", "bytes_moved", "gap")
-    )
-    failed = dataclasses.replace(
-        comparison.results[0], method="mite", chosen="mite", feasible=False, reason=f"no room for {EVIL}", **nothing
-    )
+    best = comparison.results[0]
+    failed = dataclasses.replace(best, method="mite", chosen="mite", answer=None, reason=f"no room for {EVIL}")
     return dataclasses.replace(comparison, results=(*comparison.results, failed))
 
 
@@ -576,5 +573,5 @@ def test_schedule_of_repeats_the_result(comparison: Comparison, problem: Problem
     for result in comparison.results[:-1]:
         score, schedule = schedule_of(problem, result)
         assert score.step_time_s == result.step_time_s
-        again = Simulator(problem).score(schedule.device, order=result.order_numbers())
+        again = Simulator(problem).score(Plan(schedule.device, result.order_numbers()))
         assert again.peak_bytes.tolist() == list((result.peak_bytes or {}).values())

@@ -13,7 +13,7 @@ from rank_work import chosen
 from torch import nn
 
 from graphs.capture import capture_program
-from placement.runtime.ranks.process_group import Crew, join
+from placement.runtime.ranks.process_group import ProcessGroup, join
 from placement.runtime.ranks.ranks import RankModule
 
 
@@ -63,44 +63,44 @@ class Chain(nn.Module):
         return self.last(torch.ops.rank_failures.act(self.second(self.first(x))))
 
 
-def silent(description: None, crew: Crew) -> None:
+def silent(description: None, group: ProcessGroup) -> None:
     """Rank 1 ends, and rank 0 waits to be told something."""
-    if crew.rank == 0:
-        crew.exchange("")
+    if group.rank == 0:
+        group.barrier()
 
 
-def stopped(description: None, crew: Crew) -> None:
+def stopped(description: None, group: ProcessGroup) -> None:
     """Alone, so that no other process can miss it."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def failure(description: dict[str, str], crew: Crew) -> float:
+def failure(description: dict[str, str], group: ProcessGroup) -> float:
     """One good step, then one in which rank 1 acts."""
     global _todo, _folder
     how, _folder = description["how"], Path(description["folder"])
-    (_folder / f"{crew.rank}.pid").write_text(str(os.getpid()))
+    (_folder / f"{group.rank}.pid").write_text(str(os.getpid()))
     model, x = Chain(), torch.ones(2, 4)
     program = capture_program(model, (x,))
     names = program.graph.op_names
     layout = chosen(program, [int("act" in name or "second" in name) for name in names])
-    placed = RankModule(model, layout, crew)
+    placed = RankModule(model, layout, group)
     with torch.no_grad():
         placed(x)
-        _todo = how if crew.rank == 1 else ""
+        _todo = how if group.rank == 1 else ""
         start = time.monotonic()
-        if how == "outside" and crew.rank == 1:
+        if how == "outside" and group.rank == 1:
             _act(how)
             raise KeyError("no such file")
         placed(x)
     return time.monotonic() - start
 
 
-def mixed(description: None, crew: Crew) -> None:
+def mixed(description: None, group: ProcessGroup) -> None:
     """One rank trains a step and the other one calls the model."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
     program = capture_program(model, (x,), train=True)
-    placed = RankModule(model, chosen(program, [int(path == "1") for path in program.graph.modules]), crew)
-    if crew.rank == 0:
+    placed = RankModule(model, chosen(program, [int(path == "1") for path in program.graph.modules]), group)
+    if group.rank == 0:
         placed.step(x)
     else:
         placed(x)

@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 from graphs.capture import Program, capture_program
 from graphs.zoo import build
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Layout
-from placement.runtime.ranks.process_group import Crew
+from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import RankModule
-from placement.runtime.transport import nccl as direct
+from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import LOOPBACK, gloo_group
 
 N_STEPS = 50
@@ -64,30 +64,30 @@ def tiny() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return Tiny(), (torch.randint(11, (4, 5)),), {"scale": torch.rand(8)}
 
 
-def chosen(program: Program, device: Sequence[int]) -> Layout:
+def chosen(program: Program, device: Sequence[int]) -> DeviceLayout:
     """Two devices, each op on the one that is given, in program order."""
     ops = range(program.graph.n_ops)
     order = [[op for op in ops if device[op] == number] for number in range(2)]
-    return Layout(functional(program), device, order, [float(op) for op in ops], [torch.device("cpu")] * 2)
+    return DeviceLayout(functional(program), device, order, [float(op) for op in ops], [torch.device("cpu")] * 2)
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
     return outputs["logits"].square().mean() + outputs["parts"][1][0].sin().mean()
 
 
-def equality(folder: str, crew: Crew) -> dict[str, Any]:
+def equality(folder: str, group: ProcessGroup) -> dict[str, Any]:
     """Everything that must come out as without a placement."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"near": sorted(crew.near), "zoo": _zoo(crew)}
-    found["nested"] = _nested(crew)
-    found["curve"] = _curve(crew, Path(folder))
-    found["meta"] = _meta(crew, Path(folder))
-    found["wrong"] = _wrong(crew)
-    found["limited"] = _limited(crew)
+    found: dict[str, Any] = {"same_host": sorted(group.same_host), "zoo": _zoo(group)}
+    found["nested"] = _nested(group)
+    found["curve"] = _curve(group, Path(folder))
+    found["meta"] = _meta(group, Path(folder))
+    found["wrong"] = _wrong(group)
+    found["limited"] = _limited(group)
     return found
 
 
-def briefly(description: None, crew: Crew) -> dict[str, Any]:
+def briefly(description: None, group: ProcessGroup) -> dict[str, Any]:
     """What must be equal whichever way tensors go, and after a process that this one forks has ended."""
     torch.set_num_threads(1)
     child = os.fork()
@@ -96,10 +96,10 @@ def briefly(description: None, crew: Crew) -> dict[str, Any]:
         atexit._run_exitfuncs()  # what a clean end does
         os._exit(0)
     os.waitpid(child, 0)
-    return {"near": sorted(crew.near), "nested": _nested(crew), "strided": _strided(crew)}
+    return {"same_host": sorted(group.same_host), "nested": _nested(group), "strided": _strided(group)}
 
 
-def directly(description: None, crew: Crew) -> dict[str, Any]:
+def directly(description: None, group: ProcessGroup) -> dict[str, Any]:
     """What must be equal where tensors go from GPU to GPU; gloo without tags stands in for NCCL."""
     torch.set_num_threads(1)
     sent: list[int] = []
@@ -113,30 +113,30 @@ def directly(description: None, crew: Crew) -> dict[str, Any]:
             sent.append(tensors[0].nbytes)
             return self._group.send(tensors, target, tag)
 
-    direct.identity = lambda place: f"GPU of rank {crew.rank}"
-    direct.new_group = Group
-    found = {"nested": _nested(crew), "zoo": _zoo(crew)}
+    nccl.identity = lambda place: f"GPU of rank {group.rank}"
+    nccl.new_group = Group
+    found = {"nested": _nested(group), "zoo": _zoo(group)}
     return {**found, "sent": len(sent)}
 
 
-def _zoo(crew: Crew) -> dict[str, list[bool]]:
+def _zoo(group: ProcessGroup) -> dict[str, list[bool]]:
     found = {}
     for name in ("two_tower", "bert_base", "resnet50"):
         torch.manual_seed(0)
         net = build(name, device="cpu", small=True)
         single = copy.deepcopy(net.model).eval()
         program = capture_program(net.model, net.args)
-        placed = RankModule(net.model.eval(), layout_of(program, crew.size, 1), crew)
+        placed = RankModule(net.model.eval(), layout_of(program, group.size, 1), group)
         with torch.no_grad():
             found[name] = [_close(single(*net.args), placed(*net.args)) for _ in range(2)]
     return found
 
 
-def _nested(crew: Crew) -> dict[str, Any]:
+def _nested(group: ProcessGroup) -> dict[str, Any]:
     model, args, kwargs = tiny()
     single = copy.deepcopy(model)
     program = capture_program(model, args, kwargs, train=True, loss=loss_of)
-    placed = RankModule(model, layout_of(program, crew.size, 2), crew, loss_of)
+    placed = RankModule(model, layout_of(program, group.size, 2), group, loss_of)
     found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
     found["bytes"] = sum(p.nbytes for p in placed.parameters())
     found["all_bytes"] = sum(p.nbytes for p in single.parameters())
@@ -182,7 +182,7 @@ def _nested(crew: Crew) -> dict[str, Any]:
     return found
 
 
-def _strided(crew: Crew) -> list[bool]:
+def _strided(group: ProcessGroup) -> list[bool]:
     """Arguments and gradients of outputs with other strides than captured."""
     found = []
     for train in (False, True):
@@ -190,7 +190,7 @@ def _strided(crew: Crew) -> list[bool]:
         program = capture_program(model, calls[0], train=train, loss=torch.sum)
         for seed in range(4):
             single, own = copy.deepcopy(model).train(train), copy.deepcopy(model).train(train)
-            placed = RankModule(own, layout_of(program, crew.size, seed), crew, torch.sum)
+            placed = RankModule(own, layout_of(program, group.size, seed), group, torch.sum)
             for args in calls:
                 with torch.set_grad_enabled(train):
                     expected, mine = single(*args), placed(*args)
@@ -202,7 +202,7 @@ def _strided(crew: Crew) -> list[bool]:
     return found
 
 
-def _curve(crew: Crew, folder: Path) -> dict[str, Any]:
+def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     """Losses of 50 steps, saved and read back in the middle."""
     torch.manual_seed(4)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
@@ -210,8 +210,8 @@ def _curve(crew: Crew, folder: Path) -> dict[str, Any]:
     x = torch.randn(2, 6, 16)
     single = copy.deepcopy(model)
     program = capture_program(model, (x,), train=True, loss=_squares)
-    layout = layout_of(program, crew.size, 5)
-    placed = RankModule(model, layout, crew)
+    layout = layout_of(program, group.size, 5)
+    placed = RankModule(model, layout, group)
     curves = []
     for module in (single, placed):
         torch.manual_seed(6)
@@ -237,7 +237,7 @@ def _curve(crew: Crew, folder: Path) -> dict[str, Any]:
                 placed.load_optimizer(folder / "adam.safetensors", adam)
         curves.append(losses)
     found = {"curves": curves}
-    if crew.rank == 0:
+    if group.rank == 0:
         stored = safetensors.torch.load_file(folder / "model.safetensors")
         single.load_state_dict(stored)
         found["keys"] = sorted(stored)
@@ -248,19 +248,19 @@ def _squares(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
+def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     """A model without memory gets this rank's share from a checkpoint."""
     model, args, kwargs = tiny()
     model.eval()
-    if crew.rank == 0:
+    if group.rank == 0:
         safetensors.torch.save_model(model, str(folder / "tiny.safetensors"))
-    crew.exchange("")
+    group.barrier()
     with torch.no_grad():
         expected = model(*args, **kwargs)
     with torch.device("meta"):
         empty = Tiny().eval()
     program = capture_program(empty, args, kwargs)
-    placed = RankModule(empty, layout_of(program, crew.size, 7), crew)
+    placed = RankModule(empty, layout_of(program, group.size, 7), group)
     try:
         placed(*args, **kwargs)
         refused = ""
@@ -276,7 +276,7 @@ def _meta(crew: Crew, folder: Path) -> dict[str, Any]:
     }
 
 
-def _limited(crew: Crew) -> dict[str, Any]:
+def _limited(group: ProcessGroup) -> dict[str, Any]:
     """A model whose training state, 256 MB, is more than one process may have, beside one that may have it."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
@@ -287,7 +287,7 @@ def _limited(crew: Crew) -> dict[str, Any]:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + 200_000_000, hard))
     try:
-        losses, own_bytes = _placed_steps(model, layout, x, crew)
+        losses, own_bytes = _placed_steps(model, layout, x, group)
         gc.collect()
         try:
             _whole_steps(x, 1)
@@ -296,12 +296,14 @@ def _limited(crew: Crew) -> dict[str, Any]:
             fits = False
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    unlimited = _whole_steps(x, N_STEPS) if crew.rank == 0 else []
+    unlimited = _whole_steps(x, N_STEPS) if group.rank == 0 else []
     return {"losses": losses, "unlimited": unlimited, "own_bytes": own_bytes, "whole_fits": fits}
 
 
-def _placed_steps(model: nn.Module, layout: Layout, x: torch.Tensor, crew: Crew) -> tuple[list[float], int]:
-    placed = RankModule(model, layout, crew)
+def _placed_steps(
+    model: nn.Module, layout: DeviceLayout, x: torch.Tensor, group: ProcessGroup
+) -> tuple[list[float], int]:
+    placed = RankModule(model, layout, group)
     _fill(placed)
     losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
     own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
@@ -343,20 +345,20 @@ def _data_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
-def _wrong(crew: Crew) -> list[str]:
+def _wrong(group: ProcessGroup) -> list[str]:
     """Sentences for what is wrong on every rank."""
     model, args, kwargs = tiny()
     program = capture_program(model, args, kwargs)
-    placed = RankModule(model, layout_of(program, crew.size, 7), crew)
+    placed = RankModule(model, layout_of(program, group.size, 7), group)
     found = []
     for act in (
         lambda: placed(args[0][:, :2], **kwargs),
         lambda: placed.step(*args, **kwargs),
         lambda: placed.save("/nowhere/model.safetensors"),
         lambda: placed.load("/nowhere/model.safetensors"),
-        lambda: RankModule(model, layout_of(program, crew.size + 1, 7), crew),
-        lambda: RankModule(model, layout_of(program, crew.size, crew.rank), crew),
-        lambda: _twins(crew),
+        lambda: RankModule(model, layout_of(program, group.size + 1, 7), group),
+        lambda: RankModule(model, layout_of(program, group.size, group.rank), group),
+        lambda: _twins(group),
         lambda: placed.save_optimizer("/nowhere/adam.safetensors", torch.optim.Adam([torch.ones(2)])),
         lambda: copy.deepcopy(placed),
     ):
@@ -368,12 +370,12 @@ def _wrong(crew: Crew) -> list[str]:
     return found
 
 
-def _twins(crew: Crew) -> None:
+def _twins(group: ProcessGroup) -> None:
     """Two parameters over one memory."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(model[0].weight.data)
     program = capture_program(model, (torch.ones(2, 4),), train=True)
-    RankModule(model, layout_of(program, crew.size, 0), crew)
+    RankModule(model, layout_of(program, group.size, 0), group)
 
 
 def _close(one: Any, other: Any) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.inputs.examples import Example
     from placement.measuring.trial import Trial
-    from placement.processes.repeats import Report
+    from placement.processes.progress import Report
     from placement.solving.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
@@ -133,8 +133,8 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
 def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     """A placement found now, of op times measured now."""
     with progress(f"measuring {given.model}") as bar:
+        from env.plan import Priority
         from env.problem import LATENCY
-        from env.simulation.simulator import Priority
         from graphs.errors import InfeasibleError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
@@ -161,11 +161,12 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
-    from placement.measuring.profiling import measured_profile
+    from placement.measuring.profiling import measured_profile, step_to_measure
 
     own = (example.model, example.args, example.kwargs)
     try:
-        return measured_profile(*own, machine, train, name=example.name, report=report).graph
+        step = step_to_measure(*own, train, name=example.name)
+        return measured_profile(step, machine, report=report).graph
     except CaptureError as error:
         if error.way_out != TO_MODULES:
             raise
@@ -185,6 +186,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
     predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
     with progress(f"running {given.model}, predicted {predicted} a step") as bar:
         from placement.measuring.trial import try_out
+        from placement.report import write_trace
 
         return try_out(
             given.model,
@@ -193,7 +195,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
             dims=dims,
             steps=given.steps,
             seed=given.seed,
-            trace=given.trace,
+            recorded=None if given.trace is None else partial(write_trace, result, given.trace),
             report=tell_steps(bar, given.model, dims),
         )
 

@@ -142,9 +142,9 @@ def _show_measured(found: MeasuredMachine, devices: int | None, output: Path | N
             ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),
         ):
             spreads.add_row(name, what, value, f"{figure.spread:.1%}", f"{figure.share:.0%}")
-    for (source, target), way in found.ways.items():
-        value = f"{format_bytes(way.bandwidth_bytes_per_s)}/s"
-        spreads.add_row(f"{source} to {target}", "transfers", value, f"{way.spread:.1%}", "")
+    for (source, target), link in found.links.items():
+        value = f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
+        spreads.add_row(f"{source} to {target}", "transfers", value, f"{link.spread:.1%}", "")
     emit_rich(*cluster_details(found.cluster), spreads)
     if found.others is not None:
         emit(f"other processes had {found.others:.0%} of the processor time meanwhile")

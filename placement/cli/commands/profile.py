@@ -68,14 +68,14 @@ def _measured(given: ProfileOptions) -> Profile:
         from graphs.errors import CaptureError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import read_cluster
-        from placement.measuring.profiling import measured_profile
+        from placement.measuring.profiling import measured_profile, step_to_measure
 
         machine = read_cluster(given.cluster)
         example = read_example(given.model, train=given.train, dims=sizes)
         try:
             report = partial(tell_steps(bar, given.model, sizes), f"{given.model} op by op")
-            step = (example.model, example.args, example.kwargs)
-            return measured_profile(*step, machine, given.train, name=example.name, report=report)
+            step = step_to_measure(example.model, example.args, example.kwargs, given.train, name=example.name)
+            return measured_profile(step, machine, report=report)
         except CaptureError as error:
             if error.way_out != TO_MODULES:
                 raise

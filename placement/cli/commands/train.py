@@ -235,10 +235,10 @@ def _summary(found: Training) -> Iterator[str]:
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
-        if result is not None and result.step_time_s is not None and result.gap is not None:
-            figures = f"{format_seconds(result.step_time_s)}, gap {result.gap:.1%}, found by {result.chosen}"
+        if result is not None and (answer := result.answer) is not None:
+            figures = f"{format_seconds(answer.step_time_s)}, gap {answer.gap:.1%}, found by {result.chosen}"
             if measured_s is not None:
-                predicted = format_seconds(result.step_time_s)
+                predicted = format_seconds(answer.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
             yield f"{show(label)}: {figures}: {path}"
     proven = f"proven optimal {scope(LATENCY)} after"

@@ -1,1 +1,1 @@
-"""How policies are trained: one learner for each kind, by name."""
+"""How policies are trained: learners, the recipe for each policy, and the policy that comes trained."""

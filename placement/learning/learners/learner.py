@@ -10,7 +10,7 @@ from torch import Tensor
 
 from env.plan import Plan
 from env.problem import Problem
-from placement.learning.networks.policy import PlacementPolicy
+from placement.learning.policies.policy import PlacementPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Update:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class LearnerState:
     """Everything that the future of a run depends on.
 
     Attributes:
@@ -56,6 +56,12 @@ class State:
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
+
+
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix`` and a dot, by what follows."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 class Learner(Protocol):
@@ -80,8 +86,8 @@ class Learner(Protocol):
     def update(self) -> Update:
         """Sample one batch of placements of one problem, learn from it."""
 
-    def state(self) -> State:
+    def state(self) -> LearnerState:
         """The run as it stands between two updates."""
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LearnerState) -> None:
         """Go on from there: the next updates are those that the run which gave the state would have made."""

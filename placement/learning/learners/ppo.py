@@ -1,4 +1,4 @@
-"""`learner`: sb3-contrib's MaskablePPO on `placement/Sequential-v0`, what a user of stable-baselines3 tries first.
+"""`PpoLearner`: sb3-contrib's MaskablePPO on `placement/Sequential-v0`, what a user of stable-baselines3 tries first.
 
 Source: J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv:1707.06347); masks of actions:
 S. Huang and S. Ontanon, "A Closer Look at Invalid Action Masking in Policy Gradient Algorithms", FLAIRS 2022
@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,48 +22,21 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from torch import Tensor
 
-from env.gym.batch import ScorerFactory
 from env.gym.task import Impossible, Task
 from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError
-from placement.learning.learners.learner import Best, State, Update
-from placement.learning.networks.ppo_policy import LEARNING_RATE, POLICY_OPTIONS, SEEN, PpoPolicy
+from placement.learning.learners.learner import Best, LearnerState, Update, tensors_under
+from placement.learning.learners.options import PpoOptions
+from placement.learning.policies.policy import PlacementPolicy
+from placement.learning.policies.ppo_policy import POLICY_OPTIONS, SEEN, PpoPolicy
 
-MOST_UNITS = 64  # steps of an episode
-ENVS = 16
-EPOCHS = 4
-MINIBATCHES = 4
-ENTROPY = 0.01
+if TYPE_CHECKING:
+    from placement.learning.learners.registry import Beginning, Recipe
+
 NEVER = 2  # rollouts between reports; an update is one
 SHOWN = ("policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
-
-
-def learner(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    preset: str = "default",
-    warm_start: bool = True,
-    scorer: str | ScorerFactory = "simulate",
-    trained: PpoPolicy | None = None,
-) -> PpoLearner:
-    """A run of MaskablePPO. It imitates nothing: `warm_start` changes nothing here.
-
-    Raises:
-        MismatchError: a preset other than the default, clusters with different numbers of devices, graphs and
-            clusters that are not all combined, or a trained policy for graphs of another size.
-    """
-    if preset != "default":
-        raise MismatchError(f"ppo has no preset {preset!r}, only 'default'; leave it out.")
-    devices = {problem.cluster.n_devices for problem in problems}
-    if len(devices) > 1:
-        raise MismatchError(
-            f"one ppo policy places on clusters of one size, got {', '.join(map(str, sorted(devices)))} devices; train "
-            "one for each, or policy graph."
-        )
-    return PpoLearner(problems, seed, scorer, trained)
 
 
 class _Seen(VecEnvWrapper):
@@ -101,31 +74,41 @@ class _Seen(VecEnvWrapper):
 
 
 class PpoLearner:
-    """MaskablePPO, an update being one rollout of `ENVS` episodes of the largest graph, and the epochs on it.
+    """MaskablePPO; an update is one rollout, `PpoOptions.envs` episodes of the largest graph, and the epochs on it.
+
+    It imitates nothing: a warm start changes nothing here.
 
     stable-baselines3 draws from the global generators of torch and numpy. Here it does so from states of its own, put
     there for an update and taken away after it.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        seed: int,
-        scorer: str | ScorerFactory = "simulate",
-        trained: PpoPolicy | None = None,
-    ) -> None:
+    def __init__(self, problems: Sequence[Problem], seed: int, recipe: Recipe, beginning: Beginning) -> None:
+        """Begin a run, as `placement.learning.learners.registry.make_learner` asks for it.
+
+        Raises:
+            MismatchError: clusters with different numbers of devices, graphs and clusters that are not all combined,
+                or a trained policy for graphs of another size.
+        """
+        assert isinstance(recipe.options, PpoOptions)
+        self._options = recipe.options
+        devices = {problem.cluster.n_devices for problem in problems}
+        if len(devices) > 1:
+            raise MismatchError(
+                f"one ppo policy places on clusters of one size, got {', '.join(map(str, sorted(devices)))} devices; "
+                "train one for each, or policy graph."
+            )
         self.problems = list(problems)
         graphs = list({problem.graph.hash: problem.graph for problem in problems}.values())
         clusters = list({problem.cluster.hash: problem.cluster for problem in problems}.values())
         venv = PlacementVecEnv(
             "placement/Sequential-v0",
-            ENVS,
+            self._options.envs,
             graph=graphs,
             cluster=clusters,
-            units=MOST_UNITS,
+            units=self._options.most_units,
             reward="normalized",
             shaping="bound",
-            scorer=scorer,
+            scorer=beginning.scorer,
         )
         self._tasks = [_possible(task) for task in venv.tasks]
         index = {(task.problem.graph.hash, task.problem.cluster.hash): t for t, task in enumerate(self._tasks)}
@@ -142,15 +125,16 @@ class PpoLearner:
         with self._random.active():
             self._model = self._made(seed)
             self._model._last_obs = self._env.reset()
-            self._model._last_episode_starts = np.ones(ENVS, dtype=bool)
+            self._model._last_episode_starts = np.ones(self._options.envs, dtype=bool)
             self.policy = PpoPolicy(self._rollout, problems[0].cluster.n_devices)
         self.policy.network = self._model.policy  # type: ignore[assignment] # it is one of those
-        if trained is not None:
-            self._take_over(trained)
+        if beginning.trained is not None:
+            self._take_over(beginning.trained)
         self.samples = 0
         self.best: list[Best | None] = [None] * len(problems)
 
-    def _take_over(self, trained: PpoPolicy) -> None:
+    def _take_over(self, trained: PlacementPolicy) -> None:
+        assert isinstance(trained, PpoPolicy)  # it has its name
         if trained.config() != self.policy.config():
             raise MismatchError(
                 f"the ppo policy was trained for {trained.units} units on {trained.devices} devices, and here there "
@@ -162,12 +146,12 @@ class PpoLearner:
         model = MaskablePPO(
             MaskableMultiInputActorCriticPolicy,
             self._env,
-            learning_rate=LEARNING_RATE,
+            learning_rate=self._options.learning_rate,
             n_steps=self._rollout,
-            batch_size=self._rollout * ENVS // MINIBATCHES,
-            n_epochs=EPOCHS,
+            batch_size=self._rollout * self._options.envs // self._options.minibatches,
+            n_epochs=self._options.epochs,
             gamma=1.0,
-            ent_coef=ENTROPY,
+            ent_coef=self._options.entropy,
             policy_kwargs=POLICY_OPTIONS,
             seed=seed,
             device="cpu",
@@ -179,7 +163,7 @@ class PpoLearner:
         """One rollout and the epochs on it. The problem reported is that of most episodes."""
         self._env.completed.clear()
         with self._random.active():
-            self._model.learn(self._rollout * ENVS, log_interval=NEVER, reset_num_timesteps=False)
+            self._model.learn(self._rollout * self._options.envs, log_interval=NEVER, reset_num_timesteps=False)
         figures = dict(self._model.logger.name_to_value)
         self._model.logger.name_to_value.clear()
         done = [(self._problem_of[t], value_s, units) for t, value_s, units in self._env.completed]
@@ -205,7 +189,7 @@ class PpoLearner:
             device = task.device_of_ops(np.asarray(units[: task.n_units], dtype=np.int64))
             self.best[k] = Best(Plan(device), value_s, PpoPolicy.name)
 
-    def state(self) -> State:
+    def state(self) -> LearnerState:
         """The run as it stands."""
         model, env = self._model, self._env._env.state()
         moments = model.policy.optimizer.state_dict()["state"]
@@ -223,19 +207,19 @@ class PpoLearner:
             "numpy": numbers,
             "best_s": [None if b is None else b.value_s for b in self.best],
         }
-        return State({name: tensor.detach().clone() for name, tensor in tensors.items()}, values)
+        return LearnerState({name: tensor.detach().clone() for name, tensor in tensors.items()}, values)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LearnerState) -> None:
         """Go on from there."""
         model, values = self._model, state.values
-        model.policy.load_state_dict(_under("network.", state.tensors))
+        model.policy.load_state_dict(tensors_under("network", state.tensors))
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under("adam.", state.tensors).items():
+        for name, tensor in tensors_under("adam", state.tensors).items():
             number, _, key = name.partition(".")
             moments.setdefault(int(number), {})[key] = tensor.clone()
         groups = model.policy.optimizer.state_dict()["param_groups"]
         model.policy.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        arrays = {name: tensor.numpy().copy() for name, tensor in _under("env.", state.tensors).items()}
+        arrays = {name: tensor.numpy().copy() for name, tensor in tensors_under("env", state.tensors).items()}
         model._last_obs = self._env.restore({"arrays": arrays, "generators": values["generators"]})
         model._last_episode_starts = state.tensors["episode_starts"].numpy().copy()
         model.num_timesteps, model._n_updates = values["timesteps"], values["updates"]
@@ -285,7 +269,3 @@ def _possible(task: Task | Impossible) -> Task:
     if isinstance(task, Impossible):
         raise InfeasibleError(task.reason)
     return task
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

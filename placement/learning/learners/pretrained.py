@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, candidates, improve, stages
+from baselines.portfolio import Candidate, candidates, improve
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
-from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.opgraph import FloatArray
-from placement.learning.networks.graph_policy import GraphPolicy
-from placement.learning.networks.policy import Proposals
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.policy import Proposals
+from placement.learning.policies.policy_file import load_policy
+from placement.solving.methods import searches_of_auto
 
-PRETRAINED = Path(__file__).with_name("pretrained.safetensors")
-FORMAT = "placement-graph-1"
+PRETRAINED = Path(__file__).with_name("pretrained.zip")
 _NAME = "pretrained"
 # Some milliseconds per thousand ops each; now and then one of them is better than all that the policy proposes.
 _HEURISTICS = ("single_device", "heft", "m_etf", "min_cut", "mite", "dfs", "peft", "expert", "cpop")
@@ -41,53 +38,19 @@ _LEAST_SPREAD = 1e-3  # of the logarithm of step times: less is no difference to
 _KEPT = 4  # plans that local search gets to start from
 
 
-def save_pretrained(
-    policy: GraphPolicy,
-    path: str | os.PathLike[str],
-    *,
-    seed: int,
-    updates: int,
-    command: str,
-    of_heft: Mapping[str, float],
-) -> None:
-    """Write a checkpoint, with all that is needed to make it again and what it reached in validation."""
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(policy.config()),
-        "seed": str(seed),
-        "updates": str(updates),
-        "command": command,
-        "validation_of_heft": json.dumps({name: round(value, 4) for name, value in of_heft.items()}),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in policy.state_dict().items()}
-    write_atomically(path, save(tensors, metadata))
-
-
 def load_pretrained(path: str | os.PathLike[str] = PRETRAINED) -> GraphPolicy:
-    """The policy of a checkpoint.
+    """The policy that comes with the package, or one of its kind in another policy file.
 
     Raises:
-        PolicyFileError: the file is missing, cut short, or of another version.
+        PolicyFileError: the file cannot be read, or holds another kind of policy.
     """
-    where, again = os.fspath(path), "install the package again or run benchmarks/pretrain.py"
+    again = "install the package again, or run benchmarks/pretrain.py"
     try:
-        with safe_open(where, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-    except FileNotFoundError:
-        raise PolicyFileError(f"there is no checkpoint {where}; {again}.") from None
-    except (SafetensorError, OSError) as error:
-        raise PolicyFileError(f"{where} is not a whole checkpoint ({error}); {again}.") from None
-    if metadata.get("format") != FORMAT:
-        raise PolicyFileError(f"{where} holds {metadata.get('format', 'no format')}, expected {FORMAT}; {again}.")
-    try:
-        policy = GraphPolicy(**json.loads(metadata["config"]))
-        policy.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(":")
-        raise PolicyFileError(f"{where} does not fit this version ({reason}); {again}.") from None
+        policy = load_policy(path).policy
+    except PolicyFileError as error:
+        raise PolicyFileError(f"no pretrained policy can be read ({str(error).rstrip('.')}); {again}.") from None
+    if not isinstance(policy, GraphPolicy):
+        raise PolicyFileError(f"{os.fspath(path)} holds a policy {policy.name!r}, expected 'graph'; {again}.")
     return policy
 
 
@@ -120,8 +83,7 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         budget.interrupted = True
     if search.done(budget):
         return search.best().plan
-    searches = stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
-    return improve(problem, seed, search.kept, searches, budget).best.plan
+    return improve(problem, seed, search.kept, searches_of_auto(problem), budget).best.plan
 
 
 class _Sampling:

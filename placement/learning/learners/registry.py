@@ -1,51 +1,64 @@
-"""The policies by name, each imported when first used: torch takes a while."""
+"""What can be trained, and `make_learner`, which begins to train it. Learners are imported when first used."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from env.problem import Problem
 from graphs.errors import MismatchError, UnknownNameError
+from placement.learning.learners.options import PAPER_OPTIONS, PpoOptions, ReinforceOptions
+from placement.learning.policies.registry import imported
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
     from placement.learning.learners.learner import Learner
-    from placement.learning.networks.policy import PlacementPolicy
+    from placement.learning.policies.policy import PlacementPolicy
 
-PRESETS = ("default", "paper")
 
-# name -> (module of the policy, its class, module with `learner(problems, seed, *, preset, warm_start)`)
-_HOME = {
-    "hierarchical": (
-        "placement.learning.learners.hierarchical",
-        "Hierarchical",
-        "placement.learning.learners.hierarchical",
-    ),
-    "seq2seq": ("placement.learning.learners.seq2seq", "Seq2Seq", "placement.learning.learners.seq2seq"),
-    "graph": ("placement.learning.networks.graph_policy", "GraphPolicy", "placement.learning.learners.graph_learner"),
-    "ppo": ("placement.learning.networks.ppo_policy", "PpoPolicy", "placement.learning.learners.ppo"),
+@dataclass(frozen=True)
+class Recipe:
+    """How one policy is trained.
+
+    Attributes:
+        policy: key in `placement.learning.policies.registry.POLICIES`.
+        options: of the learner.
+        learner: ``module:name`` of what makes it, a `LearnerFactory`.
+    """
+
+    policy: str
+    options: ReinforceOptions | PpoOptions
+    learner: str = "placement.learning.learners.reinforce:begin"
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """Where a training run begins, whatever the policy; see `make_learner`."""
+
+    warm_start: bool
+    scorer: str | ScorerFactory
+    trained: PlacementPolicy | None
+
+
+LearnerFactory = Callable[[Sequence[Problem], int, Recipe, Beginning], "Learner"]
+
+_GRAPH = Recipe("graph", ReinforceOptions(learning_rate=1e-3, patience=None))
+# policy -> preset -> recipe. Preset "paper" trains as published where there is a publication.
+RECIPES: Mapping[str, Mapping[str, Recipe]] = {
+    "hierarchical": {
+        "default": Recipe("hierarchical", ReinforceOptions()),
+        "paper": Recipe("hierarchical_paper", PAPER_OPTIONS),
+    },
+    "seq2seq": {
+        "default": Recipe("seq2seq", ReinforceOptions(patience=None)),
+        "paper": Recipe("seq2seq", PAPER_OPTIONS),
+    },
+    "graph": {"default": _GRAPH, "paper": _GRAPH},
+    "ppo": {"default": Recipe("ppo", PpoOptions(), "placement.learning.learners.ppo:PpoLearner")},
 }
-# Policies that are in files under a name of their own: what preset "paper" of `hierarchical` trains.
-_PRESET_HOME = {"hierarchical_paper": ("placement.learning.learners.paper", "PaperHierarchical")}
-TRAINABLE = tuple(_HOME)
-
-
-class _Policies(Mapping[str, "type[PlacementPolicy]"]):
-    def __getitem__(self, name: str) -> type[PlacementPolicy]:
-        module, class_name = _PRESET_HOME[name] if name in _PRESET_HOME else _HOME[name][:2]
-        found: type[PlacementPolicy] = getattr(importlib.import_module(module), class_name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*_HOME, *_PRESET_HOME))
-
-    def __len__(self) -> int:
-        return len(_HOME) + len(_PRESET_HOME)
-
-
-POLICIES: Mapping[str, type[PlacementPolicy]] = _Policies()
+TRAINABLE = tuple(RECIPES)
+PRESETS = ("default", "paper")
 
 
 def within_63_bits(seed: int) -> int:
@@ -76,16 +89,19 @@ def make_learner(
         MismatchError: problems that one policy cannot serve together, a preset that the policy does not have, or a
             trained policy of another name, or for other problems.
     """
-    if policy not in _HOME:
-        raise UnknownNameError("policy", policy, _HOME)
+    if policy not in RECIPES:
+        raise UnknownNameError("policy", policy, RECIPES)
     if preset not in PRESETS:
         raise UnknownNameError("preset", preset, PRESETS)
-    own = f"{policy}_paper" if f"{policy}_{preset}" in _PRESET_HOME else policy
-    if trained is not None and trained.name != own:
+    if preset not in RECIPES[policy]:
         raise MismatchError(
-            f"the trained policy is called {trained.name!r} and {own!r} is to be trained; go on with --policy and "
-            "--preset as they were."
+            f"{policy} has no preset {preset!r}, only {', '.join(map(repr, RECIPES[policy]))}; leave it out."
         )
-    options: dict[str, Any] = {"preset": preset, "warm_start": warm_start, "scorer": scorer, "trained": trained}
-    learner: Learner = importlib.import_module(_HOME[policy][2]).learner(problems, within_63_bits(seed), **options)
-    return learner
+    recipe = RECIPES[policy][preset]
+    if trained is not None and trained.name != recipe.policy:
+        raise MismatchError(
+            f"the trained policy is called {trained.name!r} and {recipe.policy!r} is to be trained; go on with "
+            "--policy and --preset as they were."
+        )
+    factory: LearnerFactory = imported(recipe.learner)
+    return factory(problems, within_63_bits(seed), recipe, Beginning(warm_start, scorer, trained))

@@ -1,87 +1,38 @@
-"""`Reinforce`: policy gradients for placements, on stable-baselines3's `OnPolicyAlgorithm`."""
+"""`Reinforce`: policy gradients for placements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor, nn
 
 from env.bounds.bounds import lower_bound
 from env.gym.batch import ScorerFactory
+from env.gym.rewards import INFEASIBLE
 from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray
-from placement.learning.learners.learner import Best, State, Update
+from placement.learning.learners.learner import Best, LearnerState, Update, tensors_under
+from placement.learning.learners.options import ReinforceOptions
+from placement.learning.learners.starts import starts_of
 from placement.learning.learners.threads import one_thread
-from placement.learning.networks.policy import PlacementPolicy, Proposals
+from placement.learning.policies.policy import PlacementPolicy, Proposals
+from placement.learning.policies.registry import POLICIES
+
+if TYPE_CHECKING:
+    from placement.learning.learners.registry import Beginning, Recipe
 
 _ADVANTAGE = 3.0  # normalised advantages beyond this are cut
 _IMITATION_STEPS = 60
 _IMITATION_ENOUGH = 0.12  # nats a decision: what is likelier than this is imitated well enough
-
-
-@dataclass(frozen=True)
-class Options:
-    """How `Reinforce` learns.
-
-    Attributes:
-        samples: placements of one update.
-        learning_rate: of Adam.
-        clip: largest norm of a gradient.
-        epsilon: of Adam; near the size of a gradient it keeps small gradients small.
-        whole: a gradient is that of a whole placement, not of its mean decision.
-        moving_average: decay of the moving baseline of Mirhoseini et al.; None compares the samples of one update with
-            each other instead (each against the mean of the others, normalised).
-        entropy: weight of the policy's entropy.
-        elites: so many best placements of a problem are imitated beside the gradient; 0 for none.
-        imitation: weight of that.
-        patience: updates of a problem without a better placement until `PlacementPolicy.refocus`; None for never.
-        noisy_updates: until then the policy explores by noise, and placements that do not fit count; afterwards they
-            are left out (Mirhoseini et al. 2018). None: they always count.
-        reference: rewards are -sqrt of seconds as they are (False), or over the problem's lower bound (True).
-    """
-
-    samples: int = 32
-    learning_rate: float = 2e-3
-    clip: float = 1.0
-    epsilon: float = 1e-8
-    whole: bool = False
-    moving_average: float | None = None
-    entropy: float = 0.02
-    elites: int = 8
-    imitation: float = 0.1
-    patience: int | None = 60
-    noisy_updates: int | None = None
-    reference: bool = True
-
-
-# As in Mirhoseini et al. 2018. What the paper leaves open: the decay of the baseline is that of the released code, and
-# Adam's epsilon is such that a rate of 0.1 and gradients of norm 1 make steps that do not saturate the bounded logits.
-PAPER_OPTIONS = Options(
-    samples=4,
-    learning_rate=0.1,
-    clip=1.0,
-    epsilon=0.3,
-    whole=True,
-    moving_average=0.9,
-    entropy=0.0,
-    elites=0,
-    imitation=0.0,
-    patience=None,
-    noisy_updates=500,
-    reference=False,
-)
 
 
 @dataclass(eq=False)
@@ -96,11 +47,13 @@ class _Memory:
     idle: int = 0
 
 
-class Reinforce(OnPolicyAlgorithm):
+class Reinforce:
     """REINFORCE (Williams 1992, doi:10.1007/BF00992696) with a baseline, entropy and imitation of the best samples.
 
     One update draws placements of one problem, the problems in turn, scores them in `placement/Group-v0` and takes one
-    step of Adam. It is a `placement.learning.learners.learner.Learner`.
+    step of Adam. It is a `placement.learning.learners.learner.Learner`. The environments are those of
+    stable-baselines3's interface; its algorithms are not used, because a rollout buffer of observations that never
+    change and a value function of one state would be all cost.
 
     Args:
         policy: trained in place.
@@ -118,7 +71,7 @@ class Reinforce(OnPolicyAlgorithm):
         policy: PlacementPolicy,
         problems: Sequence[Problem],
         seed: int,
-        options: Options,
+        options: ReinforceOptions,
         starts: Sequence[Best | None] = (),
         *,
         scorer: str | ScorerFactory = "simulate",
@@ -137,37 +90,16 @@ class Reinforce(OnPolicyAlgorithm):
             )
             for problem in problems
         ]
-        super().__init__(
-            policy=type(policy),  # type: ignore[arg-type]
-            env=self._envs[0],
-            learning_rate=options.learning_rate,
-            n_steps=1,
-            gamma=1.0,
-            gae_lambda=1.0,
-            ent_coef=options.entropy,
-            vf_coef=0.0,
-            max_grad_norm=options.clip,
-            use_sde=False,
-            sde_sample_freq=-1,
-            device="cpu",
-            _init_setup_model=False,
-        )
-        self.rollout_buffer = None  # type: ignore[assignment]  # an update uses its batch at once
-        self.set_logger(Logger(None, []))  # learn() would make a folder for logs, and it is called for every update
-        self._problems, self._options = tuple(problems), options
-        self.policy: PlacementPolicy = policy  # type: ignore[assignment]
+        self.policy, self._problems, self._options = policy, tuple(problems), options
         self._adam = torch.optim.Adam(policy.parameters(), lr=options.learning_rate, eps=options.epsilon)
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._scale = [math.sqrt(lower_bound(p).value_s or 1.0) if options.reference else 1.0 for p in problems]
-        self._first = [Units(problem).first_op for problem in problems]
+        self._first = [Units.of(problem).first_op for problem in problems]
         self._memories = [_Memory(best=best) for best in (starts or [None] * len(problems))]
-        self._updates = 0
-        self._batch: tuple[Proposals, FloatArray, FloatArray] | None = None
-        self._last: Update | None = None
+        self._updates = self._samples = 0
         for env in self._envs:
-            env.seed(seed)
-            self._last_obs = env.reset()
+            env.reset()
         for index, memory in enumerate(self._memories):
             if not is_trained and (memory.best is not None or options.patience is not None):
                 self._refocus(index)
@@ -182,7 +114,7 @@ class Reinforce(OnPolicyAlgorithm):
     @property
     def samples(self) -> int:
         """Placements scored so far."""
-        return int(self.num_timesteps)
+        return self._samples
 
     @property
     def best(self) -> Sequence[Best | None]:
@@ -191,13 +123,27 @@ class Reinforce(OnPolicyAlgorithm):
 
     def update(self) -> Update:
         """Sample one batch of placements of one problem, learn from it."""
-        self._last = None
-        self.env = self._envs[self._updates % len(self._envs)]
-        self.learn(self._options.samples, reset_num_timesteps=False, log_interval=None)  # type: ignore[arg-type]
-        assert self._last is not None
-        return self._last
+        index = self._updates % len(self._problems)
+        memory, patience = self._memories[index], self._options.patience
+        if patience is not None and memory.idle > patience:
+            self._refocus(index)
+        proposals, seconds = self._draw(index)
+        self._remember(memory, proposals, seconds)
+        reward, loss, entropy = self._learn(index, proposals, seconds)
+        self._updates += 1
+        memory.idle += 1
+        feasible = np.isfinite(seconds)
+        return Update(
+            problem=index,
+            samples=self.samples,
+            mean_s=float(seconds[feasible].mean()) if feasible.any() else math.nan,
+            best_s=math.inf if memory.best is None else memory.best.value_s,
+            feasible=float(feasible.mean()),
+            entropy=entropy,
+            metrics={"reward": reward, "loss": loss},
+        )
 
-    def state(self) -> State:
+    def state(self) -> LearnerState:
         """The run as it stands between two updates."""
         tensors = {f"policy.{name}": tensor.clone() for name, tensor in self.policy.state_dict().items()}
         for index, moments in self._adam.state_dict()["state"].items():
@@ -211,80 +157,56 @@ class Reinforce(OnPolicyAlgorithm):
             "rng": self._rng.bit_generator.state,
             "memories": [_summary(memory) for memory in self._memories],
         }
-        return State(tensors, values)
+        return LearnerState(tensors, values)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LearnerState) -> None:
         """Go on from there: the next updates are those that the run which gave the state would have made."""
-        self.policy.load_state_dict(_under("policy", state.tensors))
+        self.policy.load_state_dict(tensors_under("policy", state.tensors))
         adam = self._adam.state_dict()
         adam["state"] = {
             index: moments
             for index in range(len(adam["param_groups"][0]["params"]))
-            if (moments := _under(f"adam.{index}", state.tensors))
+            if (moments := _copies(tensors_under(f"adam.{index}", state.tensors)))
         }
         self._adam.load_state_dict(adam)
         self._generator.set_state(state.tensors["generator"])
         self._rng.bit_generator.state = state.values["rng"]
-        self._updates, self.num_timesteps = state.values["updates"], state.values["samples"]
+        self._updates, self._samples = state.values["updates"], state.values["samples"]
         self._memories = [
-            _unpacked(_under(f"{index}", state.tensors), summary)
+            _unpacked(tensors_under(f"{index}", state.tensors), summary)
             for index, summary in enumerate(state.values["memories"])
         ]
 
-    # -- OnPolicyAlgorithm ----------------------------------------------------------------------------------
+    # -- one update -----------------------------------------------------------------------------------------
 
-    def collect_rollouts(self, env: Any, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
-        """Draw placements of the problem whose turn it is, and score them in its environment."""
-        index = self._updates % len(self._problems)
-        problem, memory = self._problems[index], self._memories[index]
-        patience = self._options.patience
-        if patience is not None and memory.idle > patience:
-            self._refocus(index)
-        callback.on_rollout_start()
+    def _draw(self, index: int) -> tuple[Proposals, FloatArray]:
+        """Placements of a problem and their step times, float64 [k], infinite where they do not fit."""
         self.policy.explore = self._updates < (self._options.noisy_updates or 0)
         one_thread()
-        proposals = self.policy.propose(problem, self._options.samples, self._generator)
+        proposals = self.policy.propose(self._problems[index], self._options.samples, self._generator)
+        env = self._envs[index]
         env.step(_actions(self._first[index], proposals))
-        self.num_timesteps += self._options.samples
-        found = env.last_scores
-        feasible = np.asarray(found.feasible)
-        seconds = np.where(feasible, found.step_time_s, np.inf)
-        rewards = np.where(feasible, -np.sqrt(np.where(feasible, seconds, 1.0)) / self._scale[index], -10.0)
-        self._batch = proposals, rewards, seconds
-        self._remember(memory, proposals, seconds)
-        callback.update_locals(locals())
-        callback.on_rollout_end()
-        return bool(callback.on_step())
+        self._samples += self._options.samples
+        scores = env.last_scores
+        return proposals, np.where(scores.feasible, scores.step_time_s, np.inf)
 
-    def train(self) -> None:
-        """One step along the policy gradient of the batch."""
-        assert self._batch is not None
-        index = self._updates % len(self._problems)
-        problem, memory = self._problems[index], self._memories[index]
-        proposals, rewards, seconds = self._batch
+    def _learn(self, index: int, proposals: Proposals, seconds: FloatArray) -> tuple[float, float, float]:
+        """One step along the policy gradient; mean reward, loss and mean entropy."""
+        problem, memory, options = self._problems[index], self._memories[index], self._options
         feasible = np.isfinite(seconds)
+        rewards = np.where(feasible, -np.sqrt(np.where(feasible, seconds, 1.0)) / self._scale[index], INFEASIBLE)
         advantage = self._advantage(memory, rewards)
-        if self._options.noisy_updates is not None and self._updates >= self._options.noisy_updates:
+        if options.noisy_updates is not None and self._updates >= options.noisy_updates:
             advantage = np.where(feasible, advantage, 0.0)
         one_thread()
         log_prob, entropy = self.policy.evaluate(problem, proposals.actions)
-        weight = 1.0 if self._options.whole else 1.0 / self.policy.decisions(problem)
+        weight = 1.0 if options.whole else 1.0 / self.policy.decisions(problem)
         loss = -weight * (torch.tensor(advantage, dtype=torch.float32) * log_prob).mean()
-        loss = loss - self._options.entropy * entropy.mean()
-        if memory.elites and self._options.imitation > 0:
-            loss = loss - self._options.imitation * weight * self._elite_log_prob(problem, memory)
+        loss = loss - options.entropy * entropy.mean()
+        if memory.elites and options.imitation > 0:
+            loss = loss - options.imitation * weight * self._elite_log_prob(problem, memory)
         self._step(loss)
-        self._updates += 1
-        memory.idle += 1
-        self._last = Update(
-            problem=index,
-            samples=self.samples,
-            mean_s=float(seconds[feasible].mean()) if feasible.any() else math.nan,
-            best_s=math.inf if memory.best is None else memory.best.value_s,
-            feasible=float(feasible.mean()),
-            entropy=float(entropy.detach().mean()),
-            metrics={"reward": float(rewards.mean()), "loss": float(loss.detach())},
-        )
+        return float(rewards.mean()), float(loss.detach()), float(entropy.detach().mean())
 
     def _advantage(self, memory: _Memory, rewards: FloatArray) -> FloatArray:
         decay = self._options.moving_average
@@ -348,6 +270,26 @@ class Reinforce(OnPolicyAlgorithm):
         self._adam.step()
 
 
+def begin(problems: Sequence[Problem], seed: int, recipe: Recipe, beginning: Beginning) -> Reinforce:
+    """Begin a run, as `placement.learning.learners.registry.make_learner` asks for it."""
+    assert isinstance(recipe.options, ReinforceOptions)
+    trained = beginning.trained
+    policy = trained or _untrained(problems, seed, recipe, beginning.warm_start)
+    starts = starts_of(problems, seed, beginning) if recipe.options.starts else [None] * len(problems)
+    return Reinforce(
+        policy, problems, seed, recipe.options, starts, scorer=beginning.scorer, is_trained=trained is not None
+    )
+
+
+def _untrained(problems: Sequence[Problem], seed: int, recipe: Recipe, warm_start: bool) -> PlacementPolicy:
+    kind = POLICIES[recipe.policy]
+    torch.manual_seed(seed)
+    if recipe.policy == "graph" and warm_start:
+        for _ in problems:  # drawn and dropped, so that a seed begins with the weights of version 0.1
+            kind.for_problems(problems)
+    return kind.for_problems(problems)
+
+
 def _actions(first: IntArray, proposals: Proposals) -> NDArray[np.int64]:
     """int64 [k, U + n]: what `placement/Group-v0` with an order takes; ``first`` int64 [U] is an op of each unit."""
     order = proposals.order
@@ -358,10 +300,9 @@ def _actions(first: IntArray, proposals: Proposals) -> NDArray[np.int64]:
     return np.concatenate([proposals.device[:, first], order], axis=1)
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with the prefix, without it."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For Adam, which changes its moments in place."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _packed(prefix: str, memory: _Memory) -> dict[str, Tensor]:
@@ -390,11 +331,11 @@ def _unpacked(tensors: Mapping[str, Tensor], summary: Mapping[str, Any]) -> _Mem
     best = None
     if summary["best"] is not None:
         value_s, source, note = summary["best"]
-        arrays = {name: tensor.numpy() for name, tensor in _under("best", tensors).items()}
+        arrays = {name: tensor.numpy() for name, tensor in tensors_under("best", tensors).items()}
         best = Best(Plan(**arrays, note=note), value_s, source)
     return _Memory(
         best=best,
-        elites=[(value_s, _under(f"elite.{rank}", tensors)) for rank, value_s in enumerate(summary["elites"])],
+        elites=[(value_s, tensors_under(f"elite.{rank}", tensors)) for rank, value_s in enumerate(summary["elites"])],
         baseline=summary["baseline"],
         stage=summary["stage"],
         stage_best_s=math.inf if summary["stage_best_s"] is None else summary["stage_best_s"],

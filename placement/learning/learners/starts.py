@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,37 +19,31 @@ from env.simulation.scoring import Scorer
 from graphs.errors import InfeasibleError
 from placement.learning.learners.learner import Best
 from placement.learning.learners.pretrained import propose_pretrained
-from placement.learning.networks.policy import PlacementPolicy
+from placement.learning.policies.policy import PlacementPolicy
 from placement.solving.methods import heuristics_for
+
+if TYPE_CHECKING:
+    from placement.learning.learners.registry import Beginning
 
 # Made for a steady state: slow, and never the fastest step.
 _NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
 _PRETRAINED = "pretrained"
 
 
-def starts_of(
-    problems: Sequence[Problem],
-    seed: int,
-    *,
-    warm_start: bool,
-    scorer: str | ScorerFactory = "simulate",
-    trained: PlacementPolicy | None = None,
-) -> list[Best | None]:
+def starts_of(problems: Sequence[Problem], seed: int, beginning: Beginning) -> list[Best | None]:
     """For each problem the plan to begin with, its time by the scorer that is learned from; None for no plan.
 
-    Args:
-        warm_start: begin with the best that is found without searching.
-        trained: begin with the likeliest placement of this policy instead.
+    That is the likeliest placement of the policy that is gone on with, or the best that is found without searching.
     """
     found: list[Best | None] = [None] * len(problems)
-    if trained is not None:
-        found = [_likeliest(problem, trained) for problem in problems]
-    elif warm_start:
+    if beginning.trained is not None:
+        found = [_likeliest(problem, beginning.trained) for problem in problems]
+    elif beginning.warm_start:
         found = best_starts(problems, seed)
-    if scorer == "simulate":
+    if beginning.scorer == "simulate":
         return found
     return [
-        None if best is None else _scored_again(problem, best, scorer)
+        None if best is None else _scored_again(problem, best, beginning.scorer)
         for problem, best in zip(problems, found, strict=True)
     ]
 
@@ -56,7 +51,7 @@ def starts_of(
 def _likeliest(problem: Problem, trained: PlacementPolicy) -> Best | None:
     trained.check(problem)
     plan = trained.propose(problem, 1, torch.Generator(), greedy=True).plan(0)
-    value_s = Scorer(problem).value(plan.device, plan.order)
+    value_s = Scorer(problem).value(plan)
     return Best(plan, value_s, trained.name) if math.isfinite(value_s) else None
 
 
@@ -83,5 +78,5 @@ def _best_start(problem: Problem, seed: int) -> Best | None:
         found.append(Best(first.plan, first.value_s, first.method))
     with contextlib.suppress(InfeasibleError):
         plan = propose_pretrained(problem, seed, Budget(seconds=0.0))
-        found.append(Best(plan, Scorer(problem).value(plan.device, plan.order), _PRETRAINED))
+        found.append(Best(plan, Scorer(problem).value(plan), _PRETRAINED))
     return min(found, key=lambda best: best.value_s, default=None)

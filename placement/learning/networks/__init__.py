@@ -1,1 +1,1 @@
-"""The networks of the policies, what they see and what they propose."""
+"""Parts of policies: networks, the features that they read, and compiled decoders."""

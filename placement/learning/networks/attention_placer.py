@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ class AttentionPlacer(nn.Module):
         return device
 
 
-def commonest_kinds(problems: list[Problem]) -> list[str]:
+def commonest_kinds(problems: Sequence[Problem]) -> list[str]:
     """The kinds of op that get an embedding of their own."""
     counts = Counter(kind for problem in problems for kind in problem.graph.kinds)
     return [kind for kind, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_KINDS]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baselines.memory import Allowance, place_within_memory
-from baselines.paths import upward_rank
+from env.gym.op_features import OpFeatures
 from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.units import Units
@@ -74,17 +74,17 @@ class Network:
 
 def view_of(problem: Problem) -> View:
     """Features and arrays of a problem. O(n log n + e D)."""
-    units = Units(problem)
-    rank_s = upward_rank(problem)
-    instance, level_s = _instance(units, rank_s)
+    units, of_ops = Units.of(problem), OpFeatures(problem)
+    rank_s = of_ops.upward_rank_s
+    instance, level_s = _instance(units, of_ops)
     producer, consumer, _ = problem.graph.edge_list
     return View(
         instance=_within_memory(units, instance, rank_s),
-        op_features=torch.from_numpy(_op_features(units, instance, rank_s)),
+        op_features=torch.from_numpy(_op_features(units, instance, of_ops)),
         producer=torch.from_numpy(producer.copy()),
         consumer=torch.from_numpy(consumer.copy()),
         rank=rank_s / level_s,
-        order_features=torch.from_numpy(_order_features(problem, rank_s, level_s)),
+        order_features=torch.from_numpy(_order_features(of_ops, level_s)),
     )
 
 
@@ -140,8 +140,8 @@ def untrained(n_ops: int) -> Network:
     return Network(np.zeros((n_ops, 1), np.float32), np.zeros(shape, np.float32), 1.0)
 
 
-def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
-    problem, graph = units.problem, units.problem.graph
+def _instance(units: Units, of_ops: OpFeatures) -> tuple[Instance, float]:
+    problem, graph, rank_s = units.problem, units.problem.graph, of_ops.upward_rank_s
     n_devices = problem.cluster.n_devices
     ptr, links = problem.route
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)
@@ -149,12 +149,12 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
     with np.errstate(divide="ignore"):
         s_per_byte = np.where(np.isinf(problem.bandwidth_bytes_per_s), 0.0, 1.0 / problem.bandwidth_bytes_per_s)
     measured = ~np.isnan(graph.tensor_transfer_s)
-    level_s = max(float(rank_s.max(initial=0.0)) / (1 + _depth(problem).max(initial=0)), _LEAST_S)
+    level_s = max(float(rank_s.max(initial=0.0)) / (1 + of_ops.depth.max(initial=0)), _LEAST_S)
     instance = Instance(
         op_s=problem.op_s,
         mean_op_s=problem.mean_op_s,
         tail_s=rank_s - problem.mean_op_s,
-        unit_of=problem.group_of,
+        unit_of=problem.unit_of,
         unit_s=units.op_s,
         input_ptr=graph.inputs[0],
         inputs=graph.inputs[1],
@@ -175,7 +175,7 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
         unit_bytes=units.kept_bytes,
         working_bytes=units.working_bytes,
         capacity=problem.capacity_bytes,
-        scale=np.maximum(_scale(problem, rank_s), _LEAST_S),
+        scale=np.maximum(_scale(of_ops), _LEAST_S),
         n_links=np.array([len(problem.cluster.links)]),
     )
     # Copies, contiguous and writable: numba compiles a second time for arrays that are not.
@@ -183,35 +183,19 @@ def _instance(units: Units, rank_s: FloatArray) -> tuple[Instance, float]:
     return Instance(*copies), level_s
 
 
-def _scale(problem: Problem, rank_s: FloatArray) -> FloatArray:
+def _scale(of_ops: OpFeatures) -> FloatArray:
     """`Instance.scale`."""
+    problem, rank_s = of_ops.problem, of_ops.upward_rank_s
     work_s = float(problem.mean_op_s.sum())
-    fastest_s = np.where(problem.allowed, problem.op_s, np.inf).min(axis=1)
+    fastest_s = problem.fastest_s.copy()  # numba compiles anew for arrays that may not be written
     return np.array(
         [
             work_s / max(1, problem.graph.n_ops),
             rank_s.max(initial=0.0),
-            _longest(problem, fastest_s, np.zeros(problem.graph.n_tensors))[0].max(initial=0.0),
+            of_ops.behind_s(fastest_s, np.zeros(problem.graph.n_tensors)).max(initial=0.0),
             work_s / problem.cluster.n_devices,
         ]
     )
-
-
-def _longest(problem: Problem, op_s: FloatArray, transfer_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Longest paths behind each op, it included, and before it: float64 [n] each."""
-    from baselines import path_kernel
-
-    graph = problem.graph
-    up, down = np.empty(graph.n_ops), np.empty(graph.n_ops)
-    arrays = (graph.topological_order, graph.output_ptr, graph.consumer_ptr, graph.consumers, op_s, transfer_s)
-    path_kernel.upward(*arrays, up)
-    path_kernel.downward(*arrays, down)
-    return up, down
-
-
-def _depth(problem: Problem) -> FloatArray:
-    """float64 [n]: edges of the longest path before each op."""
-    return _longest(problem, np.ones(problem.graph.n_ops), np.zeros(problem.graph.n_tensors))[1]
 
 
 def _within_memory(units: Units, instance: Instance, rank_s: FloatArray) -> Instance:
@@ -229,7 +213,7 @@ def _within_memory(units: Units, instance: Instance, rank_s: FloatArray) -> Inst
             np.zeros((1, graph_kernel.N_FEATURES + 1)),
         )
         order = starting_order(units.problem, decoded.start_s)
-        return Plan(decoded.choice[0][units.problem.group_of], order[0])
+        return Plan(decoded.choice[0][units.problem.unit_of], order[0])
 
     try:
         place_within_memory(units, build)
@@ -238,11 +222,12 @@ def _within_memory(units: Units, instance: Instance, rank_s: FloatArray) -> Inst
     return fitting[0]
 
 
-def _order_features(problem: Problem, rank_s: FloatArray, level_s: float) -> Float32:
+def _order_features(of_ops: OpFeatures, level_s: float) -> Float32:
     """float32 [n, N_ORDER_FEATURES]: rank without transfers; how many wait for the op; what it sends and reads."""
+    problem, rank_s = of_ops.problem, of_ops.upward_rank_s
     graph, n = problem.graph, problem.graph.n_ops
     producer, consumer, tensor = graph.edge_list
-    free_s = _longest(problem, problem.mean_op_s, np.zeros(graph.n_tensors))[0]
+    free_s = of_ops.behind_s(problem.mean_op_s, np.zeros(graph.n_tensors))
     own_s = problem.mean_op_s + 0.25 * max(float(problem.mean_op_s.mean()), _LEAST_S)
     sent_s = np.bincount(producer, problem.mean_transfer_s[tensor], n)
     read_s = np.bincount(consumer, problem.mean_transfer_s[tensor], n)
@@ -255,7 +240,7 @@ def _order_features(problem: Problem, rank_s: FloatArray, level_s: float) -> Flo
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def _op_features(units: Units, instance: Instance, rank_s: FloatArray) -> Float32:
+def _op_features(units: Units, instance: Instance, of_ops: OpFeatures) -> Float32:
     """float32 [n, N_OP_FEATURES]: of each op, of its surroundings, and of the whole problem."""
     problem, graph = units.problem, units.problem.graph
     n = graph.n_ops
@@ -268,11 +253,10 @@ def _op_features(units: Units, instance: Instance, rank_s: FloatArray) -> Float3
     allowed_s = np.where(problem.allowed, problem.op_s, np.nan)
     mean_s = problem.mean_op_s
     least_s, most_s = np.nanmin(allowed_s, axis=1), np.nanmax(allowed_s, axis=1)
-    up, down = _longest(problem, mean_s, moved_s)
-    free_up, free_down = _longest(problem, mean_s, np.zeros_like(moved_s))
-    depth, unit = _depth(problem), problem.group_of
+    up, down = of_ops.upward_rank_s, of_ops.downward_rank_s
+    free_up, free_down = (path(mean_s, np.zeros_like(moved_s)) for path in (of_ops.behind_s, of_ops.before_s))
+    depth, unit = of_ops.depth, problem.unit_of
     memory = max(1.0, float(np.mean(problem.capacity_bytes)))
-    output_bytes = np.bincount(graph.tensor_producer, graph.tensor_memory_bytes, n)
     own_s = mean_s + 0.25 * typical_s
     columns = [
         np.log1p(mean_s / typical_s),
@@ -290,7 +274,7 @@ def _op_features(units: Units, instance: Instance, rank_s: FloatArray) -> Float3
         np.log1p(out_s / typical_s),
         np.log1p(in_s / typical_s),
         np.minimum(1.0, graph.kept_bytes / memory),
-        np.minimum(1.0, output_bytes / memory),
+        np.minimum(1.0, of_ops.output_bytes / memory),
         graph.phase == Phase.BACKWARD,
         graph.phase == Phase.UPDATE,
         np.log(units.size[unit]),

@@ -1,6 +1,7 @@
 """Compiled decoder of the graph policy: list scheduling in which a small network picks the device of every unit.
 
 Ops are placed one after another, always the ready one of highest priority. The decoder keeps its own estimate of the
+
 schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. Of
 every device that a unit could go to it computes `N_FEATURES` numbers; the logit of a device is
 
@@ -9,24 +10,28 @@ every device that a unit could go to it computes `N_FEATURES` numbers; the logit
 so that with a taste of 0 the likeliest device is the one that finishes the unit first.
 """
 
+# Letters
+# n, m, e, U, D, L   numbers of ops, tensors, edges (a tensor and a consumer), units, devices and links
+# F, H   features of a device, and neurons of the hidden layer; f, h, one of them
+# d   a device; t, a tensor; j, k, at, positions; s, a sample of a batch; _s   seconds
+
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env.jit import njit, prange
-from env.problem import BoolArray
-from graphs.opgraph import FloatArray, IntArray
+from env.jit import allocating, entry, inner, parallel_entry, prange
+from env.simulation.pieces import find_gap, occupy, pop, push
+
+if TYPE_CHECKING:
+    from env.problem import BoolArray
+    from graphs.opgraph import FloatArray, IntArray
 
 Float32 = NDArray[np.float32]
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 N_FEATURES = 20
 GREEDY, SAMPLE, REPLAY = 0, 1, 2
-# Counting references to every array of a record would double the time; these functions allocate nothing.
-_inner: Callable[[FunctionT], FunctionT] = njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]
 _GAPS = 128  # idle intervals kept per device or link; beyond that the earliest is forgotten
 
 
@@ -96,83 +101,23 @@ class Trial(NamedTuple):
     placed: BoolArray  # [U], units
 
 
-@_inner
-def _push(heap: IntArray, size: int, priority: FloatArray, item: int) -> int:
-    """Add to a binary heap, highest priority first, then the lower op; returns its new size."""
-    at = size
-    while at > 0:
-        above = heap[(at - 1) // 2]
-        if priority[above] > priority[item] or (priority[above] == priority[item] and above < item):
-            break
-        heap[at] = above
-        at = (at - 1) // 2
-    heap[at] = item
-    return size + 1
-
-
-@_inner
-def _pop(heap: IntArray, size: int, priority: FloatArray) -> int:
-    """Take the first item off the heap; returns its new size."""
-    item, at, child = heap[size - 1], 0, 1
-    while child < size - 1:
-        a, b = heap[child], heap[min(child + 1, size - 2)]
-        if priority[b] > priority[a] or (priority[b] == priority[a] and b < a):
-            a, child = b, child + 1
-        if priority[item] > priority[a] or (priority[item] == priority[a] and item < a):
-            break
-        heap[at] = a
-        at, child = child, 2 * child + 1
-    heap[at] = item
-    return size - 1
-
-
-@_inner
+@inner
 def _earliest(start: FloatArray, end: FloatArray, count: int, ready_s: float, length_s: float) -> float:
     """When something of this length can begin in sorted idle intervals, of which the last never ends."""
-    low, high = 0, count - 1
-    while low < high:  # the first interval that ends after `ready_s`
-        middle = (low + high) // 2
-        if end[middle] > ready_s:
-            high = middle
-        else:
-            low = middle + 1
-    while max(start[low], ready_s) + length_s > end[low]:
-        low += 1
-    return float(max(start[low], ready_s))
+    return float(max(start[find_gap(start, end, count, ready_s, length_s, np.inf)], ready_s))
 
 
-@_inner
-def _occupy(start: FloatArray, end: FloatArray, count: int, from_s: float, to_s: float) -> int:
+@inner
+def _take(start: FloatArray, end: FloatArray, count: int, from_s: float, to_s: float) -> int:
     """Take [from_s, to_s), which is idle, out of the intervals; returns their new number."""
-    at = count - 1
-    while start[at] > from_s:
-        at -= 1
-    before, after = start[at] < from_s, to_s < end[at]
-    if before and after:
-        if count == len(start):  # forget the earliest
-            for k in range(count - 1):
-                start[k], end[k] = start[k + 1], end[k + 1]
-            count -= 1
-            at -= 1
-            if at < 0:
-                start[0] = max(start[0], to_s)
-                return count
-        for k in range(count, at, -1):
-            start[k], end[k] = start[k - 1], end[k - 1]
-        end[at], start[at + 1] = from_s, to_s
-        return count + 1
-    if before:
-        end[at] = from_s
-    elif after:
-        start[at] = to_s
-    else:
-        for k in range(at, count - 1):
-            start[k], end[k] = start[k + 1], end[k + 1]
-        return count - 1
-    return count
+    # From the end: schedules grow there.
+    gap = count - 1  # most often: schedules grow at their end
+    while start[gap] > from_s:
+        gap -= 1
+    return int(occupy(start, end, count, gap, from_s, to_s))
 
 
-@_inner
+@inner
 def _transfer_start(
     links: IntArray,
     start: FloatArray,
@@ -188,6 +133,7 @@ def _transfer_start(
         now_s = max(now_s, own_free_s[link])
     if len(links) == 0 or length_s <= 0:
         return now_s
+    # Until one instant suits every link: a later start on one may not suit another.
     moved = True
     while moved:
         moved = False
@@ -198,13 +144,13 @@ def _transfer_start(
     return now_s
 
 
-@_inner
+@inner
 def _squash(value: float) -> float:
     """Logarithmic for large values of either sign."""
     return float(np.log1p(value)) if value >= 0 else -float(np.log1p(-value))
 
 
-@_inner
+@inner
 def _choose(logit: FloatArray, mask: BoolArray, uniform: float) -> int:
     """The device of the largest logit, or one drawn by softmax where ``uniform`` is not negative."""
     best = -1
@@ -213,6 +159,7 @@ def _choose(logit: FloatArray, mask: BoolArray, uniform: float) -> int:
             best = d
     if uniform < 0:
         return best
+    # Relative to the best, so that no exponential overflows.
     total = 0.0
     for d in range(len(logit)):
         if mask[d]:
@@ -227,7 +174,7 @@ def _choose(logit: FloatArray, mask: BoolArray, uniform: float) -> int:
     return chosen
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _begin(instance: Instance) -> Schedule:
     """An empty schedule; inputs are infinitely late."""
     n, n_devices = instance.op_s.shape
@@ -252,7 +199,7 @@ def _begin(instance: Instance) -> Schedule:
     )
 
 
-@_inner
+@inner
 def _inputs_by_finish(op: int, instance: Instance, schedule: Schedule, result: IntArray) -> int:
     """Write what an op reads by when it exists, the order in which links serve it; returns how many tensors."""
     count = 0
@@ -266,7 +213,7 @@ def _inputs_by_finish(op: int, instance: Instance, schedule: Schedule, result: I
     return count
 
 
-@_inner
+@inner
 def _open_devices(unit: int, instance: Instance, schedule: Schedule, result: BoolArray) -> None:
     """Where a unit may run and has room; where nothing has room (the score will say so), where it may run."""
     count = 0
@@ -278,7 +225,7 @@ def _open_devices(unit: int, instance: Instance, schedule: Schedule, result: Boo
         result[d] = result[d] or (count == 0 and instance.allowed[unit, d])
 
 
-@_inner
+@inner
 def _length(tensor: int, source: int, target: int, instance: Instance) -> float:
     """Seconds of a transfer between two devices over idle links."""
     seconds = instance.latency_s[tensor] * instance.pair_latency_s[source, target]
@@ -286,7 +233,7 @@ def _length(tensor: int, source: int, target: int, instance: Instance) -> float:
     return float(seconds + instance.fixed_s[tensor] * instance.pair_hops[source, target])
 
 
-@_inner
+@inner
 def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Schedule, trial: Trial) -> None:
     """Estimate the op on a device, into ``trial``; the schedule is left as it is."""
     ready_s, ready_free_s, added_s, here_s = 0.0, 0.0, 0.0, 0.0
@@ -307,6 +254,7 @@ def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Sched
             own_free_s[link] = from_s + length_s
         ready_s, ready_free_s = max(ready_s, from_s + length_s), max(ready_free_s, exists_s + length_s)
         added_s += length_s
+    # Only links that were used, which are few.
     for t in tensors:
         pair = schedule.device[instance.producer[t]] * n_devices + d
         for link in instance.route_link[instance.route_ptr[pair] : instance.route_ptr[pair + 1]]:
@@ -319,7 +267,7 @@ def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Sched
     trial.key_s[d] = trial.begin_s[d] + instance.unit_s[instance.unit_of[op], d]  # with the other ops of its group
 
 
-@_inner
+@inner
 def _surroundings(
     op: int, tensors: IntArray, choice: IntArray, instance: Instance, schedule: Schedule, trial: Trial
 ) -> tuple[float, float, int]:
@@ -356,7 +304,7 @@ def _surroundings(
     return inputs_s, outputs_s, critical
 
 
-@_inner
+@inner
 def _describe(
     op: int,
     tensors: IntArray,
@@ -408,9 +356,10 @@ def _describe(
         row[19] = _squash(outputs_s / own_s) * row[6]
 
 
-@_inner
+@inner
 def _logit(row: Float32, base: Float32, w1: Float32, taste: FloatArray, sharpness: float) -> float:
     """The logit of a device from its features, float32 [F]; see the module."""
+    # By default the device with the earliest finish: feature 0 is how late it is.
     value = -float(row[0])
     for f in range(N_FEATURES):
         value += row[f] * taste[f]
@@ -418,18 +367,20 @@ def _logit(row: Float32, base: Float32, w1: Float32, taste: FloatArray, sharpnes
         net = base[h]
         for f in range(N_FEATURES):
             net += row[f] * w1[f, h]
+        # relu
         if net > 0:
             value += net * taste[N_FEATURES + h]
     return float(sharpness * value)
 
 
-@_inner
+@inner
 def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instance, schedule: Schedule) -> None:
     """Put an op on a device, and what it still needs there on the links."""
     n_devices = instance.op_s.shape[1]
     for t in tensors:
         if schedule.arrival_s[t, d] < np.inf:
             continue
+        # As `_try` did, but for good: the links are taken.
         source = schedule.device[instance.producer[t]]
         length_s, exists_s = _length(t, source, d, instance), schedule.finish_s[instance.producer[t]]
         pair = source * n_devices + d
@@ -438,15 +389,16 @@ def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instanc
         from_s = _transfer_start(links, start, end, count, schedule.own_free_s, exists_s, length_s)
         if length_s > 0:
             for link in links:
-                count[link] = _occupy(start[link], end[link], count[link], from_s, from_s + length_s)
+                count[link] = _take(start[link], end[link], count[link], from_s, from_s + length_s)
         schedule.arrival_s[t, d] = from_s + length_s
     op_s = instance.op_s[op, d]
     finish_s = begin_s + op_s
     schedule.device[op], schedule.finish_s[op] = d, finish_s
     if op_s > 0:
-        schedule.gaps[d] = _occupy(schedule.gap_start[d], schedule.gap_end[d], schedule.gaps[d], begin_s, finish_s)
+        schedule.gaps[d] = _take(schedule.gap_start[d], schedule.gap_end[d], schedule.gaps[d], begin_s, finish_s)
     schedule.load_s[d] += op_s
     schedule.last_s[d] = max(schedule.last_s[d], finish_s)
+    # No step can end before the longest path behind this op does.
     schedule.totals[0] = max(schedule.totals[0], finish_s + instance.tail_s[op])
     schedule.totals[1] += op_s
     for t in range(instance.output_ptr[op], instance.output_ptr[op + 1]):
@@ -455,7 +407,7 @@ def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instanc
             schedule.affinity_s[instance.consumers[e], d] += instance.transfer_s[t]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def decode(
     instance: Instance,
     mode: int,
@@ -494,12 +446,14 @@ def decode(
     heap, missing, size = np.empty(n, np.int64), np.diff(instance.input_ptr), 0
     for op in range(n):
         if missing[op] == 0:
-            size = _push(heap, size, priority, op)
+            push(heap, 0, size, priority, 1.0, op)
+            size += 1
     while size > 0:
-        op = heap[0]
-        size = _pop(heap, size, priority)
+        op = pop(heap, 0, size, priority, 1.0)
+        size -= 1
         unit = instance.unit_of[op]
         reads = tensors[: _inputs_by_finish(op, instance, schedule, tensors)]
+        # The first op of a unit has decided for all.
         if placed[unit]:
             _try(op, choice[unit], reads, instance, schedule, trial)
         else:
@@ -511,6 +465,7 @@ def decode(
             for d in range(n_devices):
                 if possible[d]:
                     _try(op, d, reads, instance, schedule, trial)
+            # A replay needs features only where they are learned from.
             if mode != REPLAY or record:
                 _describe(op, reads, possible, choice, instance, schedule, trial, rows)
             if record:
@@ -529,10 +484,11 @@ def decode(
                 reader = instance.consumers[e]
                 missing[reader] -= 1
                 if missing[reader] == 0:
-                    size = _push(heap, size, priority, reader)
+                    push(heap, 0, size, priority, 1.0, reader)
+                    size += 1
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@parallel_entry
 def decode_batch(
     instance: Instance,
     mode: int,

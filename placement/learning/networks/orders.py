@@ -16,9 +16,9 @@ def within_pins(problem: Problem, device: IntArray) -> IntArray:
     allowed = problem.allowed[np.arange(problem.graph.n_ops), device]
     if allowed.all():
         return device
-    unit_s = np.zeros((len(problem.groups), problem.cluster.n_devices))
-    np.add.at(unit_s, problem.group_of, np.where(problem.allowed, problem.op_s, np.inf))
-    return np.where(allowed, device, unit_s.argmin(axis=1)[problem.group_of])
+    unit_s = np.zeros((problem.n_units, problem.cluster.n_devices))
+    np.add.at(unit_s, problem.unit_of, np.where(problem.allowed, problem.op_s, np.inf))
+    return np.where(allowed, device, unit_s.argmin(axis=1)[problem.unit_of])
 
 
 def on_devices(problem: Problem, device: IntArray, shift_s: FloatArray | None = None) -> IntArray:
@@ -30,7 +30,7 @@ def on_devices(problem: Problem, device: IntArray, shift_s: FloatArray | None = 
     """
     result = np.empty(device.shape, dtype=np.int64)
     shift_s = np.zeros(device.shape) if shift_s is None else shift_s
-    kernel.orders(device, shift_s, *_structure(problem), result)  # type: ignore[call-arg]
+    kernel.orders(device, shift_s, *_structure(problem), result)
     return result
 
 
@@ -40,7 +40,7 @@ def correction_of(problem: Problem, plan: Plan) -> FloatArray:
     if plan.order is None:
         return np.zeros(n)
     path_s = np.empty(n)
-    kernel.path(plan.device, *_structure(problem), path_s)  # type: ignore[call-arg]
+    kernel.path(plan.device, *_structure(problem), path_s)
     line = np.argsort(plan.order, kind="stable")
     wanted_s = np.empty(n)
     # Ops of equal paths are told apart by less than any time that matters.
@@ -48,16 +48,16 @@ def correction_of(problem: Problem, plan: Plan) -> FloatArray:
     return wanted_s - path_s
 
 
-def _structure(problem: Problem) -> tuple[IntArray | FloatArray, ...]:
+def _structure(problem: Problem) -> tuple[IntArray, FloatArray, IntArray, IntArray, IntArray, FloatArray]:
     graph = problem.graph
-    flow = (graph.output_ptr, graph.consumer_ptr, graph.consumers, problem.mean_transfer_s)
-    return graph.topological_order, problem.op_s, *flow
+    readers = graph.output_ptr, graph.consumer_ptr, graph.consumers
+    return graph.topological_order, problem.op_s, *readers, problem.mean_transfer_s
 
 
 def majority(problem: Problem, group: IntArray, device: IntArray, n_groups: int) -> IntArray:
     """int64 [n_groups]: the device with most of the work of each group; ``group`` int64 [U], ``device`` int64 [n]."""
     n_devices = problem.cluster.n_devices
-    key = group[problem.group_of] * n_devices + device
+    key = group[problem.unit_of] * n_devices + device
     share = np.bincount(key, problem.mean_op_s + 1e-12, n_groups * n_devices).reshape(n_groups, n_devices)
     found: IntArray = share.argmax(axis=1)
     return found

@@ -37,7 +37,7 @@ class PerGraph(nn.Module):
 def coarse_groups(problem: Problem, n_groups: int) -> IntArray:
     """int64 [U], at most `n_groups` groups of equal work along heavy edges, whatever their device."""
     fine = to_size(problem.graph, n_groups).group_of
-    return _at_most(fine[Units(problem).first_op], _op_seconds(problem), n_groups)
+    return _at_most(fine[Units.of(problem).first_op], _op_seconds(problem), n_groups)
 
 
 def groups_of_plan(problem: Problem, plan: Plan, n_groups: int, rng: np.random.Generator) -> IntArray:
@@ -46,7 +46,7 @@ def groups_of_plan(problem: Problem, plan: Plan, n_groups: int, rng: np.random.G
     A random one of the coarsenings of the graph, cut where the plan changes device, the smallest pieces put together
     with others of their device that are close in the graph's order.
     """
-    first = Units(problem).first_op
+    first = Units.of(problem).first_op
     device = plan.device[first]
     wanted = int(n_groups * rng.uniform(0.3, 0.9))
     coarse = to_size(problem.graph, max(wanted, 1)).group_of[first]
@@ -58,7 +58,7 @@ def _merged(problem: Problem, piece: IntArray, device: IntArray, n_groups: int) 
     """Join the lightest pieces with the next of their device until `n_groups` are left."""
     seconds = _op_seconds(problem)
     position = problem.graph.topological_position
-    at = np.array([position[members].mean() for members in problem.groups])
+    at = np.array([position[members].mean() for members in problem.units])
     while (count := int(piece.max()) + 1) > n_groups:
         weight = np.bincount(piece, seconds, count)
         centre = np.bincount(piece, at, count) / np.bincount(piece, minlength=count)
@@ -91,4 +91,4 @@ def _at_most(group: IntArray, seconds: FloatArray, n_groups: int) -> IntArray:
 
 def _op_seconds(problem: Problem) -> FloatArray:
     """float64 [U]."""
-    return np.array([problem.mean_op_s[members].sum() for members in problem.groups])
+    return np.array([problem.mean_op_s[members].sum() for members in problem.units])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.paths import importance, upward_rank
+from env.gym.op_features import OpFeatures
 from env.problem import Problem
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray, Phase
@@ -27,12 +26,16 @@ class UnitView:
 
     @cached_property
     def units(self) -> Units:
-        return Units(self.problem)
+        return Units.of(self.problem)
 
     @cached_property
+    def of_ops(self) -> OpFeatures:
+        return OpFeatures(self.problem)
+
+    @property
     def rank_s(self) -> FloatArray:
         """float64 [n]: upward rank of each op."""
-        return upward_rank(self.problem)
+        return self.of_ops.upward_rank_s
 
     @cached_property
     def position(self) -> FloatArray:
@@ -43,14 +46,14 @@ class UnitView:
     @cached_property
     def total_s(self) -> float:
         """Seconds of all ops, each on its fastest device."""
-        return float(np.where(self.problem.allowed, self.problem.op_s, np.inf).min(axis=1).sum()) or 1e-30
+        return float(self.problem.fastest_s.sum()) or 1e-30
 
     @cached_property
     def links(self) -> tuple[IntArray, IntArray, FloatArray]:
         """``(source, target, seconds)``: transfers between units, both ways, the heaviest first."""
         problem = self.problem
         producer, consumer, tensor = problem.graph.edge_list
-        a, b = problem.group_of[producer], problem.group_of[consumer]
+        a, b = problem.unit_of[producer], problem.unit_of[consumer]
         weight = problem.mean_transfer_s[tensor]
         apart = a != b
         source, target = np.concatenate([a[apart], b[apart]]), np.concatenate([b[apart], a[apart]])
@@ -63,11 +66,11 @@ class UnitView:
         """float32 [U, F]."""
         problem, units = self.problem, self.units
         graph = problem.graph
-        count = units.count
+        count = units.n_units
         capacity = max(1.0, float(problem.capacity_bytes.max()))
         out_s = np.bincount(graph.tensor_producer, problem.mean_transfer_s, graph.n_ops)
         source, _, seconds = self.links
-        through = units.largest(importance(problem)) / max(self.rank_s.max(), 1e-30)
+        through = units.largest(self.of_ops.downward_rank_s + self.rank_s) / max(self.rank_s.max(), 1e-30)
         columns = [
             self.position,
             through,
@@ -80,8 +83,7 @@ class UnitView:
             *(units.largest((graph.phase == phase).astype(float)) for phase in Phase),
         ]
         kinds = np.zeros((count, KIND_BUCKETS))
-        bucket = np.array([zlib.crc32(kind.encode()) % KIND_BUCKETS for kind in graph.kinds])
-        np.add.at(kinds, (problem.group_of, bucket), 1.0)
+        np.add.at(kinds, (problem.unit_of, self.of_ops.kind_bucket(KIND_BUCKETS)), 1.0)
         kinds /= kinds.sum(axis=1, keepdims=True)
         return torch.tensor(np.column_stack([*columns, kinds]), dtype=torch.float32)
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.inputs.arguments import check_states
-from placement.runtime.in_process.drop_in import DropIn
+from placement.runtime.in_process.wrapper import ModelWrapper
 from placement.solving.result import Result
 
 
@@ -52,7 +52,7 @@ def _check_modules(model: nn.Module, graph: OpGraph) -> None:
             raise MismatchError(f"{what} a {found} where that has a {kind}, module {path!r}; place this model first.")
 
 
-class ModulePlaced(DropIn):
+class ModulePlaced(ModelWrapper):
     """A drop-in for the model: the same parameters, buffers, keys and outputs, each module on its device."""
 
     def __init__(self, model: nn.Module, result: Result, places: Mapping[str, torch.device]) -> None:
@@ -128,9 +128,7 @@ def module_places(model: nn.Module, result: Result, places: Mapping[str, torch.d
     Raises:
         MismatchError: the result is infeasible.
     """
-    graph, placement = result.graph, result.placement
-    if placement is None:
-        raise MismatchError(f"{result.method} found no feasible placement, so there is none to use: {result.reason}")
+    graph, placement = result.graph, result.answered().placement
     own: dict[str, list[int]] = {}
     for i in _forward(graph):
         own.setdefault(graph.modules[i], []).append(i)

@@ -8,39 +8,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 from graphs.capture.record import Loss, argument_leaves
-from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
 from placement.inputs.arguments import as_captured, check_data, check_tangents, tangent, tensors_of
-from placement.runtime.in_process.drop_in import StandIn
 from placement.runtime.in_process.threads import Exchange, Team
-from placement.runtime.program.functional import uninitialised
-from placement.runtime.program.layout import Key, Layout
-from placement.runtime.program.named_tensors import States, move_states
+from placement.runtime.in_process.wrapper import OpByOpWrapper
+from placement.runtime.program.drawing import draw
+from placement.runtime.program.layout import DeviceLayout, Key
+from placement.runtime.program.named_tensors import NamedTensors, move_tensors
 from placement.runtime.program.routines import Routines, compile_routines
 from placement.runtime.program.variants import Variants
 
 
-class PlacedModule(StandIn):
+class PlacedModule(OpByOpWrapper):
     """A drop-in for the model: the same parameters, buffers, keys and outputs, each op on its device.
 
     Inputs of another batch size are captured when they first come, and so is evaluation of a model placed for training;
     its ops go where their parameters are. Outputs come back to the device of the first tensor among the arguments.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None = None) -> None:
+    def __init__(self, model: nn.Module, layout: DeviceLayout, loss: Loss | None = None) -> None:
         super().__init__(model, layout)
         self._loss = loss
         self._team = Team(layout.places)
-        self._states = States(model)
-        self._steps: dict[Layout, _Step] = {}
+        self._tensors = NamedTensors(model)
+        self._steps: dict[DeviceLayout, _Step] = {}
         self._variants = Variants(model, layout, loss)
         self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
         self._take_mode()
-        move_states(layout, self._states)
+        move_tensors(layout, self._tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = argument_leaves(self._model, args, kwargs)
@@ -49,7 +48,7 @@ class PlacedModule(StandIn):
         with self._capturing:
             step = self._step_for(args, kwargs, leaves)
             trace = step.layout.step.program.trace
-            parameters = [self._states[trace.states[p].name] for p, _ in trace.gradients]
+            parameters = [self._tensors[trace.states[p].name] for p, _ in trace.gradients]
             if is_differentiated := step.layout.step.program.train and torch.is_grad_enabled():
                 self._check_gradients(inputs)
         run = _Run(self, step, inputs)
@@ -71,7 +70,7 @@ class PlacedModule(StandIn):
         Raises:
             MismatchError: another dtype than captured.
         """
-        for dtype in {state.dtype for state in self._states.all()}:
+        for dtype in {state.dtype for state in self._tensors.all()}:
             made = fn(torch.empty(0, dtype=dtype))
             if made.dtype != dtype:
                 raise MismatchError(
@@ -79,7 +78,7 @@ class PlacedModule(StandIn):
                     "the model first, then capture and place it."
                 )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        move_states(self._layout, self._states)
+        move_tensors(self._layout, self._tensors)
         return self
 
     # -- what runs --------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ class PlacedModule(StandIn):
 class _Step:
     """A layout and its code, without and with a backward pass."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: DeviceLayout) -> None:
         self.layout = layout
         self._compiled: dict[bool, Routines] = {}
         self.counters = {layout.step.state_of[node] for node in layout.step.counters}
@@ -119,12 +118,12 @@ class _Run:
         self._kept: list[tuple[int, Key]] = []
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> DeviceLayout:
         return self._step.layout
 
     def forward(self, with_backward: bool) -> list[torch.Tensor]:
         routines = self._step.routines(with_backward)
-        self._exchange = Exchange(routines.parcels, self.layout.places)
+        self._exchange = Exchange(routines.transfers, self.layout.places)
         self._drawn = draw(self.layout)
         self._given = self._placed._team.run(routines, 0, self._exchange, self._lookup)
         outputs = {key[1]: value for device in self._given for key, value in device.items() if key[0] == "output"}
@@ -172,7 +171,7 @@ class _Run:
     def _state(self, device: int, name: str) -> torch.Tensor:
         program = self.layout.step.program
         with self._placed._capturing:
-            found = self._placed._states.get(name)
+            found = self._placed._tensors.get(name)
         if found is None:
             found = program.constants[name]
         place = self.layout.places[device]
@@ -217,34 +216,3 @@ def _own_objects(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
         taken.add(id(own))
         found.append(own)
     return found
-
-
-def tensor_named(module: nn.Module, name: str) -> torch.Tensor | None:
-    """The parameter or buffer of that dotted name, if there is one."""
-    return States(module).get(name)
-
-
-def draw(layout: Layout) -> dict[int, torch.Tensor]:
-    """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
-    step = layout.step
-    found: dict[fx.Node, torch.Tensor] = {}
-    numbered = {}
-    for number, node in step.draws:
-        first = step.redraws.get(node)
-        found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
-    return numbered
-
-
-def _drawn(node: fx.Node) -> torch.Tensor:
-    target: Any = node.target
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _without_content)
-    result: torch.Tensor = target(*args, **kwargs)
-    return result
-
-
-def _without_content(node: fx.Node) -> Any:
-    info = value_of(node)
-    if not hasattr(info, "layout"):
-        return info
-    layout = info.layout
-    return uninitialised(layout.shape, layout.stride, layout.dtype, torch.device(layout.device))

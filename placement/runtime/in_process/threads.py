@@ -13,22 +13,22 @@ import torch
 
 from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import Routine, Routines
-from placement.runtime.program.transfers import Parcel
+from placement.runtime.program.transfers import Transfer
 
 
 class _Stopped(Exception):
-    """Another device has failed, so a parcel will never come."""
+    """Another device has failed, so a transfer will never come."""
 
 
 _STOP = object()
 
 
 class Exchange:
-    """The parcels of one step, on their way from thread to thread."""
+    """The transfers of one step, on their way from thread to thread."""
 
-    def __init__(self, parcels: Mapping[int, Parcel], places: Sequence[torch.device]) -> None:
-        self._boxes: dict[int, queue.SimpleQueue[Any]] = {tag: queue.SimpleQueue() for tag in parcels}
-        self._target = {tag: places[parcel.target] for tag, parcel in parcels.items()}
+    def __init__(self, transfers: Mapping[int, Transfer], places: Sequence[torch.device]) -> None:
+        self._boxes: dict[int, queue.SimpleQueue[Any]] = {tag: queue.SimpleQueue() for tag in transfers}
+        self._target = {tag: places[transfer.target] for tag, transfer in transfers.items()}
 
     def expect(self, tag: int) -> None:
         """Nothing to prepare: the sender brings it."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from graphs.capture.costs import signature
-from placement.runtime.program.layout import Layout
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
 
 
-def consistent_order(layout: Layout) -> list[list[int]]:
+def consistent_order(layout: DeviceLayout) -> list[list[int]]:
     """The ops of each device as planned, but every op after those it depends on, in O(edges * log ops).
 
     A graph says who needs a value. It does not say that who reads a buffer comes before who writes it later, nor in
@@ -40,13 +43,13 @@ def consistent_order(layout: Layout) -> list[list[int]]:
     return order
 
 
-def _ranks(layout: Layout) -> dict[int, tuple[float, int]]:
+def _ranks(layout: DeviceLayout) -> dict[int, tuple[float, int]]:
     """(planned start, place in its device's order) of each op."""
     place = {op: i for ops in layout.order for i, op in enumerate(ops)}
     return {op: (layout.start_s[op], place[op]) for op in layout.nodes_of}
 
 
-def _edges(layout: Layout) -> Iterator[tuple[int, int]]:
+def _edges(layout: DeviceLayout) -> Iterator[tuple[int, int]]:
     """(op, op that must come after it), along the program."""
     step = layout.step
     sources: dict[fx.Node, frozenset[int]] = {}  # ops behind the value of a node that is no op

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from graphs.capture import Program
+from typing import TYPE_CHECKING
+
 from graphs.errors import MismatchError
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph, Phase
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
-def same_ops(program: Program, layout: Layout) -> Layout:
+def same_ops(program: Program, layout: DeviceLayout) -> DeviceLayout:
     """The layout for a program of the same ops.
 
     Raises:
@@ -20,10 +24,10 @@ def same_ops(program: Program, layout: Layout) -> Layout:
     if mine != theirs:
         name = next(iter(set(mine) ^ set(theirs)), "in another order")
         raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it for these shapes.")
-    return Layout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
+    return DeviceLayout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
 
 
-def nearest(program: Program, layout: Layout) -> Layout:
+def nearest(program: Program, layout: DeviceLayout) -> DeviceLayout:
     """The layout for a program of other ops, in program order.
 
     An op runs where its first parameter is, else where the op of its name is, else where an op of the nearest module
@@ -45,16 +49,18 @@ def nearest(program: Program, layout: Layout) -> Layout:
         if group >= 0:
             device[op] = together.setdefault(group, device[op])
     order = [[op for op in range(graph.n_ops) if device[op] == number] for number in range(len(layout.places))]
-    return Layout(functional(program), device, order, [float(op) for op in range(graph.n_ops)], layout.places, kept)
+    return DeviceLayout(
+        functional(program), device, order, [float(op) for op in range(graph.n_ops)], layout.places, kept
+    )
 
 
-def _kept(layout: Layout) -> dict[str, tuple[int, ...]]:
+def _kept(layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
     """The devices that have each parameter and buffer, by name."""
     states = layout.step.program.states
     return {name: layout.keepers(index) for index, state in enumerate(states) for name in state.names}
 
 
-def _devices_by_module(graph: OpGraph, layout: Layout) -> dict[str, int]:
+def _devices_by_module(graph: OpGraph, layout: DeviceLayout) -> dict[str, int]:
     """Where the first op of each module runs, and of each module around it."""
     found: dict[str, int] = {}
     for op, module in enumerate(graph.modules):

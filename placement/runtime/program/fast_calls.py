@@ -12,7 +12,7 @@ from torch import fx
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
 
 
-def quickened(module: fx.GraphModule) -> Callable[..., Any]:
+def with_fast_calls(module: fx.GraphModule) -> Callable[..., Any]:
     """Replace ``module.forward`` by code with the same lines that has looked up each operator, and return it."""
     code = module.graph.python_code("self")
     names = dict(code.globals)

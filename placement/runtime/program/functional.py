@@ -10,14 +10,16 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from graphs.capture import Program
 from graphs.capture.costs import signature
 from graphs.capture.trace import TensorInfo, flat, value_of
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
 @dataclass(frozen=True, eq=False)

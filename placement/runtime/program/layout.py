@@ -1,4 +1,4 @@
-"""`Layout`: where and in which order the ops of a step run; `Section`: a stretch of it, and what it must give."""
+"""`DeviceLayout`: where and in which order the ops of a step run; `Section`: a stretch of it, and what it must give."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Section:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class DeviceLayout:
     """A functional program on devices (n ops, D devices).
 
     Attributes:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.program.layout import Layout
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
 
 
-class States:
+class NamedTensors:
     """The parameters and buffers of a model by name, each path walked once; always the tensor that is there now."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,7 +49,7 @@ class States:
         yield from self._model.buffers()
 
 
-def move_states(layout: Layout, states: States) -> None:
+def move_tensors(layout: DeviceLayout, tensors: NamedTensors) -> None:
     """Every parameter and buffer to its device, staying the object it is; what shares memory goes on sharing it.
 
     Raises:
@@ -56,7 +59,7 @@ def move_states(layout: Layout, states: States) -> None:
     for index, state in enumerate(layout.step.program.states):
         place = layout.places[layout.home(index)]
         for name in state.names:
-            tensor = states.get(name)
+            tensor = tensors.get(name)
             if tensor is None or tensor.device == place:
                 continue
             if tensor.is_meta:

@@ -16,10 +16,10 @@ from torch import fx
 
 from graphs.capture.trace import TensorInfo, value_of
 from placement.runtime.program.consistent_order import consistent_order
-from placement.runtime.program.fast_calls import quickened
+from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.functional import after
-from placement.runtime.program.layout import Key, Layout, Section, reached
-from placement.runtime.program.transfers import Parcel, expect, receive, send
+from placement.runtime.program.layout import DeviceLayout, Key, Section, reached
+from placement.runtime.program.transfers import Transfer, expect, receive, send
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Routine:
     """What one device does in one section.
 
     Attributes:
-        run: takes a `Link` and a value for each of ``takes``, returns one for each of ``gives``.
+        run: takes a `Endpoint` and a value for each of ``takes``, returns one for each of ``gives``.
         takes: keys of the arguments: ``("state", name)``, ``("input", path)``, ``("drawn", number of a random node)``,
             ``("tangent", number of an output)``, ``("saved", number)``.
         gives: keys of the results, those of the section that arise here and ``("saved", number)``.
@@ -49,20 +49,20 @@ class Routines:
     Attributes:
         layout: what was planned.
         sections: for each section the routine of each device.
-        parcels: every tensor that is sent, by its tag.
+        transfers: every tensor that is sent, by its tag.
     """
 
-    layout: Layout
+    layout: DeviceLayout
     sections: tuple[tuple[Routine, ...], ...]
-    parcels: dict[int, Parcel]
+    transfers: dict[int, Transfer]
 
 
 def sent_tags(routine: Routine) -> list[int]:
-    """The parcels that a routine sends, in its order."""
+    """The transfers that a routine sends, in its order."""
     return [int(node.args[1]) for node in routine.module.graph.nodes if node.target is send]
 
 
-def compile_routines(layout: Layout, sections: Sequence[Section]) -> Routines:
+def compile_routines(layout: DeviceLayout, sections: Sequence[Section]) -> Routines:
     """Write the code of every device for sections that run one after the other."""
     return _Compiler(layout, sections).compile()
 
@@ -80,15 +80,15 @@ _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torc
 
 # -- the compiler ----------------------------------------------------------------------------------------------------
 
-# Parcels that a device is always ready for. By gloo, a sender that finds nobody ready hands a parcel over only when its
-# thread of communication next gets the core that it computes on, milliseconds later.
+# Transfers that a device is always ready for. By gloo, a sender that finds nobody ready hands a tensor over only when
+# its thread of communication next gets the core that it computes on, milliseconds later.
 _AHEAD = 8
 
 
 class _Compiler:
-    """What the writers of all devices and sections share: who makes what when, and which parcels there are."""
+    """What the writers of all devices and sections share: who makes what when, and which transfers there are."""
 
-    def __init__(self, layout: Layout, sections: Sequence[Section]) -> None:
+    def __init__(self, layout: DeviceLayout, sections: Sequence[Section]) -> None:
         self.layout, self.sections = layout, sections
         self.wanted: set[fx.Node] = set()
         self.section_of: dict[int, int] = {}  # op -> the section it runs in
@@ -104,17 +104,17 @@ class _Compiler:
         self.number = {node: i for i, node in enumerate(layout.step.graph.nodes)}
         self.tag: dict[tuple[fx.Node, int], int] = {}
         self.content: dict[int, fx.Node] = {}  # tag -> the node whose value it stands for
-        self.parcels: dict[int, Parcel] = {}
+        self.transfers: dict[int, Transfer] = {}
 
     def compile(self) -> Routines:
         devices = range(len(self.layout.places))
-        self._number_parcels([self._demand(device) for device in devices])
+        self._number_transfers([self._demand(device) for device in devices])
         rows: list[list[_Writer]] = []
         for number in range(len(self.sections)):
             rows.append([_Writer(self, device, number, [row[device] for row in rows]) for device in devices])
             for writer in rows[-1]:
                 writer.write()
-        return Routines(self.layout, tuple(tuple(w.routine() for w in row) for row in rows), self.parcels)
+        return Routines(self.layout, tuple(tuple(w.routine() for w in row) for row in rows), self.transfers)
 
     def ops(self, device: int, section: int) -> list[int]:
         """The ops of a device in a section in planned order."""
@@ -166,14 +166,14 @@ class _Compiler:
                 needed.add(node)
         return needed
 
-    def _number_parcels(self, demands: Sequence[set[fx.Node]]) -> None:
+    def _number_transfers(self, demands: Sequence[set[fx.Node]]) -> None:
         wanted = [(self.number[node], device, node) for device, nodes in enumerate(demands) for node in nodes]
         for tag, (_, device, node) in enumerate(sorted(wanted, key=lambda item: item[:2])):
             info = value_of(node)
             assert isinstance(info, TensorInfo), f"{node} is no tensor"
             self.tag[node, device], self.content[tag] = tag, node
             op = self.layout.step.made_by.get(node, -1)
-            self.parcels[tag] = Parcel(tag, self.layout.owner(node), device, op, info)
+            self.transfers[tag] = Transfer(tag, self.layout.owner(node), device, op, info)
 
 
 class _Writer:
@@ -183,7 +183,7 @@ class _Writer:
         self._shared, self._device, self._section, self._before = shared, device, section, before
         self._step, self._place = shared.layout.step, shared.layout.places[device]
         self._graph = fx.Graph()
-        self._link = self._last_taken = self._graph.placeholder("link")
+        self._endpoint = self._last_taken = self._graph.placeholder("endpoint")
         self._root: dict[str, Any] = {}
         self._takes: list[Key] = []
         self._gives: list[Key] = []
@@ -225,7 +225,7 @@ class _Writer:
         self._graph.output(tuple(self._given))
         module = fx.GraphModule(self._root, self._graph)
         ops = tuple(self._shared.ops(self._device, self._section))
-        return Routine(quickened(module), tuple(self._takes), tuple(self._gives), ops, module)
+        return Routine(with_fast_calls(module), tuple(self._takes), tuple(self._gives), ops, module)
 
     def keep(self, node: fx.Node) -> Key:
         """Give a value to the sections that come."""
@@ -265,7 +265,7 @@ class _Writer:
             tag = self._shared.tag[node, self._device]
             self._expect(tag)
             self._expect_next()
-            return self._graph.call_function(receive, (self._link, tag))
+            return self._graph.call_function(receive, (self._endpoint, tag))
         return self._own(node)
 
     def _own(self, node: fx.Node) -> fx.Node:
@@ -325,13 +325,13 @@ class _Writer:
         self._takes.append(key)
         return self._last_taken
 
-    # -- parcels ----------------------------------------------------------------------------------------------
+    # -- transfers ----------------------------------------------------------------------------------------------
 
     def _send(self, node: fx.Node, value: fx.Node) -> None:
         for device in range(len(self._shared.layout.places)):
             tag = self._shared.tag.get((node, device))
             if tag is not None:
-                self._graph.call_function(send, (self._link, tag, value))
+                self._graph.call_function(send, (self._endpoint, tag, value))
 
     def _send_states(self) -> None:
         """Send parameters and buffers to ops on devices that do not have them, before anything is written to them."""
@@ -349,9 +349,9 @@ class _Writer:
         """(planned time from which it may come, tag) of what is sent to this device in this section, last first."""
         start_s, section_of = self._shared.layout.start_s, self._shared.section_of
         found = [
-            (start_s[parcel.op], tag)
-            for tag, parcel in self._shared.parcels.items()
-            if parcel.target == self._device and section_of.get(parcel.op) == self._section
+            (start_s[transfer.op], tag)
+            for tag, transfer in self._shared.transfers.items()
+            if transfer.target == self._device and section_of.get(transfer.op) == self._section
         ]
         return sorted(found, reverse=True)
 
@@ -367,4 +367,4 @@ class _Writer:
     def _expect(self, tag: int) -> None:
         if tag not in self._expected:
             self._expected.add(tag)
-            self._graph.call_function(expect, (self._link, tag))
+            self._graph.call_function(expect, (self._endpoint, tag))

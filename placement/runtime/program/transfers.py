@@ -10,21 +10,21 @@ import torch
 from graphs.capture.trace import TensorInfo
 
 
-class Link(Protocol):
-    """The way from one device to the others, as a routine sees it; `Parcel` says what each tag stands for."""
+class Endpoint(Protocol):
+    """A device's end of its transfers, as a routine sees it; `Transfer` says what each tag stands for."""
 
     def expect(self, tag: int) -> None:
-        """A parcel will be wanted soon."""
+        """A transfer will be wanted soon."""
 
     def receive(self, tag: int) -> torch.Tensor:
-        """Wait for a parcel."""
+        """Wait for a transfer."""
 
     def send(self, tag: int, tensor: torch.Tensor) -> None:
-        """Send a parcel, without waiting for it to arrive; the tensor will not be changed."""
+        """Send a transfer, without waiting for it to arrive; the tensor will not be changed."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Transfer:
     """A tensor that goes from one device to another once a step.
 
     Attributes:
@@ -41,13 +41,13 @@ class Parcel:
     info: TensorInfo
 
 
-def send(link: Link, tag: int, tensor: Any) -> None:
-    link.send(tag, tensor)
+def send(endpoint: Endpoint, tag: int, tensor: Any) -> None:
+    endpoint.send(tag, tensor)
 
 
-def receive(link: Link, tag: int) -> Any:
-    return link.receive(tag)
+def receive(endpoint: Endpoint, tag: int) -> Any:
+    return endpoint.receive(tag)
 
 
-def expect(link: Link, tag: int) -> None:
-    link.expect(tag)
+def expect(endpoint: Endpoint, tag: int) -> None:
+    endpoint.expect(tag)

@@ -15,7 +15,7 @@ from graphs.capture.trace import value_of
 from graphs.errors import CaptureError, MismatchError
 from placement.inputs.arguments import check_batch, check_call, check_kinds, other_shape
 from placement.runtime.program.derived_layout import nearest, same_ops
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 
 _MODES = {True: "training", False: "evaluation"}
 
@@ -33,18 +33,18 @@ class Variants:
     def __init__(
         self,
         model: nn.Module,
-        layout: Layout,
+        layout: DeviceLayout,
         loss: Loss | None,
         lent: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._model, self._layout, self._loss, self._lent = model, layout, loss, lent
-        self._known: dict[Any, Layout] = {}
+        self._known: dict[Any, DeviceLayout] = {}
         used = set(layout.step.program.graph.modules)
         self._used = [(path, module) for path, module in model.named_modules() if path and path in used]
 
     def get(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_training: bool
-    ) -> Layout:
+    ) -> DeviceLayout:
         """The layout for these arguments; ``leaves``: what is in them, by path.
 
         Raises:
@@ -67,7 +67,7 @@ class Variants:
 
     def _captured(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_other_mode: bool
-    ) -> Layout:
+    ) -> DeviceLayout:
         check_call(self._model, args, kwargs)
         program = self._layout.step.program
         name = program.graph.name

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -15,7 +15,11 @@ from torch import nn
 
 from graphs.disk import atomic_file, check_target
 from graphs.errors import MismatchError
-from placement.runtime.ranks.process_group import Crew
+from placement.runtime.transport.channels import Channel
+from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.runtime.ranks.process_group import ProcessGroup
 
 Path = str | os.PathLike[str]
 
@@ -35,7 +39,7 @@ _DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 _DTYPE_OF = {name: dtype for dtype, name in _DTYPES.items()}
-_TAG = 1 << 30  # beyond those of parcels
+_TAG = 1 << 30  # beyond those of transfers
 
 
 @dataclass(frozen=True)
@@ -58,30 +62,32 @@ class Entry:
     def size_bytes(self) -> int:
         return math.prod(self.shape) * _DTYPE_OF[self.dtype].itemsize
 
-    def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=_DTYPE_OF[self.dtype], device="cpu")
+    def channel(self) -> Channel:
+        """To rank 0."""
+        packing = Packing.flat(math.prod(self.shape), _DTYPE_OF[self.dtype])
+        return Channel(packing, self.rank, 0, _TAG, f"tensor {self.name!r}")
 
 
-def gather(crew: Crew, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gather(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of all ranks by name on rank 0, on the CPU; an empty dict elsewhere. All ranks call it."""
-    index = _index(crew, tensors)
-    return {entry.name: tensor.clone() for entry, tensor in _arriving(crew, index, tensors)}
+    index = _index(group, tensors)
+    return {entry.name: tensor.clone() for entry, tensor in _arriving(group, index, tensors)}
 
 
-def save(crew: Crew, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def save(group: ProcessGroup, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write the tensors of all ranks to one file in one step; what was there stays until then. All ranks call it.
 
     Raises:
         OSError: on every rank: it cannot be written.
         MismatchError: safetensors has no such dtype.
     """
-    index = _index(crew, tensors)
-    _agree(crew, lambda: check_target(path))
-    if crew.rank == 0:
-        _agree(crew, lambda: _write(crew, path, index, tensors))
+    index = _index(group, tensors)
+    _agree(group, lambda: check_target(path))
+    if group.rank == 0:
+        _agree(group, lambda: _write(group, path, index, tensors))
     else:
-        list(_arriving(crew, index, tensors))
-        _agree(crew, lambda: None)
+        list(_arriving(group, index, tensors))
+        _agree(group, lambda: None)
 
 
 def load(path: Path, tensors: Mapping[str, torch.Tensor], ties: Mapping[str, tuple[str, ...]]) -> None:
@@ -168,39 +174,41 @@ def _opened(path: Path) -> Any:
         raise MismatchError(f"cannot read {os.fspath(path)} as a safetensors file: {error}.") from None
 
 
-def _index(crew: Crew, tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
+def _index(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
     """What there is on all ranks, each name once, in the order that all ranks send and rank 0 writes."""
     unknown = next((name for name, tensor in tensors.items() if tensor.dtype not in _DTYPES), None)
     if unknown is not None:
         raise MismatchError(f"{unknown!r} is {tensors[unknown].dtype}, which no safetensors file can hold.")
     own = {name: (_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
     found: dict[str, Entry] = {}
-    for rank, text in enumerate(crew.exchange(json.dumps(own))):
+    for rank, text in enumerate(group.all_gather(json.dumps(own))):
         for name, (dtype, shape) in json.loads(text).items():
             found.setdefault(name, Entry(name, rank, dtype, tuple(shape)))
     return [found[name] for name in sorted(found)]
 
 
 def _arriving(
-    crew: Crew, index: list[Entry], tensors: Mapping[str, torch.Tensor]
+    group: ProcessGroup, index: list[Entry], tensors: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Entry, torch.Tensor]]:
     """Each tensor on rank 0, one at a time; other ranks send theirs and get nothing."""
     for entry in index:
-        if entry.rank == crew.rank:
+        if entry.rank == group.rank:
             tensor = tensors[entry.name].detach().to("cpu").contiguous()
-            if crew.rank == 0:
+            if group.rank == 0:
                 yield entry, tensor
             elif tensor.numel():
-                crew.send(tensor.reshape(-1), 0, _TAG, entry.name)
-                crew.drain()
-        elif crew.rank == 0:
-            tensor = entry.empty()
-            if tensor.numel():
-                crew.wait(crew.begin_receive(tensor.view(-1), entry.rank, _TAG, entry.name), entry.rank, entry.name)
-            yield entry, tensor
+                group.send(group.gloo, entry.channel(), tensor.reshape(-1))
+                group.drain()
+        elif group.rank == 0:
+            channel = entry.channel()
+            if entry.size_bytes:
+                memory = group.receive(group.gloo, channel, group.expect(group.gloo, channel))
+            else:
+                memory = channel.packing.empty()
+            yield entry, memory.view(entry.shape)
 
 
-def _write(crew: Crew, path: Path, index: list[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
+def _write(group: ProcessGroup, path: Path, index: list[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in index:
@@ -208,7 +216,7 @@ def _write(crew: Crew, path: Path, index: list[Entry], tensors: Mapping[str, tor
         header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    arriving = _arriving(crew, index, tensors)
+    arriving = _arriving(group, index, tensors)
     try:
         with atomic_file(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
@@ -218,16 +226,16 @@ def _write(crew: Crew, path: Path, index: list[Entry], tensors: Mapping[str, tor
         list(arriving)  # where the disk is full, the others still send
 
 
-def _agree(crew: Crew, act: Any) -> None:
+def _agree(group: ProcessGroup, act: Any) -> None:
     """Let rank 0 act, and every rank raise the `OSError` that it met."""
     failure: OSError | None = None
-    if crew.rank == 0:
+    if group.rank == 0:
         try:
             act()
         except OSError as error:
             failure = error
     told = None if failure is None else [failure.errno, failure.strerror, failure.filename and str(failure.filename)]
-    met = json.loads(crew.exchange(json.dumps(told))[0])
+    met = json.loads(group.all_gather(json.dumps(told))[0])
     if failure is not None:
         raise failure
     if met is not None:

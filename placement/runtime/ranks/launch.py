@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from graphs.disk import temporary_folder
 from graphs.errors import PlacementError, RankError
-from placement.processes.processes import begin_worker, orderly_end, usable_cores
-from placement.processes.repeats import UNDERWAY, Report, Underway
+from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.progress import Report, tell_nobody
+from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 
 _HOST = "127.0.0.1"
-_POLL_S, _LOOK_S = 0.05, 0.5
+_POLL_S = 0.05
 _STOPPED_LOOKS = 16  # in a row, after which a stopped process ends the run, if no other has missed it before
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
 _START_S = 300.0
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
-_BOOT = """
+_PROGRAM = """
 import json, os, sys
 task = json.loads(sys.argv[1])
 if task["cores"]:
     os.sched_setaffinity(0, task["cores"])
-from placement.runtime.ranks.launch import work
-work(task)
+from placement.runtime.ranks.launch import main
+main(task)
 """
 
 
@@ -46,19 +42,19 @@ def launch(
     limit_s: float | None = None,
     pinned: bool = True,
     stdout: int | None = None,
-    report: Report = lambda underway: None,
+    report: Report = tell_nobody,
 ) -> list[Any]:
-    """Run a function in one process for each device, the processes being a `Crew`.
+    """Run a function in one process for each device, each a rank of a `ProcessGroup`.
 
     Args:
-        work: ``module:function``; it is called with the description and the `Crew`, and returns what JSON can hold.
-        description: anything that JSON can hold.
+        work: ``module:function``; it is called with the description and the `ProcessGroup`.
+        description: plain data, such as numbers, text and dictionaries; what the function returns is plain data too.
         places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
         port: of the store by which they meet; 0 for any free one.
-        limit_s: how long it may take.
+        limit_s: how long it may take, anew after each report.
         pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
         stdout: file descriptor for what the processes print; that of this one by default.
-        report: given what the first of them has last given `Crew.report`.
+        report: told what the first of them gives `ProcessGroup.report`.
 
     Returns:
         What each process returned, by rank.
@@ -66,29 +62,25 @@ def launch(
     Raises:
         RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
     """
-    with orderly_end(), temporary_folder() as folder:
-        (folder / "description.json").write_text(json.dumps(description), encoding="utf-8")
+    with orderly_end():
         store = new_store(port)
-        workers: list[_Worker] = []
+        workers = Workers()
         try:
-            for rank, cores in enumerate(_cores(places, pinned)):
-                workers.append(_started(rank, len(places), work, str(folder), store.port, cores, stdout))
-            _watch(workers, store, None if limit_s is None else time.monotonic() + limit_s, report)
-            found = [(folder / f"{worker.rank}.json").read_text(encoding="utf-8") for worker in workers]
+            workers = _started(store.port, places, _cores(places, pinned), stdout)
+            workers.tell((work, description))
+            found = workers.collect(limit_s, report, _Look(workers))
+            workers.join()
+        except NoAnswerError:
+            raise RankError(
+                "the processes were not done in the time they had; allow more, or take a smaller model."
+            ) from None
+        except WorkerFailedError as error:
+            raise RankError(str(error)) from None
+        except WorkerEndedError as error:
+            raise RankError(reason_of(store, error.rank, error.code)) from None
         finally:
-            for worker in workers:
-                worker.process.kill()
-            for worker in workers:
-                worker.process.wait()
-    return [json.loads(text) for text in found]
-
-
-@dataclass(frozen=True)
-class _Worker:
-    """A process that was started."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
+            workers.end()
+    return found
 
 
 def new_store(port: int = 0) -> Any:
@@ -123,55 +115,43 @@ def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
     return found
 
 
-def _started(rank: int, size: int, work: str, folder: str, port: int, cores: list[int], stdout: int | None) -> _Worker:
-    task = {"work": work, "folder": folder, "rank": rank, "size": size, "port": port, "cores": cores}
-    task["parent"] = os.getpid()
-    environment = {
+def _started(port: int, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
+    size = len(places)
+    shared = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "MASTER_ADDR": _HOST,
         "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
     }
-    if cores:
-        environment["OMP_NUM_THREADS"] = str(len(cores))
-    # -P: a file of the caller's folder must not hide a package.
-    command = [sys.executable, "-P", "-c", _BOOT, json.dumps(task)]
-    return _Worker(rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout))
+    environments = [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} | ({"OMP_NUM_THREADS": str(len(own))} if own else {})
+        for rank, own in enumerate(cores)
+    ]
+    tasks = [{"rank": rank, "size": size, "port": port, "cores": own} for rank, own in enumerate(cores)]
+    return Workers.fresh(_PROGRAM, tasks, environments, stdout)
 
 
-def _watch(workers: Sequence[_Worker], store: Any, deadline: float | None, report: Report) -> None:
-    """Wait until all have ended well.
+class _Look:
+    """Looks for a process that was stopped, which would be waited for for ever.
 
     Raises:
-        RankError: the reason why one has not.
+        RankError: one has been for some time.
     """
-    heard, looked_s, stopped_looks = b"", time.monotonic(), 0
-    while codes := [worker.process.poll() for worker in workers]:
-        bad = [worker for worker, code in zip(workers, codes, strict=True) if code not in (None, 0)]
-        if bad:
-            raise RankError(reason_of(store, bad[0].rank, bad[0].process.returncode))
-        if all(code == 0 for code in codes):
-            return
-        if deadline is not None and time.monotonic() > deadline:
-            raise RankError("the processes were not done in the time they had; allow more, or take a smaller model.")
-        if time.monotonic() - looked_s > _LOOK_S:  # seldom: the store's thread takes time from what is measured
-            stopped = next((worker for worker in workers if _is_stopped(worker.process)), None)
-            stopped_looks = 0 if stopped is None else stopped_looks + 1
-            if stopped is not None and stopped_looks >= _STOPPED_LOOKS:
-                raise RankError(f"rank {stopped.rank} was stopped by a signal and has not gone on; run again.")
-            looked_s, before = time.monotonic(), heard
-            heard = store.get(UNDERWAY) if store.check([UNDERWAY]) else b""
-            if heard != before:
-                report(Underway(**json.loads(heard)))
-        time.sleep(_POLL_S)
+
+    def __init__(self, workers: Workers) -> None:
+        self._pids, self._n_stopped = workers.pids, 0
+
+    def __call__(self) -> None:
+        stopped = next((rank for rank, pid in enumerate(self._pids) if _is_stopped(pid)), None)
+        self._n_stopped = 0 if stopped is None else self._n_stopped + 1
+        if self._n_stopped >= _STOPPED_LOOKS:
+            raise RankError(f"rank {stopped} was stopped by a signal and has not gone on; run again.")
 
 
-def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+def _is_stopped(pid: int) -> bool:
     try:
-        found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
     except (AttributeError, ChildProcessError):  # a system without it; or it has ended meanwhile
         return False
     return found is not None
@@ -198,23 +178,22 @@ def reason_of(store: Any, rank: int, code: int) -> str:
 # -- in the process --------------------------------------------------------------------------------------------------
 
 
-def work(task: Mapping[str, Any]) -> None:
-    """The life of a worker."""
-    begin_worker(task["parent"])
+def main(task: Mapping[str, Any]) -> None:
+    """The life of a process that `launch` starts."""
+    parent = Parent.of_fresh(task)
     import torch
 
-    from placement.runtime.ranks.process_group import Crew
+    from placement.runtime.ranks.process_group import ProcessGroup
 
     if task["cores"]:
         torch.set_num_threads(len(task["cores"]))
-    crew = Crew.start(met_store(task["port"]), task["rank"], task["size"], is_quiet=True)
+    group = ProcessGroup.start(met_store(task["port"]), task["rank"], task["size"], is_quiet=True, parent=parent)
     try:
-        module, _, name = task["work"].partition(":")
-        description = json.loads(Path(task["folder"], "description.json").read_text(encoding="utf-8"))
-        found = getattr(importlib.import_module(module), name)(description, crew)
-        Path(task["folder"], f"{task['rank']}.json").write_text(json.dumps(found), encoding="utf-8")
+        work, description = parent.hear()
+        module, _, name = work.partition(":")
+        parent.answer(getattr(importlib.import_module(module), name)(description, group))
     except PlacementError as error:
-        crew.fail(str(error))
+        group.fail(str(error))
         sys.exit(1)
 
 

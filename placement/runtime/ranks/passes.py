@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -11,27 +11,30 @@ from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
 from placement.inputs.arguments import as_captured, check_tangents, tangent
-from placement.runtime.in_process.module import draw
-from placement.runtime.program.layout import Key, Layout
-from placement.runtime.program.named_tensors import States
+from placement.runtime.program.drawing import draw
 from placement.runtime.program.routines import Routine, Routines, compile_routines, sent_tags
-from placement.runtime.ranks.process_group import Crew
-from placement.runtime.ranks.rank_link import RankLink
-from placement.runtime.transport.nccl import Pair
-from placement.runtime.transport.packing import Carrier, Way, ways_of
+from placement.runtime.ranks.endpoint import RankEndpoint
+from placement.runtime.transport.channels import Channel, channels_of
+from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout, Key
+    from placement.runtime.program.named_tensors import NamedTensors
+    from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.transport.nccl import Pair
 
 _KINDS = ("forward", "both", "step")
 _TAG_BITS = 24
 
 
 class CompiledPass:
-    """The code of a pass: routines, the ways of their parcels, and those of the results that every rank gets.
+    """The code of a pass: routines, the channels of their transfers, and those of the results that every rank gets.
 
     Args:
         kind: ``"forward"`` alone, ``"both"`` passes in two sections, or forward, loss and backward in one ``"step"``.
     """
 
-    def __init__(self, layout: Layout, kind: str) -> None:
+    def __init__(self, layout: DeviceLayout, kind: str) -> None:
         if kind == "step":
             sections = [layout.whole()]
         else:
@@ -39,28 +42,28 @@ class CompiledPass:
         self.layout = layout
         self.routines: Routines = compile_routines(layout, sections)
         self.op_names = tuple(layout.step.program.graph.op_names)
-        # Calls of different kinds must not take each other's parcels: the ranks would compute nonsense.
+        # Calls of different kinds must not take each other's transfers: the ranks would compute nonsense.
         self._first_tag = _KINDS.index(kind) << _TAG_BITS
-        self.ways = ways_of(self.routines.parcels, self.op_names, self._first_tag)
+        self.channels = channels_of(self.routines.transfers, self.op_names, self._first_tag)
         taken = [[routine.takes for routine in routines] for routines in zip(*self.routines.sections, strict=True)]
         # The random nodes whose numbers each rank needs.
         self.drawn = [{key[1] for keys in rank for key in keys if key[0] == "drawn"} for rank in taken]
         self.results: list[tuple[Key, int, tuple[int, ...]]] = []  # key, owner, tags by rank
         for key, node in sections[0].gives:
             if key[0] in ("output", "loss"):
-                self.results.append((key, layout.owner(node), self._ways_to_all(key, node)))
-        # What is sent in each section, the parcels of a rank in its order; results when all has run.
+                self.results.append((key, layout.owner(node), self._channels_to_all(key, node)))
+        # What is sent in each section, the transfers of a rank in its order; results when all has run.
         self.sent = [[tag for routine in section for tag in sent_tags(routine)] for section in self.routines.sections]
         self.sent[0] += [tag for _, _, tags in self.results for tag in tags]
 
-    def _ways_to_all(self, key: Key, node: fx.Node) -> tuple[int, ...]:
-        owner, carrier = self.layout.owner(node), Carrier.of(value_of(node))
+    def _channels_to_all(self, key: Key, node: fx.Node) -> tuple[int, ...]:
+        owner, packing = self.layout.owner(node), Packing.of(value_of(node))
         number = self.layout.step.made_by.get(node, -1)
-        name = self.op_names[number] if number >= 0 else " ".join(map(str, key))
+        what = f"op {self.op_names[number]!r}" if number >= 0 else " ".join(map(str, key))
         tags = []
         for rank in range(len(self.layout.places)):
-            tags.append(len(self.ways))
-            self.ways[tags[-1]] = Way(carrier, owner, rank, self._first_tag + tags[-1], name)
+            tags.append(len(self.channels))
+            self.channels[tags[-1]] = Channel(packing, owner, rank, self._first_tag + tags[-1], what)
         return tuple(tags)
 
 
@@ -69,22 +72,22 @@ class Pass:
 
     Args:
         inputs: tensors among the arguments, by path.
-        states: the parameters and buffers of this rank.
-        pairs: as of `RankLink`.
+        tensors: the parameters and buffers of this rank.
+        pairs: as of `RankEndpoint`.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        group: ProcessGroup,
         compiled: CompiledPass,
-        states: States,
+        tensors: NamedTensors,
         inputs: Mapping[str, torch.Tensor],
         pairs: Mapping[int, Pair] | None = None,
     ) -> None:
-        self.compiled, self._crew = compiled, crew
-        self._states, self._inputs = states, inputs
-        self._place = compiled.layout.places[crew.rank]
-        self._link = RankLink(crew, compiled.ways, self._place, pairs or {})
+        self.compiled, self._group = compiled, group
+        self._tensors, self._inputs = tensors, inputs
+        self._place = compiled.layout.places[group.rank]
+        self._endpoint = RankEndpoint(group, compiled.channels, self._place, pairs or {})
         self._drawn: dict[int, torch.Tensor] = {}
         self._given: dict[Key, Any] = {}
         self._kept: list[Key] = []
@@ -112,7 +115,7 @@ class Pass:
         outputs = self.compiled.layout.step.program.trace.outputs
         assert outputs is not None
         check_tangents(outputs, tangents)
-        self._link.begin(self.compiled.sent[1])
+        self._endpoint.begin(self.compiled.sent[1])
         taken: dict[Key, Any] = dict(zip(self._kept, kept, strict=True))
         for key in self._routine(1).takes:
             if key[0] == "tangent":
@@ -132,16 +135,16 @@ class Pass:
     # -- parts ------------------------------------------------------------------------------------------------
 
     def _routine(self, section: int) -> Routine:
-        return self.compiled.routines.sections[section][self._crew.rank]
+        return self.compiled.routines.sections[section][self._group.rank]
 
     def _begin(self) -> None:
-        crew = self._crew
-        crew.drain()
-        self._link.begin(self.compiled.sent[0])
+        group = self._group
+        group.drain()
+        self._endpoint.begin(self.compiled.sent[0])
         for _, owner, tags in self.compiled.results:
-            if owner != crew.rank:
-                self._link.expect(tags[crew.rank])
-        wanted = self.compiled.drawn[crew.rank]
+            if owner != group.rank:
+                self._endpoint.expect(tags[group.rank])
+        wanted = self.compiled.drawn[group.rank]
         # Those of the other ranks are drawn too: so every rank's generator is where it is without a placement.
         self._drawn = {number: tensor for number, tensor in draw(self.compiled.layout).items() if number in wanted}
 
@@ -149,33 +152,33 @@ class Pass:
         """What this rank's routine gives."""
         routine = self._routine(section)
         self._taken = taken.values()
-        with torch.no_grad(), self._crew.running(routine, self.compiled.op_names):
-            given = routine.run(self._link, *(taken[key] for key in routine.takes))
+        with torch.no_grad(), self._group.running(routine, self.compiled.op_names):
+            given = routine.run(self._endpoint, *(taken[key] for key in routine.takes))
         return dict(zip(routine.gives, given, strict=True))
 
     def _shared(self) -> list[torch.Tensor]:
         """The results that every rank gets, in their order."""
         found = []
         for key, owner, tags in self.compiled.results:
-            if owner != self._crew.rank:
-                found.append(self._link.receive(tags[self._crew.rank]))
+            if owner != self._group.rank:
+                found.append(self._endpoint.receive(tags[self._group.rank]))
                 continue
             found.append(self._given[key].detach())
             for rank, tag in enumerate(tags):
                 if rank != owner:
-                    self._link.send(tag, self._given[key])
+                    self._endpoint.send(tag, self._given[key])
         return found
 
     def _settle(self, given: Iterator[Any] | Any) -> None:
         """Wait until what the caller may change has been sent: what came in, parameters, and what is given."""
-        if self._crew.is_sending:
-            self._crew.drain({*_memory_of(self._taken), *_memory_of(given)})
+        if self._group.is_sending:
+            self._group.drain({*_memory_of(self._taken), *_memory_of(given)})
         self._taken = ()
 
     def _lookup(self, key: Key) -> Any:
         kind, name = key
         if kind == "state":
-            found = self._states.get(name)
+            found = self._tensors.get(name)
             if found is None:
                 found = self.compiled.layout.step.program.constants[name]
             return found if found.device == self._place else found.to(self._place)

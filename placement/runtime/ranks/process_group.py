@@ -1,4 +1,4 @@
-"""`Crew`: the processes that run one model together, one for each device, as one of them sees them."""
+"""`ProcessGroup`: the processes that run one model together, one for each device, as one of them sees them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,215 +22,201 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
-from placement.processes.repeats import UNDERWAY, Underway
-from placement.runtime.program.routines import Routine
-from placement.runtime.ranks.watchdog import Activity, Watch, op_at, what_of
-from placement.runtime.transport import nccl as direct
-from placement.runtime.transport.gloo import gloo_group
-from placement.runtime.transport.mailbox import Block, Coming, Mailbox, PeerEndedError
+from placement.runtime.ranks.watchdog import Activity, Watchdog, op_at
+from placement.runtime.transport import nccl
+from placement.runtime.transport.channels import Channel, PeerEndedError, Pending, Transport
+from placement.runtime.transport.gloo import GlooTransport, gloo_group
+from placement.runtime.transport.mailbox import Mailbox, MailTransport
+from placement.runtime.transport.packing import Packing
+
+if TYPE_CHECKING:
+    from placement.processes.progress import StepProgress
+    from placement.processes.starting import Parent
+    from placement.runtime.program.routines import Routine
 
 _START = timedelta(seconds=300)  # until all processes are there
-_TALK = (1 << 30) + 1  # the tag of messages, beyond those of parcels
+_TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers
 _GLOO_ADVICE = " This is typically caused"
-_crew: Crew | None = None
+_joined: ProcessGroup | None = None
 
 
-class Crew:
+class ProcessGroup:
     """This process as one of several.
 
     Attributes:
         rank: its number, that of its device.
         size: how many there are.
-        group: their gloo connections, no part of the caller's own process groups.
-        near: the ranks that tensors go to by mail: those on this host.
+        gloo: carries tensors to any rank, by connections that are no part of the caller's own process groups.
+        same_host: the ranks that tensors go to in shared memory: those on this host.
         activity: what this process is doing.
         waited_s: how long it has waited for others in all.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, is_quiet: bool = False) -> None:
+    def __init__(self, store: Any, rank: int, size: int, is_quiet: bool = False, parent: Parent | None = None) -> None:
         self.rank, self.size, self.activity = rank, size, Activity()
         self.waited_s = 0.0
-        self._store = store
-        self.group = _connect(PrefixStore("placement", store), rank, size)
-        self._watch = Watch(store.clone(), rank, size, self.activity, is_quiet)
-        self.group.barrier().wait()  # every watch has given its first sign of life
-        self._watch.start()
+        self._store, self._parent = store, parent
+        connections = _connect(PrefixStore("placement", store), rank, size)
+        self.gloo = GlooTransport(connections)
+        self._watchdog = Watchdog(store.clone(), rank, size, self.activity, is_quiet)
+        connections.barrier().wait()  # every watchdog has given its first sign of life
+        self._watchdog.start()
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)
         self._process = os.getpid()
-        self._underway: deque[tuple[Any, torch.Tensor, int, str]] = deque()
-        self.near: frozenset[int] = frozenset()
+        self._pending: deque[tuple[Pending, int, str]] = deque()  # with the rank at the other end, and what it is
+        self.same_host: frozenset[int] = frozenset()
         self._mailbox: Mailbox | None = None
         self._mailbox = self._opened()
-        self._pairs: dict[tuple[str, ...], dict[int, direct.Pair]] = {}
+        self._mail = None if self._mailbox is None else MailTransport(self._mailbox)
+        self._pairs: dict[tuple[str, ...], dict[int, nccl.Pair]] = {}
 
     @classmethod
-    def start(cls, store: Any, rank: int, size: int, is_quiet: bool = False) -> Crew:
-        """Meet the others through a store; a process is in one crew only.
+    def start(
+        cls, store: Any, rank: int, size: int, is_quiet: bool = False, parent: Parent | None = None
+    ) -> ProcessGroup:
+        """Meet the others through a store; a process is in one group only.
 
         Args:
             is_quiet: leave it to whoever started the process to say why a run has failed.
+            parent: who is told how far the process is.
 
         Raises:
             RankError: they cannot reach each other.
         """
-        global _crew
-        _crew = cls(store, rank, size, is_quiet)
-        return _crew
+        global _joined
+        _joined = cls(store, rank, size, is_quiet, parent)
+        return _joined
 
     # -- transfers --------------------------------------------------------------------------------------------
 
-    def send(self, memory: torch.Tensor, target: int, tag: int, op: str) -> None:
-        """Begin to send one-dimensional memory, which must stay as it is until `drain`.
+    def transport_to(self, rank: int) -> Transport:
+        """Shared memory on this host, gloo to others."""
+        return self._mail if self._mail is not None and rank in self.same_host else self.gloo
+
+    def send(self, transport: Transport, channel: Channel, tensor: torch.Tensor) -> None:
+        """Begin to send a tensor, which must stay as it is until `drain`.
 
         Raises:
             RankError: the run has failed.
         """
-        self.activity.progress += 1
+        activity = self.activity
+        activity.progress += 1
+        self._raise_failure()
+        # Should its mailbox be full.
+        activity.wanted, activity.is_near, activity.waits_for = channel.what, False, channel.target
+        try:
+            pending = transport.send(channel, tensor)
+        except PeerEndedError as error:
+            self._lost(channel.target, channel.what, error)
+        finally:
+            activity.waits_for = -1
+        if pending is not None:
+            self._pending.append((pending, channel.target, channel.what))
+
+    def expect(self, transport: Transport, channel: Channel) -> Any:
+        """Let a tensor come in as soon as it is sent; `receive` or `drop` what is returned."""
         self._raise_failure()
         try:
-            work = self.group.send([memory], target, tag)
-        except RuntimeError as error:
-            self._lost(target, op, error)
-        self.keep(work, memory, target, op)
+            return transport.expect(channel)
+        except PeerEndedError as error:
+            self._lost(channel.source, channel.what, error)
 
-    def begin_receive(self, memory: torch.Tensor, source: int, tag: int, op: str) -> Any:
-        """Let one-dimensional memory be filled by what that rank sends under that tag, in the order it sends it."""
-        self._raise_failure()
-        try:
-            return self.group.recv([memory], source, tag)
-        except RuntimeError as error:
-            self._lost(source, op, error)
-
-    def wait(self, work: Any, rank: int, op: str) -> None:
-        """Wait for a transfer from or to a rank; ``op``: name of the op whose result it is, empty for a message.
+    def receive(self, transport: Transport, channel: Channel, coming: Any) -> torch.Tensor:
+        """Wait for a tensor; the memory it is in.
 
         Raises:
             RankError: the run has failed.
         """
-        with self._waiting(rank, op):
-            work.wait(direct.ALWAYS)
+        with self._waiting(channel.source, channel.what, transport.is_near):
+            return transport.receive(channel, coming)
+
+    def drop(self, transport: Transport, channel: Channel, coming: Any) -> None:
+        """Discard a tensor that will still arrive. Safe to call from any thread and from finalizers."""
+        pending = transport.drop(channel, coming)
+        if pending is not None:
+            self._pending.append((pending, channel.source, channel.what))
 
     @contextmanager
-    def _waiting(self, rank: int, op: str, is_near: bool = False) -> Iterator[None]:
+    def _waiting(self, rank: int, what: str, is_near: bool = False) -> Iterator[None]:
         """While a transfer from or to a rank is waited for."""
         activity = self.activity
-        activity.wanted, activity.is_near, activity.waits_for = op, is_near, rank
+        activity.wanted, activity.is_near, activity.waits_for = what, is_near, rank
         began = time.perf_counter()
         try:
             yield
-        except (RuntimeError, PeerEndedError) as error:
-            self._lost(rank, op, error)
+        except PeerEndedError as error:
+            self._lost(rank, what, error)
         finally:
             activity.waits_for = -1
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
 
-    def block(self, n_bytes: int) -> Block:
-        """Memory that `post` sends."""
-        assert self._mailbox is not None
-        return self._mailbox.block(n_bytes)
-
-    def post(self, block: Block, n_bytes: int, target: int, tag: int, op: str) -> None:
-        """Send what is in a block to a rank of this host.
-
-        Raises:
-            RankError: the run has failed.
-        """
-        assert self._mailbox is not None
-        activity = self.activity
-        activity.progress += 1
-        self._raise_failure()
-        activity.wanted, activity.is_near, activity.waits_for = op, False, target  # should its mailbox be full
-        try:
-            self._mailbox.post(target, tag, block, n_bytes)
-        except PeerEndedError as error:
-            self._lost(target, op, error)
-        finally:
-            activity.waits_for = -1
-
-    def expect(self, source: int, tag: int) -> Coming:
-        """Ask for the next tensor that a rank of this host sends under that tag; `fetch` or `drop` it."""
-        assert self._mailbox is not None
-        return self._mailbox.expect(source, tag)
-
-    def fetch(self, coming: Coming, n_bytes: int, op: str) -> torch.Tensor:
-        """Wait for a tensor of a rank of this host; its bytes.
-
-        Raises:
-            RankError: the run has failed.
-        """
-        assert self._mailbox is not None
-        with self._waiting(coming.source, op, is_near=True):
-            return self._mailbox.receive(coming, n_bytes)
-
-    def drop(self, coming: Coming) -> None:
-        """Do without a tensor of a rank of this host; like `keep`, by any thread in the middle of anything."""
-        assert self._mailbox is not None
-        self._mailbox.drop(coming)
-
-    def keep(self, work: Any, memory: torch.Tensor, rank: int, op: str) -> None:
-        """Keep the memory of a transfer until `drain`."""
-        self._underway.append((work, memory, rank, op))
-
     @property
     def is_sending(self) -> bool:
         """Whether memory of this process's own is still being sent or received."""
-        return bool(self._underway)
+        return bool(self._pending)
 
     def drain(self, memory: set[int] | None = None) -> None:
         """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""
-        for _ in range(len(self._underway)):
-            item = self._underway.popleft()
-            if memory is not None and item[1].untyped_storage().data_ptr() not in memory:
-                self._underway.append(item)
+        for _ in range(len(self._pending)):
+            item = pending, rank, what = self._pending.popleft()
+            if memory is not None and pending.memory.untyped_storage().data_ptr() not in memory:
+                self._pending.append(item)
             else:
-                self.wait(item[0], item[2], item[3])
+                with self._waiting(rank, what):
+                    pending.wait()
         if self._mailbox is not None:
             self._mailbox.settle()
 
-    def exchange(self, text: str) -> list[str]:
+    def all_gather(self, text: str) -> list[str]:
         """What each rank gives here, by rank; all of them call it."""
         own = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8)  # never empty
         size = torch.tensor([own.numel()], device="cpu")
         for rank in range(self.size):
             if rank != self.rank:
-                self.send(size, rank, _TALK, "")
-                self.send(own, rank, _TALK, "")
+                for message in (size, own):
+                    packing = Packing.flat(message.numel(), message.dtype)
+                    self.send(self.gloo, Channel(packing, self.rank, rank, _TALK), message)
         found = [self._heard(rank) if rank != self.rank else text for rank in range(self.size)]
         self.drain()
         return found
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.all_gather("")
+
     def _heard(self, rank: int) -> str:
-        size = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self.wait(self.begin_receive(size, rank, _TALK, ""), rank, "")
-        memory = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-        self.wait(self.begin_receive(memory, rank, _TALK, ""), rank, "")
-        return bytes(memory.numpy()[:-1]).decode()
+        size = self._received(rank, 1, torch.int64)
+        return bytes(self._received(rank, int(size), torch.uint8).numpy()[:-1]).decode()
+
+    def _received(self, rank: int, n_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        channel = Channel(Packing.flat(n_elements, dtype), rank, self.rank, _TALK)
+        return self.receive(self.gloo, channel, self.expect(self.gloo, channel))
 
     def _opened(self) -> Mailbox | None:
         """A mailbox that all ranks of this host have opened."""
         mailbox = Mailbox(self.rank, self._raise_failure) if Mailbox.is_possible() else None
-        addresses = self.exchange(mailbox.address if mailbox is not None else "")
+        addresses = self.all_gather(mailbox.address if mailbox is not None else "")
         reached = {
             rank
             for rank, address in enumerate(addresses)
             if mailbox is not None and address and rank != self.rank and mailbox.connect(rank, address)
         }
-        reaching = [set(json.loads(text)) for text in self.exchange(json.dumps(sorted(reached)))]
-        self.near = frozenset(rank for rank in reached if self.rank in reaching[rank])
-        if mailbox is not None and not self.near:
+        reaching = [set(json.loads(text)) for text in self.all_gather(json.dumps(sorted(reached)))]
+        self.same_host = frozenset(rank for rank in reached if self.rank in reaching[rank])
+        if mailbox is not None and not self.same_host:
             mailbox.close()
             return None
         return mailbox
 
-    def pairs(self, place: torch.device) -> dict[int, direct.Pair]:
+    def pairs(self, place: torch.device) -> dict[int, nccl.Pair]:
         """The ranks that tensors go to and come from GPU to GPU, where this rank's are in that place; all call it."""
-        identities = tuple(self.exchange(direct.identity(place)))
+        identities = tuple(self.all_gather(nccl.identity(place)))
         if identities not in self._pairs:
-            store = PrefixStore(f"placement/direct/{len(self._pairs)}", self._store)
-            self._pairs[identities] = direct.connect(store, self.rank, identities, place)
+            store = PrefixStore(f"placement/nccl/{len(self._pairs)}", self._store)
+            self._pairs[identities] = nccl.connect(store, self.rank, identities, place)
         return self._pairs[identities]
 
     # -- failures ---------------------------------------------------------------------------------------------
@@ -255,7 +240,7 @@ class Crew:
             name = _failed_op(routine, op_names, error.__traceback__)
             what = f"op {name!r}" if name else "a step"
             sentence = f"rank {self.rank} failed in {what}: {type(error).__name__}: {_first_line(error)}"
-            raise RankError(self._watch.claim(sentence)) from error
+            raise RankError(self._watchdog.claim(sentence)) from error
         finally:
             activity.routine = None
             activity.progress += 1
@@ -265,39 +250,37 @@ class Crew:
         with suppress(RankError):
             self.drain()
         for pairs in self._pairs.values():
-            direct.close(pairs)
-        self._watch.leave()
+            nccl.close(pairs)
+        self._watchdog.leave()
 
     def fail(self, sentence: str) -> str:
         """End the run of all for a reason; returns the reason that was given first."""
-        return self._watch.claim(sentence)
+        return self._watchdog.claim(sentence)
 
-    def report(self, underway: Underway) -> None:
-        """Tell whoever started the processes how far they are; the first one speaks for all."""
-        if self.rank == 0:
-            self._store.set(UNDERWAY, json.dumps(asdict(underway)))
+    def report(self, progress: StepProgress) -> None:
+        """Tell `launch`, if that started the processes, how far they are; the first one speaks for all."""
+        if self.rank == 0 and self._parent is not None:
+            self._parent.report(progress)
 
     def _raise_failure(self) -> None:
-        if self._watch.failure:
-            raise RankError(self._watch.failure)
+        if self._watchdog.failure:
+            raise RankError(self._watchdog.failure)
 
-    def _lost(self, rank: int, op: str, error: RuntimeError | PeerEndedError) -> NoReturn:
+    def _lost(self, rank: int, what: str, error: PeerEndedError) -> NoReturn:
         """The connection to a rank has ended."""
-        beat = self._watch.last_heard(rank)
+        beat = self._watchdog.last_heard(rank)
         last = f" {beat.doing()}" if beat is not None and beat.state in ("op", "wait") else ""
         if beat is not None and beat.state == "left":
-            sentence = f"rank {rank} has ended while rank {self.rank} needs {what_of(op)} of it."
+            sentence = f"rank {rank} has ended while rank {self.rank} needs {what} of it."
         else:
-            sentence = (
-                f"rank {rank} has died{last} while rank {self.rank} waited for {what_of(op)}: {_first_line(error)}"
-            )
-        raise RankError(self._watch.claim(sentence)) from None
+            sentence = f"rank {rank} has died{last} while rank {self.rank} waited for {what}: {_first_line(error)}"
+        raise RankError(self._watchdog.claim(sentence)) from None
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """What ends this process ends the run, and the others say why."""
-        if not self._watch.failure and isinstance(error, Exception) and self._is_here():
+        if not self._watchdog.failure and isinstance(error, Exception) and self._is_here():
             what = "" if isinstance(error, RankError) else f" failed outside of a step: {kind.__name__}"
-            self._watch.claim(f"rank {self.rank}{what}: {_first_line(error)}")
+            self._watchdog.claim(f"rank {self.rank}{what}: {_first_line(error)}")
         self._before(kind, error, trace)
 
     def _is_here(self) -> bool:
@@ -307,7 +290,7 @@ class Crew:
     def _at_exit(self) -> None:
         if not self._is_here():
             return
-        if self._watch.failure:
+        if self._watchdog.failure:
             # A clean end would wait for connections to processes that are not there any more.
             sys.stdout.flush()
             sys.stderr.flush()
@@ -315,8 +298,8 @@ class Crew:
         self.leave()
 
 
-def join(size: int) -> Crew:
-    """The crew of this process, which ``torchrun``, `placement.runtime.ranks.launch` or the caller's own
+def join(size: int) -> ProcessGroup:
+    """The group of this process, which ``torchrun``, `placement.runtime.ranks.launch` or the caller's own
     ``init_process_group`` made one of several.
 
     Args:
@@ -328,12 +311,12 @@ def join(size: int) -> Crew:
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise RankError("this build of PyTorch has no gloo, by which processes reach each other; install one that has.")
-    if _crew is None:
+    if _joined is None:
         store, rank, found = _meeting_point(size)
         check_size(found, size)
-        return Crew.start(store, rank, found)
-    check_size(_crew.size, size)
-    return _crew
+        return ProcessGroup.start(store, rank, found)
+    check_size(_joined.size, size)
+    return _joined
 
 
 def check_size(found: int, needed: int) -> None:

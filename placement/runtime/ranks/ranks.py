@@ -13,19 +13,19 @@ from torch import nn
 from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.arguments import tensors_of
-from placement.runtime.in_process.drop_in import StandIn
-from placement.runtime.program.layout import Layout
-from placement.runtime.program.named_tensors import States
+from placement.runtime.in_process.wrapper import OpByOpWrapper
+from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
 from placement.runtime.ranks import checkpoints
+from placement.runtime.ranks.local_tensors import check_filled, keep_local, keepers, lent, outlines_of
 from placement.runtime.ranks.passes import CompiledPass, Differentiable, Pass
-from placement.runtime.ranks.process_group import Crew, check_size, join
-from placement.runtime.ranks.shares import check_filled, keep_own, keepers, lent, outlines_of
+from placement.runtime.ranks.process_group import ProcessGroup, check_size, join
 
 Path = str | os.PathLike[str]
 
 
-class RankModule(StandIn):
+class RankModule(OpByOpWrapper):
     """A drop-in for the model in a program that runs once per device.
 
     It has the model's modules and of its parameters and buffers those that are placed on this rank, under their own
@@ -37,27 +37,27 @@ class RankModule(StandIn):
     Args:
         model: gives what it has to this module: what other ranks keep is taken out of it and freed.
         layout: where the ops run; device d is rank d.
-        crew: the processes.
+        group: the processes.
         loss: as it was captured with.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, crew: Crew, loss: Loss | None = None) -> None:
+    def __init__(self, model: nn.Module, layout: DeviceLayout, group: ProcessGroup, loss: Loss | None = None) -> None:
         super().__init__(model, layout)
-        check_size(crew.size, len(layout.places))
-        _check_same(crew, layout)
-        self._crew, self._pairs = crew, crew.pairs(layout.places[crew.rank])
+        check_size(group.size, len(layout.places))
+        _check_same(group, layout)
+        self._group, self._pairs = group, group.pairs(layout.places[group.rank])
         self._compiled: dict[tuple[int, str], CompiledPass] = {}
         self._ties = {name: state.names for state in layout.step.program.states for name in state.names}
         outlines = outlines_of(model)
-        self._new = keep_own(model, keepers(model, layout), crew.rank, layout.places[crew.rank])
+        self._new = keep_local(model, keepers(model, layout), group.rank, layout.places[group.rank])
         self._variants = Variants(model, layout, loss, lambda: lent(model, outlines))
-        self._states = States(model)
+        self._tensors = NamedTensors(model)
         self._take_mode()
 
     @property
     def rank(self) -> int:
         """The number of this process, that of its device."""
-        return self._crew.rank
+        return self._group.rank
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, on every rank.
@@ -113,7 +113,7 @@ class RankModule(StandIn):
 
     def gathered_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere. All call it."""
-        return checkpoints.gather(self._crew, self.state_dict())
+        return checkpoints.gather(self._group, self.state_dict())
 
     def save(self, path: Path) -> None:
         """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
@@ -123,7 +123,7 @@ class RankModule(StandIn):
         Raises:
             OSError: on every rank: the file cannot be written.
         """
-        checkpoints.save(self._crew, path, self.state_dict())
+        checkpoints.save(self._group, path, self.state_dict())
 
     def load(self, path: Path) -> None:
         """Read this rank's parameters and buffers, and nothing else, from a safetensors file. All ranks call it.
@@ -136,7 +136,7 @@ class RankModule(StandIn):
 
     def save_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """As `save`, the state of an optimizer of this rank's parameters: ``name/slot`` of each of them."""
-        checkpoints.save(self._crew, path, checkpoints.optimizer_state(self, optimizer))
+        checkpoints.save(self._group, path, checkpoints.optimizer_state(self, optimizer))
 
     def load_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """Read back what `save_optimizer` wrote; the placement may be another one by now."""
@@ -144,17 +144,17 @@ class RankModule(StandIn):
 
     # -- running ----------------------------------------------------------------------------------------------
 
-    def _pass(self, layout: Layout, kind: str, inputs: Mapping[str, torch.Tensor]) -> Pass:
+    def _pass(self, layout: DeviceLayout, kind: str, inputs: Mapping[str, torch.Tensor]) -> Pass:
         if self._new:
             check_filled(self._model, self._new)
             self._new = []
         key = id(layout), kind  # the variants keep their layouts
         if key not in self._compiled:
             self._compiled[key] = CompiledPass(layout, kind)
-        return Pass(self._crew, self._compiled[key], self._states, inputs, self._pairs)
+        return Pass(self._group, self._compiled[key], self._tensors, inputs, self._pairs)
 
 
-def rank_module(model: nn.Module, layout: Layout, *, loss: Loss | None = None) -> RankModule:
+def rank_module(model: nn.Module, layout: DeviceLayout, *, loss: Loss | None = None) -> RankModule:
     """This process's share of a model under ``torchrun``, `launch` or an initialised process group.
 
     Args:
@@ -188,11 +188,11 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> No
             parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
-def _check_same(crew: Crew, layout: Layout) -> None:
+def _check_same(group: ProcessGroup, layout: DeviceLayout) -> None:
     """Raises: MismatchError: the ranks have different placements, and would wait for each other for ever."""
     plan = [layout.step.program.graph.op_names, layout.device, layout.order, layout.start_s]
     digest = hashlib.sha256(repr([list(part) for part in plan]).encode()).hexdigest()
-    if len(set(crew.exchange(digest))) > 1:
+    if len(set(group.all_gather(digest))) > 1:
         raise MismatchError(
             "the ranks have different placements; place the model once, save the result, and give every rank that file."
         )

@@ -1,4 +1,4 @@
-"""The watch that the processes of one run keep over each other: who dies or stalls ends the run, in seconds.
+"""`Watchdog`: the processes of one run watch each other; one that dies or stalls ends the run within seconds.
 
 Every process tells the others twice a second what it does. A process is busy as long as it uses a processor, so that a
 step may take as long as it takes; one that is in an op and uses none, is stopped or is gone ends the run.
@@ -14,11 +14,13 @@ import time
 import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphs.show import show_line
 from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
-from placement.runtime.program.routines import Routine
+
+if TYPE_CHECKING:
+    from placement.runtime.program.routines import Routine
 
 BEAT_S = 0.5
 SILENCE_S = 4.0  # in an op without using a processor, or without a sign of life
@@ -31,13 +33,13 @@ _FAILURE, _NONE = "placement/failure", "-"
 
 @dataclass(eq=False)
 class Activity:
-    """What a process does now; written by the thread that runs the model, read by the watch.
+    """What a process does now; written by the thread that runs the model, read by the watchdog.
 
     Attributes:
         progress: grows with everything that is done.
-        waits_for: the rank whose parcel is waited for, -1 for none.
+        waits_for: the rank whose transfer is waited for, -1 for none.
         is_near: whether that would be here as soon as it is sent.
-        wanted: name of the op that makes it; empty for a message, by which processes talk outside of a step.
+        wanted: what that is, as `Channel.what`.
         routine: what is being run, None outside of a step.
         thread: the thread that runs it.
         op_names: of the graph it is from.
@@ -93,7 +95,7 @@ class Beat:
         number: how often it has told.
         process: which it is.
         state: ``"op"``, ``"wait"``, ``"outside"`` of a step, or ``"left"``: it has ended as planned.
-        op: name of the op it is in, or waits for; empty for none, and for a message.
+        what: the op it is in, empty for none; or what it waits for.
         still_s: for how long it has done nothing.
         waits_for: the rank that it waits for, where nothing of that can be on its way; else -1.
     """
@@ -101,7 +103,7 @@ class Beat:
     number: int
     process: ProcessId
     state: str
-    op: str
+    what: str
     still_s: float
     waits_for: int = -1
 
@@ -116,12 +118,12 @@ class Beat:
     def doing(self) -> str:
         """E.g. ``in op 'layer.0.linear'``."""
         if self.state == "wait":
-            return f"waiting for {what_of(self.op)}"
-        return f"in op {self.op!r}" if self.op else "in a step" if self.state == "op" else "outside of a step"
+            return f"waiting for {self.what}"
+        return f"in {self.what}" if self.what else "in a step" if self.state == "op" else "outside of a step"
 
 
 @dataclass(eq=False)
-class _Peer:
+class _PeerState:
     """What is known of another process."""
 
     beat: Beat
@@ -140,7 +142,7 @@ class _Self:
 
 
 @dataclass(eq=False)
-class _Mail:
+class _StoreContent:
     """What the store said last, and when."""
 
     read_s: float
@@ -148,41 +150,41 @@ class _Mail:
     beats: dict[int, Beat] = field(default_factory=dict)
 
 
-class Watch(threading.Thread):
+class Watchdog(threading.Thread):
     """Tells the others what this process does, and ends it when the run has failed.
 
     Args:
-        store: through which all processes of the run see each other; the watch's own connection to it.
+        store: through which all processes of the run see each other; the watchdog's own connection to it.
         rank, size: which of them this is.
         activity: what this process does.
         is_quiet: leave telling the reason to whoever started the process.
     """
 
     def __init__(self, store: Any, rank: int, size: int, activity: Activity, is_quiet: bool) -> None:
-        super().__init__(name="watch", daemon=True)
+        super().__init__(name="watchdog", daemon=True)
         self.failure = ""
         self._store, self._rank, self._size, self._activity = store, rank, size, activity
         self._is_quiet, self._process = is_quiet, this_process()
         self._ended = threading.Event()
         self._own = _Self()
-        self._peers: dict[int, _Peer] = {}
-        self._mail = _Mail(time.monotonic())
+        self._peers: dict[int, _PeerState] = {}
+        self._last_read = _StoreContent(time.monotonic())
         self._n_beats = 0
         store.set(beat_key(rank), self._beat().to_json())
         store.compare_set(_FAILURE, "", _NONE)
         # Reading and writing may hang with the store, judging must not.
-        self._postman = threading.Thread(target=self._exchange, name="watch mail", daemon=True)
+        self._courier = threading.Thread(target=self._exchange, name="watchdog store", daemon=True)
 
     def start(self) -> None:
         """Begin to watch; every process of the run has been made."""
         super().start()
-        self._postman.start()
+        self._courier.start()
 
     def claim(self, sentence: str) -> str:
         """Give the reason why the run has failed; returns the one that was given first."""
         if not self.failure:
             # A store whose host is gone does not answer, and this process must end all the same.
-            telling = threading.Thread(target=self._tell, args=(sentence,), name="watch claim", daemon=True)
+            telling = threading.Thread(target=self._tell, args=(sentence,), name="watchdog claim", daemon=True)
             telling.start()
             telling.join(TELL_S)
             self.failure = self.failure or sentence
@@ -203,7 +205,7 @@ class Watch(threading.Thread):
 
     def last_heard(self, rank: int) -> Beat | None:
         """The last beat of another process."""
-        return self._mail.beats.get(rank)
+        return self._last_read.beats.get(rank)
 
     # -- telling ----------------------------------------------------------------------------------------------
 
@@ -213,11 +215,11 @@ class Watch(threading.Thread):
             try:
                 self._store.set(beat_key(self._rank), self._beat().to_json())
                 failure, *beats = self._store.multi_get(keys)
-            except Exception:  # its server is gone: the watch sees that nothing was read
+            except Exception:  # its server is gone: the watchdog sees that nothing was read
                 continue
             failed = failure.decode()
-            known = {rank: Beat.from_json(text) for rank, text in enumerate(beats)}
-            self._mail = _Mail(time.monotonic(), "" if failed == _NONE else failed, known)
+            heard = {rank: Beat.from_json(text) for rank, text in enumerate(beats)}
+            self._last_read = _StoreContent(time.monotonic(), "" if failed == _NONE else failed, heard)
 
     def _beat(self) -> Beat:
         now, own, activity = time.monotonic(), self._own, self._activity
@@ -227,7 +229,8 @@ class Watch(threading.Thread):
             near = activity.waits_for if activity.is_near else -1
             return Beat(self._n_beats, self._process, "wait", activity.wanted, still_s, near)
         state = "outside" if activity.routine is None else "op"
-        return Beat(self._n_beats, self._process, state, activity.op(), still_s)
+        name = activity.op()
+        return Beat(self._n_beats, self._process, state, f"op {name!r}" if name else "", still_s)
 
     # -- judging ----------------------------------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class Watch(threading.Thread):
             if now - before > 2 * BEAT_S + 1:
                 self._forgive(now)  # this process was stopped itself, and has seen nothing meanwhile
             before = now
-            sentence = self._mail.failure or self.failure
+            sentence = self._last_read.failure or self.failure
             if not sentence and (found := self._own_trouble(now) or self._peers_trouble(now)):
                 sentence = self.claim(found)
             if sentence:
@@ -258,16 +261,16 @@ class Watch(threading.Thread):
         return ""
 
     def _peers_trouble(self, now: float) -> str:
-        mail, waits_for = self._mail, self._activity.waits_for
-        if now - mail.read_s > SILENCE_S + BEAT_S:
+        known, waits_for = self._last_read, self._activity.waits_for
+        if now - known.read_s > SILENCE_S + BEAT_S:
             if waits_for < 0:
                 return ""
             return (
                 f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for "
-                f"{what_of(self._activity.wanted)} of rank {waits_for}."
+                f"{self._activity.wanted} of rank {waits_for}."
             )
-        for rank, beat in mail.beats.items():
-            peer = self._peers.setdefault(rank, _Peer(beat, now))
+        for rank, beat in known.beats.items():
+            peer = self._peers.setdefault(rank, _PeerState(beat, now))
             if beat != peer.beat:
                 peer.beat, peer.heard_s, peer.computed_s = beat, now, computing_s(beat.process)
             if rank != self._rank and (reason := self._trouble_of(rank, peer, now)):
@@ -281,7 +284,7 @@ class Watch(threading.Thread):
         own = self._beat()
         waiting, rank = {self._rank: own}, own.waits_for
         while rank >= 0 and rank != self._rank:
-            beat = self._mail.beats.get(rank)
+            beat = self._last_read.beats.get(rank)
             if beat is None or rank in waiting or beat.state != "wait":
                 return ""
             waiting[rank], rank = beat, beat.waits_for
@@ -290,7 +293,7 @@ class Watch(threading.Thread):
         chain = ", ".join(f"rank {rank} is {beat.doing()} of rank {beat.waits_for}" for rank, beat in waiting.items())
         return f"{chain}: all processes must make the same calls of the model, in the same order."
 
-    def _trouble_of(self, rank: int, peer: _Peer, now: float) -> str:
+    def _trouble_of(self, rank: int, peer: _PeerState, now: float) -> str:
         activity, beat = self._activity, peer.beat
         mine = f"; rank {self._rank} is {self._beat().doing()}"
         of_it = " of it" if activity.waits_for == rank else ""
@@ -312,7 +315,7 @@ class Watch(threading.Thread):
 
     def _forgive(self, now: float) -> None:
         self._own.still_since_s = now
-        self._mail.read_s = now
+        self._last_read.read_s = now
         for peer in self._peers.values():
             peer.heard_s = now
 
@@ -324,11 +327,6 @@ class Watch(threading.Thread):
         # Where it waits, only the end of the others wakes it up; where it does not, it sees the failure at its next op.
         if not self._ended.wait(GRACE_S):
             os._exit(1)
-
-
-def what_of(op: str) -> str:
-    """What a process waits for: the result of an op, or a message."""
-    return f"op {op!r}" if op else "a message"
 
 
 def _last(beat: Beat) -> str:

@@ -1,1 +1,1 @@
-"""How one tensor gets from one process to another."""
+"""Carrying one tensor from process to process: in shared memory, by gloo, or by NCCL from GPU to GPU."""

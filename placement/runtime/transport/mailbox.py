@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from graphs.errors import RankError
+from placement.runtime.transport.channels import Channel, PeerEndedError
 
 # Source, tag, start and bytes of the segment, offset in it, bytes. So short a message goes into a pipe as a whole.
 _MESSAGE = struct.Struct("<qqqqqq")
@@ -41,7 +42,7 @@ _MOST_RECEIVED, _MOST_RECEIVED_BYTES = 64, 8 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class SharedBlock:
     """A piece of memory that its owner lends to the receiver of a tensor.
 
     Attributes:
@@ -69,7 +70,7 @@ class _Arrival:
 
 
 @dataclass(frozen=True)
-class _Peer:
+class _Neighbour:
     """Another process: its memory and the way into its mailbox; ``process`` is readable once it has ended."""
 
     memory: int
@@ -90,10 +91,6 @@ class Coming:
     arrival: _Arrival | None = None
 
 
-class PeerEndedError(Exception):
-    """Another process has ended, and what is waited for will not come."""
-
-
 class Mailbox:
     """This process's own, and the ways into those of the others.
 
@@ -110,11 +107,11 @@ class Mailbox:
         os.pwrite(self._memory, self._token, 0)
         self._inbox, self._entrance = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         _widen(self._entrance)
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _Neighbour] = {}
         self._segments: dict[tuple[int, int], mmap.mmap] = {}  # (rank, start) -> memory
         self._open: tuple[int, int, int] = (0, 0, 0)  # own segment that blocks are cut from: start, bytes, used
-        self._free: dict[int, list[Block]] = {}  # by size
-        self._lent: dict[tuple[int, int], Block] = {}
+        self._free: dict[int, list[SharedBlock]] = {}  # by size
+        self._lent: dict[tuple[int, int], SharedBlock] = {}
         self._expected: dict[tuple[int, int], deque[Coming]] = {}  # (source, tag) -> what has not come
         self._arrived: dict[tuple[int, int], deque[_Arrival]] = {}  # what nobody has expected
         self._dropped: deque[Coming] = deque()
@@ -153,9 +150,9 @@ class Mailbox:
                 os.close(number)
             return False
         watched = None
-        with suppress(OSError, AttributeError):  # an old kernel: the watch sees the end of a process too
+        with suppress(OSError, AttributeError):  # an old kernel: the watchdog sees the end of a process too
             watched = os.pidfd_open(process)
-        self._peers[rank] = _Peer(opened[0], opened[1], watched)
+        self._peers[rank] = _Neighbour(opened[0], opened[1], watched)
         return True
 
     def close(self) -> None:
@@ -171,14 +168,14 @@ class Mailbox:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
-    def block(self, n_bytes: int) -> Block:
+    def block(self, n_bytes: int) -> SharedBlock:
         """Memory for a tensor of that many bytes, at the start of it; `post` sends it."""
         size = max(64, 1 << (n_bytes - 1).bit_length())  # few sizes, so that what comes back fits what is needed
         if not self._free.get(size):
             self._collect()
         return self._free[size].pop() if self._free.get(size) else self._cut(size)
 
-    def post(self, target: int, tag: int, block: Block, n_bytes: int) -> None:
+    def post(self, target: int, tag: int, block: SharedBlock, n_bytes: int) -> None:
         """Send a block with that many bytes in it.
 
         Raises:
@@ -187,7 +184,7 @@ class Mailbox:
         self._lent[block.segment, block.offset] = block
         self._tell(target, tag, block.segment, block.segment_bytes, block.offset, n_bytes)
 
-    def _cut(self, size: int) -> Block:
+    def _cut(self, size: int) -> SharedBlock:
         start, length, used = self._open
         is_new = used + size > length
         if is_new:
@@ -200,7 +197,7 @@ class Mailbox:
         # Made where the caller infers, it could not be written to where the caller trains.
         with torch.inference_mode(False):
             memory = torch.frombuffer(segment, dtype=torch.uint8, count=size, offset=used)
-        return Block(start, length, used, memory)
+        return SharedBlock(start, length, used, memory)
 
     def _segment(self, rank: int, file: int, start: int, length: int) -> mmap.mmap:
         if (rank, start) not in self._segments:
@@ -215,7 +212,7 @@ class Mailbox:
             if self._sleep(peer, is_full=True):
                 raise PeerEndedError("its process has ended.")
 
-    def _told(self, peer: _Peer, *message: int) -> bool:
+    def _told(self, peer: _Neighbour, *message: int) -> bool:
         """Whether a message found room."""
         try:
             os.write(peer.inbox, _MESSAGE.pack(self._rank, *message))
@@ -267,7 +264,7 @@ class Mailbox:
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
     def drop(self, coming: Coming) -> None:
-        """Do without a tensor, which comes all the same; may be called by any thread in the middle of anything."""
+        """Discard a tensor that will still arrive. Safe to call from any thread and from finalizers."""
         self._dropped.append(coming)
 
     def settle(self) -> None:
@@ -300,7 +297,7 @@ class Mailbox:
             self._collect()  # once more after its end: it may have sent it before
         return coming.arrival
 
-    def _sleep(self, peer: _Peer, is_full: bool = False) -> bool:
+    def _sleep(self, peer: _Neighbour, is_full: bool = False) -> bool:
         """Wait a moment for a message, or for room in a full mailbox; returns whether the other process has ended."""
         poll = select.poll()
         poll.register(self._inbox, select.POLLIN)
@@ -327,6 +324,33 @@ class Mailbox:
                     self._expected[key].popleft().arrival = arrival
                 else:
                     self._arrived.setdefault(key, deque()).append(arrival)
+
+
+class MailTransport:
+    """`placement.runtime.transport.channels.Transport` between processes of one host, by a mailbox."""
+
+    is_near = True
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        """Copy a tensor to shared memory and tell its receiver."""
+        block = self._mailbox.block(channel.n_bytes)
+        channel.packing.fill(block.memory, tensor)
+        self._mailbox.post(channel.target, channel.tag, block, channel.n_bytes)
+
+    def expect(self, channel: Channel) -> Coming:
+        """As of any transport."""
+        return self._mailbox.expect(channel.source, channel.tag)
+
+    def receive(self, channel: Channel, coming: Coming) -> torch.Tensor:
+        """Wait for a tensor; the shared memory it is in."""
+        return self._mailbox.receive(coming, channel.n_bytes).view(channel.packing.layout.dtype)
+
+    def drop(self, channel: Channel, coming: Coming) -> None:
+        """As of any transport."""
+        self._mailbox.drop(coming)
 
 
 def _widen(pipe: int) -> None:

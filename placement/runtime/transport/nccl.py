@@ -1,8 +1,9 @@
-"""Tensors straight from GPU to GPU, by NCCL, between processes that have one each."""
+"""Tensors from GPU to GPU by NCCL, between processes that have one each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import permutations
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-ALWAYS = timedelta(days=30)  # how long to wait is for the watch to say
+from placement.runtime.transport.channels import ALWAYS, Channel, Pending
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +94,57 @@ def new_group(store: Any, number: int, place: torch.device) -> Any:
     options._timeout = ALWAYS
     with torch.cuda.device(place):
         return nccl(store, number, 2, options)
+
+
+class NcclTransport:
+    """`placement.runtime.transport.channels.Transport` between processes that have a GPU each.
+
+    What a rank sends first must be asked for first, as nothing says which tensor it is that comes.
+
+    Args:
+        pairs: this process and each of the others, by their rank.
+        place: where tensors are sent from and received to.
+    """
+
+    is_near = False
+
+    def __init__(self, pairs: Mapping[int, Pair], place: torch.device) -> None:
+        self._pairs, self._place = pairs, place
+        self._queues: dict[int, deque[Channel]] = {}
+        self._wanted: set[int] = set()
+        self._begun: dict[int, Pending] = {}
+
+    def begin(self, channels: Iterable[Channel]) -> None:
+        """Tensors that come from now on, those of each rank in the order in which it sends them."""
+        self._queues = {rank: deque() for rank in self._pairs}
+        for channel in channels:
+            self._queues[channel.source].append(channel)
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> Pending:
+        """As of any transport."""
+        memory = channel.packing.packed(tensor, self._place)
+        return Pending(self._pairs[channel.target].send(memory), memory)
+
+    def expect(self, channel: Channel) -> None:
+        """As of any transport, once all that the same rank sends before is expected too."""
+        self._wanted.add(channel.tag)
+        queue = self._queues[channel.source]
+        while queue and queue[0].tag in self._wanted:
+            self._ask(queue.popleft())
+
+    def receive(self, channel: Channel, coming: None) -> torch.Tensor:
+        """As of any transport."""
+        while channel.tag not in self._begun:
+            self._ask(self._queues[channel.source].popleft())
+        pending = self._begun.pop(channel.tag)
+        self._wanted.discard(channel.tag)
+        pending.wait()
+        return pending.memory
+
+    def drop(self, channel: Channel, coming: None) -> Pending | None:
+        """What must still be waited for, as its memory is being filled."""
+        return self._begun.pop(channel.tag, None)
+
+    def _ask(self, channel: Channel) -> None:
+        memory = channel.packing.empty(self._place)
+        self._begun[channel.tag] = Pending(self._pairs[channel.source].receive(memory), memory)

@@ -1,24 +1,20 @@
-"""How tensors travel between processes: as one dense piece of memory each."""
+"""`Packing`: the one dense piece of memory as which a tensor travels between processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from graphs.arrays import row_major
-from graphs.capture.trace import Layout, TensorInfo
-from placement.inputs.arguments import same_stride
-from placement.runtime.program.transfers import Parcel
+from graphs.capture.trace import Layout, TensorInfo, row_major, same_stride
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Carrier:
+class Packing:
     """How a tensor of a layout travels: as one dense piece of memory, its strides kept where they are dense.
 
     Attributes:
@@ -31,11 +27,16 @@ class Carrier:
     layout: Layout
 
     @classmethod
-    def of(cls, info: TensorInfo) -> Carrier:
+    def of(cls, info: TensorInfo) -> Packing:
         layout = info.layout
         shape = tuple(1 if step == 0 else extent for extent, step in zip(layout.shape, layout.stride, strict=True))
         stride = layout.stride if _is_dense(shape, layout.stride) else row_major(shape)
         return cls(shape, stride, layout)
+
+    @classmethod
+    def flat(cls, n_elements: int, dtype: torch.dtype) -> Packing:
+        """Of a one-dimensional tensor without gaps."""
+        return cls((n_elements,), (1,), Layout((n_elements,), (1,), dtype, "cpu"))
 
     @cached_property
     def n_elements(self) -> int:
@@ -83,37 +84,6 @@ class Carrier:
             if extent != tensor.shape[dimension]:
                 tensor = tensor.narrow(dimension, 0, 1)
         return tensor
-
-
-@dataclass(frozen=True)
-class Way:
-    """How one parcel goes.
-
-    Attributes:
-        carrier: what is sent of it.
-        source, target: ranks.
-        tag: the number it travels under.
-        op: name of the op that makes it.
-    """
-
-    carrier: Carrier
-    source: int
-    target: int
-    tag: int
-    op: str
-
-    @cached_property
-    def n_bytes(self) -> int:
-        return self.carrier.n_bytes
-
-
-def ways_of(parcels: Mapping[int, Parcel], op_names: tuple[str, ...], first_tag: int) -> dict[int, Way]:
-    """How the parcels of a step go, under numbers from ``first_tag`` on."""
-    found = {}
-    for tag, parcel in parcels.items():
-        name = op_names[parcel.op] if parcel.op >= 0 else "what goes in"
-        found[tag] = Way(Carrier.of(parcel.info), parcel.source, parcel.target, first_tag + tag, name)
-    return found
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

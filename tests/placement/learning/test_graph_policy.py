@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -21,9 +22,14 @@ from env.simulation.scoring import Scorer
 from graphs.errors import InfeasibleError, PolicyFileError
 from graphs.generators import fork_join, layered, topcuoglu
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained, save_pretrained
-from placement.learning.networks.graph_policy import GraphPolicy
+from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.ppo_policy import PpoPolicy
+from placement.learning.training import train
+from placement.optimization import optimize
 
+ORIGIN = Origin("default", False, 0, 0, (), (), {})
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -48,7 +54,7 @@ def _devices(count: int, rate: float = 12e9) -> Cluster:
 
 def _value(problem: Problem, plan: Plan) -> float:
     scorer = Scorer(problem)
-    return min(scorer.value(plan.device, plan.order), scorer.value(plan.device))
+    return min(scorer.value(plan), scorer.value(Plan(plan.device)))
 
 
 @SETTINGS
@@ -59,7 +65,7 @@ def test_proposals_respect_pins_groups_and_orders(policy: GraphPolicy, data: st.
     n = problem.graph.n_ops
     assert found.device.shape == (3, n)
     assert problem.allowed[np.arange(n), found.device].all()
-    for members in problem.groups:
+    for members in problem.units:
         assert (found.device[:, members] == found.device[:, members[:1]]).all()
     assert found.order is not None
     assert (np.sort(found.order, axis=1) == np.arange(n)).all()
@@ -119,7 +125,7 @@ def test_untrained_is_earliest_finish() -> None:
     plan = GraphPolicy().propose(problem, 1, torch.Generator(), greedy=True).plan(0)
     heft = baselines.METHODS["heft"](problem, 0)
     assert plan.device.tolist() == heft.device.tolist()
-    assert Scorer(problem).value(plan.device, plan.order) == pytest.approx(80.0)
+    assert Scorer(problem).value(plan) == pytest.approx(80.0)
 
 
 def test_transfers_wait_for_each_other() -> None:
@@ -142,7 +148,7 @@ def test_any_plan_can_be_replayed(policy: GraphPolicy, data: st.DataObject) -> N
     actions = policy.actions_for(problem, [plan, plan])
     log_probability, _ = policy.evaluate(problem, actions)
     assert torch.isfinite(log_probability).all()
-    replayed = actions["choice"].numpy()[:, problem.group_of]
+    replayed = actions["choice"].numpy()[:, problem.unit_of]
     assert (replayed == plan.device).all()
 
 
@@ -192,37 +198,50 @@ def test_small_devices_are_not_overfilled() -> None:
 # -- the checkpoint ---------------------------------------------------------------------------------------------
 
 
-def test_checkpoint_is_small_and_says_how_it_was_made() -> None:
-    from safetensors import safe_open
-
+def test_the_shipped_policy_is_a_small_policy_file_that_says_how_it_was_made() -> None:
     assert PRETRAINED.stat().st_size < 5_000_000
-    with safe_open(PRETRAINED, "pt") as file:
-        metadata = file.metadata()
-    assert metadata["command"].startswith("python benchmarks/pretrain.py")
-    assert {"config", "seed", "updates", "torch", "validation_of_heft"} <= set(metadata)
+    loaded = load_policy(PRETRAINED)
+    assert loaded.policy.name == "graph"
+    assert loaded.origin.command.startswith("python benchmarks/pretrain.py")
+    assert "validation" in loaded.origin.note
+    assert {"torch", "numpy"} <= set(loaded.origin.versions)
+
+
+def test_the_shipped_weights_are_those_of_version_0_1() -> None:
+    """`pretrained` then answers what it answered."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_pretrained().state_dict().items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    assert digest.hexdigest() == "1f216124283dd528d4738cd70692bf2c0ecdc0c559452938623cea3ed0b49622"
+
+
+def test_the_shipped_policy_is_used_like_any_other(tmp_path: Path) -> None:
+    graph, cluster = layered(30, 1), _devices(2)
+    found = optimize(graph, cluster, f"policy:{PRETRAINED}", evaluations=4)
+    assert found.feasible
+    trained = train(graph, cluster, "graph", output=tmp_path / "more.zip", evaluations=32, start_from=PRETRAINED)
+    assert trained.results[0] is not None
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path: path.unlink(), "there is no checkpoint"),
-        (lambda path: path.write_bytes(path.read_bytes()[:1000]), "not a whole checkpoint"),
-        (lambda path: path.write_bytes(b""), "not a whole checkpoint"),
-        (
-            lambda path: path.write_bytes(path.read_bytes().replace(b"placement-graph-1", b"placement-graph-0")),
-            "expected",
-        ),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b"log_noise", b"log_n0ise")), "does not fit"),
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:1000]), "cut short or damaged"),
+        (lambda path: path.write_bytes(b""), "not a policy file"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 9')), "damaged"),
+        (lambda path: save_policy(path, PpoPolicy(4, 2), ORIGIN), "holds a policy 'ppo', expected 'graph'"),
     ],
 )
-def test_bad_checkpoints_are_one_sentence(tmp_path: Path, damage, words) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "checkpoint.safetensors"
-    save_pretrained(GraphPolicy(), path, seed=0, updates=0, command="test", of_heft={})
+def test_a_file_without_a_graph_policy_is_refused_in_one_sentence(tmp_path: Path, damage, words) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "policy.zip"
+    save_policy(path, GraphPolicy(), ORIGIN)
     assert load_pretrained(path).config() == GraphPolicy().config()
     damage(path)
     with pytest.raises(PolicyFileError, match=words) as caught:
         load_pretrained(path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("install the package again, or run benchmarks/pretrain.py.")
 
 
 def test_zero_shot_is_near_heft_or_better() -> None:

@@ -22,7 +22,7 @@ from graphs.errors import InfeasibleError, MismatchError, PolicyFileError, Unkno
 from graphs.opgraph import Op, OpGraph
 from placement import compare, optimize, verify
 from placement.learning import placing
-from placement.learning.learners import pretrained, registry
+from placement.learning.learners import pretrained
 from placement.learning.training import train
 from placement.solving.methods import LEARNED, METHODS, POLICY_NAMES, REFINED, default_methods, is_learned, supports
 
@@ -32,7 +32,7 @@ MIB = 2**20
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest policy in the place of hierarchical."""
-    monkeypatch.setitem(registry._HOME, "hierarchical", ("softmax_policy", "SoftmaxPolicy", "softmax_policy"))
+    softmax_policy.in_the_place_of_hierarchical(monkeypatch)
 
 
 @pytest.fixture

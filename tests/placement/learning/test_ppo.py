@@ -14,14 +14,17 @@ from training_runs import fans
 
 from env.checking.checker import audit
 from env.cluster import Cluster, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import MismatchError
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from placement.learning.learners.ppo import ENVS, PpoLearner, learner
-from placement.learning.networks.ppo_policy import PpoPolicy
-from placement.learning.policy_file import Origin, load_policy, save_policy
+from placement.learning.learners.learner import Learner
+from placement.learning.learners.options import PpoOptions
+from placement.learning.learners.registry import make_learner
+from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.ppo_policy import PpoPolicy
 
 
 @pytest.fixture(autouse=True)
@@ -41,39 +44,41 @@ def test_it_learns_a_known_optimum(seed: int) -> None:
     """Two of 256 placements are optimal, since a transfer takes as long as an op; the likeliest becomes one of them."""
     slow = Cluster("slow", PAIR.devices, tuple(both_ways("gpu0", "gpu1", 1e6, 0.0)))
     problem = Problem(chains(), slow)
-    found = learner([problem], seed)
+    found = make_learner("ppo", [problem], seed)
     means = [found.update().mean_s for _ in range(30)]
     assert sum(means[-5:]) < 0.75 * sum(means[:5])
     assert found.best[0] is not None
     assert found.best[0].value_s == 4.0
     proposed = found.policy.propose(problem, 1, torch.Generator(), greedy=True)
-    assert Simulator(problem).score(proposed.device[0]).step_time_s == 4.0
+    assert Simulator(problem).score(Plan(proposed.device[0])).step_time_s == 4.0
 
 
 def test_an_update_is_one_rollout_of_whole_episodes() -> None:
     problem = Problem(fans(), PAIR)
-    found = learner([problem], 0)
+    found = make_learner("ppo", [problem], 0)
     update = found.update()
-    assert (update.samples, found.samples, update.problem) == (ENVS, ENVS, 0)
+    assert (update.samples, found.samples, update.problem) == (PpoOptions().envs, PpoOptions().envs, 0)
     assert update.feasible == 1.0
     assert 0 < update.entropy <= math.log(2)
     best = found.best[0]
     assert best is not None
-    assert Simulator(problem).score(best.plan.device).step_time_s == best.value_s == update.best_s <= update.mean_s
+    assert (
+        Simulator(problem).score(Plan(best.plan.device)).step_time_s == best.value_s == update.best_s <= update.mean_s
+    )
 
 
-def updates(run: PpoLearner, count: int) -> list[object]:
+def updates(run: Learner, count: int) -> list[object]:
     return [run.update() for _ in range(count)]
 
 
 def test_it_goes_on_from_a_state_on_disk_exactly(tmp_path: Path) -> None:
     """Two graphs of different size, so that episodes reach from one rollout into the next."""
     problems = [Problem(fans(4), PAIR), Problem(fans(7), PAIR)]
-    whole = learner(problems, 5)
+    whole = make_learner("ppo", problems, 5)
     updates(whole, 2)
     save_checkpoint(tmp_path / "c", Checkpoint({}, 0.0, [], whole.state()))
     expected = updates(whole, 3)
-    other = learner(problems, 6)
+    other = make_learner("ppo", problems, 6)
     updates(other, 1)
     other.restore(load_checkpoint(tmp_path / "c", {}).state)
     assert updates(other, 3) == expected
@@ -87,7 +92,7 @@ def test_it_goes_on_from_a_state_on_disk_exactly(tmp_path: Path) -> None:
 
 def test_the_same_seed_makes_the_same_updates_whatever_others_draw() -> None:
     problem = Problem(fans(), PAIR)
-    one, two = learner([problem], 3), learner([problem], 3)
+    one, two = make_learner("ppo", [problem], 3), make_learner("ppo", [problem], 3)
     expected = updates(one, 2)
     found = []
     for _ in range(2):
@@ -95,7 +100,7 @@ def test_the_same_seed_makes_the_same_updates_whatever_others_draw() -> None:
         np.random.rand(3)  # noqa: NPY002
         found.append(two.update())
     assert found == expected
-    assert updates(learner([problem], 4), 2) != expected
+    assert updates(make_learner("ppo", [problem], 4), 2) != expected
 
 
 def test_it_leaves_the_generators_of_others_alone() -> None:
@@ -106,7 +111,7 @@ def test_it_leaves_the_generators_of_others_alone() -> None:
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
-    learner([Problem(fans(), PAIR)], 3).update()
+    make_learner("ppo", [Problem(fans(), PAIR)], 3).update()
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected  # noqa: NPY002
 
 
@@ -115,9 +120,8 @@ def test_its_policy_respects_pins_and_colocation() -> None:
     graph = OpGraph.build([*ops, Op("d", time_s={"*": 1.0}, pins=("gpu1",))], [Tensor("a", 1, ("c", "d"))], "bound")
     problem = Problem(graph, PAIR)
     proposed = PpoPolicy(units=8, devices=2).propose(problem, 20, torch.Generator().manual_seed(0))
-    names = [d.name for d in PAIR.devices]
     for row in proposed.device:
-        found = audit(graph, PAIR, {op: names[d] for op, d in zip(graph.op_names, row.tolist(), strict=True)})
+        found = audit(graph, PAIR, Plan(row))
         assert found.problems == ()
     assert len({tuple(row) for row in proposed.device.tolist()}) == 4
 
@@ -148,17 +152,17 @@ def test_another_number_of_devices_is_refused() -> None:
     with pytest.raises(MismatchError, match="places on 2 devices, but cluster 'three' has 3; train one"):
         PpoPolicy(units=6, devices=2).check(Problem(two_branches(), three))
     with pytest.raises(MismatchError, match="clusters of one size, got 2, 3 devices"):
-        learner([Problem(two_branches(), PAIR), Problem(two_branches(), three)], 0)
+        make_learner("ppo", [Problem(two_branches(), PAIR), Problem(two_branches(), three)], 0)
 
 
 def test_a_preset_it_does_not_have_is_refused() -> None:
     with pytest.raises(MismatchError, match="ppo has no preset 'paper'"):
-        learner([Problem(two_branches(), PAIR)], 0, preset="paper")
+        make_learner("ppo", [Problem(two_branches(), PAIR)], 0, preset="paper")
 
 
 def test_its_policy_comes_back_from_a_file(tmp_path: Path) -> None:
     problem = Problem(fans(), PAIR)
-    run = learner([problem], 0)
+    run = make_learner("ppo", [problem], 0)
     run.update()
     save_policy(tmp_path / "p.zip", run.policy, Origin("default", True, 0, 16, (), (), {}))
     loaded = load_policy(tmp_path / "p.zip").policy

@@ -19,15 +19,16 @@ from env.simulation.scoring import Scorer
 from graphs.errors import MismatchError
 from graphs.generators import layered
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.learning.learners.hierarchical import Hierarchical
-from placement.learning.learners.paper import PaperHierarchical
+from placement.learning.learners.options import PAPER_OPTIONS, ReinforceOptions
 from placement.learning.learners.registry import make_learner
-from placement.learning.learners.reinforce import PAPER_OPTIONS, Options, Reinforce
-from placement.learning.learners.seq2seq import Seq2Seq
-from placement.learning.networks.graph_policy import GraphPolicy
+from placement.learning.learners.reinforce import Reinforce
 from placement.learning.networks.orders import on_devices
 from placement.learning.networks.partition import coarse_groups, groups_of_plan
-from placement.learning.networks.policy import PlacementPolicy
+from placement.learning.policies.graph_policy import GraphPolicy
+from placement.learning.policies.hierarchical import Hierarchical
+from placement.learning.policies.hierarchical_paper import PaperHierarchical
+from placement.learning.policies.policy import PlacementPolicy
+from placement.learning.policies.seq2seq import Seq2Seq
 
 Make = Callable[[Problem], PlacementPolicy]
 POLICIES: dict[str, Make] = {
@@ -76,7 +77,7 @@ def test_what_is_drawn_is_allowed(name: str, problem: Problem, seed: int) -> Non
         n = problem.graph.n_ops
         assert found.device.shape == (3, n)
         assert problem.allowed[np.arange(n), found.device].all()
-        for members in problem.groups:
+        for members in problem.units:
             assert (found.device[:, members] == found.device[:, members[:1]]).all()
         assert found.order is not None
         assert found.order.shape == (3, n)
@@ -192,6 +193,25 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(name: str, preset: st
     assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
 
 
+def test_a_run_restored_after_it_has_grouped_anew_goes_on_with_those_groups() -> None:
+    problem = Problem(layered(40, 0), Cluster.preset("4xV100-pcie"))
+
+    def made() -> Reinforce:
+        torch.manual_seed(0)
+        policy = Hierarchical(problem.cluster.n_devices, groups=8, hidden=8)
+        return Reinforce(policy, [problem], 0, ReinforceOptions(samples=4, patience=2))
+
+    whole, again = made(), made()
+    first = again.policy.candidates(problem)  # type: ignore[attr-defined]
+    for _ in range(12):
+        whole.update()
+    state = whole.state()
+    expected = [whole.update() for _ in range(4)]
+    again.restore(state)
+    assert not torch.equal(again.policy.candidates(problem), first)  # type: ignore[attr-defined]
+    assert [again.update() for _ in range(4)] == expected
+
+
 def test_imitation_gives_the_plan_back_with_its_order() -> None:
     """Groups are cut along the plan, and priorities corrected so that its own order comes out."""
     problem = Problem(layered(60, 1), Cluster.preset("4xV100-pcie"))
@@ -221,7 +241,7 @@ def test_a_run_that_stands_still_looks_at_the_graph_anew() -> None:
     problem = Problem(layered(60, 1), Cluster.preset("4xV100-pcie"))
     torch.manual_seed(0)
     policy = Hierarchical(problem.cluster.n_devices, groups=16, hidden=8)
-    run = Reinforce(policy, [problem], 0, Options(samples=4, patience=2, learning_rate=0.0))
+    run = Reinforce(policy, [problem], 0, ReinforceOptions(samples=4, patience=2, learning_rate=0.0))
     seen = set()
     for _ in range(30):
         run.update()
@@ -233,18 +253,18 @@ def test_a_run_that_stands_still_looks_at_the_graph_anew() -> None:
 def test_groups_of_a_plan_lie_on_one_device_each(problem: Problem, seed: int) -> None:
     policy = POLICIES["hierarchical"](problem)
     plan = policy.propose(problem, 1, torch.Generator().manual_seed(seed)).plan(0)
-    n_groups = len(problem.groups)
+    n_groups = problem.n_units
     group = groups_of_plan(problem, plan, n_groups, np.random.default_rng(seed))
-    assert group.shape == (len(problem.groups),)
+    assert group.shape == (problem.n_units,)
     for g in np.unique(group):
-        on = {int(plan.device[members[0]]) for members, of in zip(problem.groups, group, strict=True) if of == g}
+        on = {int(plan.device[members[0]]) for members, of in zip(problem.units, group, strict=True) if of == g}
         assert len(on) == 1
 
 
 @given(problem=problems(), n_groups=st.integers(1, 6))
 def test_coarse_groups_are_no_more_than_asked_for(problem: Problem, n_groups: int) -> None:
     group = coarse_groups(problem, n_groups)
-    assert group.shape == (len(problem.groups),)
+    assert group.shape == (problem.n_units,)
     assert group.min() == 0
     assert group.max() < n_groups
 
@@ -254,7 +274,9 @@ def test_the_paper_forgets_what_does_not_fit_after_its_first_500_updates() -> No
     problem = twins()
     torch.manual_seed(0)
     policy = POLICIES["hierarchical_paper"](problem)
-    run = Reinforce(policy, [problem], 0, Options(samples=2, noisy_updates=1, moving_average=0.9, patience=None))
+    run = Reinforce(
+        policy, [problem], 0, ReinforceOptions(samples=2, noisy_updates=1, moving_average=0.9, patience=None)
+    )
     run.update()
     assert policy.explore
     run.update()

@@ -25,9 +25,9 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, PolicyFileError, UnknownNameError
 from placement import verify
 from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from placement.learning.learners import registry
-from placement.learning.learners.registry import POLICIES, make_learner
-from placement.learning.policy_file import load_policy
+from placement.learning.learners.registry import make_learner
+from placement.learning.policies.policy_file import load_policy
+from placement.learning.policies.registry import POLICIES
 from placement.learning.session import Files, Status
 from placement.learning.training import Training, train
 from placement.solving.result import Result
@@ -37,8 +37,7 @@ TIMESTEPS = 160
 
 @pytest.fixture(autouse=True)
 def the_smallest_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = ("softmax_policy", "SoftmaxPolicy", "softmax_policy")
-    monkeypatch.setitem(registry._HOME, "hierarchical", home)
+    softmax_policy.in_the_place_of_hierarchical(monkeypatch)
 
 
 def weights(path: Path) -> bytes:

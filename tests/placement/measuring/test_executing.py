@@ -22,15 +22,15 @@ from torch import nn
 
 import placement
 from env.cluster import Cluster, Device, both_ways
+from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, MismatchError, PolicyFileError, UnknownNameError
 from placement.cli import run as run_command
-from placement.learning.learners import registry
 from placement.learning.training import train
-from placement.measuring import bench
-from placement.measuring.bench import Arrangement
+from placement.measuring import pool
 from placement.measuring.executor import Execution, Executor
+from placement.measuring.pool import Arrangement
 from placement.solving.result import Result
 
 pytestmark = pytest.mark.skipif(
@@ -83,14 +83,14 @@ def executor() -> Iterator[Executor]:
 def spread_out(executor: Executor, seed: int = 0) -> np.ndarray:
     """int64 [n]: units on both devices at random."""
     problem = Problem(executor.graph, executor.cluster)
-    of_group = np.random.default_rng(seed).integers(0, 2, len(problem.groups))
+    of_group = np.random.default_rng(seed).integers(0, 2, problem.n_units)
     of_group[:2] = 0, 1
-    found: np.ndarray = of_group[problem.group_of]
+    found: np.ndarray = of_group[problem.unit_of]
     return found
 
 
 def pids_of(executor: Executor) -> list[int]:
-    return [worker.process.pid for worker in executor._bench._workers]
+    return executor._pool.pids
 
 
 def are_gone(pids: list[int], within_s: float = 5.0) -> bool:
@@ -134,20 +134,20 @@ def test_the_callers_model_stays_as_it_is() -> None:
 
 
 def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted(bench.CompiledPass):
+    class Noted(pool.CompiledPass):
         def __init__(self, layout: Any, kind: str) -> None:
             super().__init__(layout, kind)
             text = json.dumps([routine.ops for routine in self.routines.sections[0]])
             (tmp_path / f"{time.time_ns()}.json").write_text(text)
 
-    monkeypatch.setattr(bench, "CompiledPass", Noted)
+    monkeypatch.setattr(pool, "CompiledPass", Noted)
     with Executor(*towers(), cluster=TWO, **STEPS) as executor:
         device = np.zeros(executor.graph.n_ops, dtype=np.int64)
         device[-1] = 1  # both towers on one device: either may come first
         simulator = Simulator(Problem(executor.graph, TWO))
         for order in (np.arange(executor.graph.n_ops), -np.arange(executor.graph.n_ops)):
             assert executor.run(device, order).reason is None
-            sequence = simulator.schedule(device, order=order)[1].order.tolist()
+            sequence = simulator.schedule(Plan(device, order))[1].order.tolist()
             notes = sorted(tmp_path.iterdir())
             for rank, ops in enumerate(json.loads(notes[-1].read_text())):
                 assert ops == [op for op in sequence if device[op] == rank and op in ops]
@@ -157,7 +157,7 @@ def test_ops_run_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_ops_that_stay_together_are_not_divided(executor: Executor) -> None:
     problem = Problem(executor.graph, TWO)
-    group = next(members for members in problem.groups if len(members) > 1)
+    group = next(members for members in problem.units if len(members) > 1)
     device = np.zeros(executor.graph.n_ops, dtype=np.int64)
     device[group[-1]] = 1
     with pytest.raises(MismatchError, match=r"ops '.*' and '.*' must stay together"):
@@ -171,14 +171,14 @@ def misbehaving(
     monkeypatch: pytest.MonkeyPatch, misbehave: Callable[[int], None], **settings: Any
 ) -> tuple[Executor, np.ndarray]:
     """An executor of which the processes misbehave, given their rank, when both devices are used."""
-    real = bench.samples_s
+    real = pool.samples_s
 
-    def samples_s(subject: Any, arrangement: Arrangement, rank: int, crew: Any) -> list[float]:
+    def samples_s(subject: Any, arrangement: Arrangement, rank: int, group: Any) -> list[float]:
         if len(arrangement.order) == 2:
             misbehave(rank)
-        return real(subject, arrangement, rank, crew)
+        return real(subject, arrangement, rank, group)
 
-    monkeypatch.setattr(bench, "samples_s", samples_s)
+    monkeypatch.setattr(pool, "samples_s", samples_s)
     executor = Executor(*towers(), cluster=TWO, **STEPS, **settings)
     return executor, spread_out(executor)
 
@@ -232,7 +232,7 @@ def test_a_fork_may_neither_run_nor_end_them(executor: Executor) -> None:
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert all(worker.process.is_alive() for worker in executor._bench._workers)
+    assert executor._pool._workers.all_alive
 
 
 def test_what_a_process_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_an_episode_is_scored_by_running(executor: Executor) -> None:
     env = gymnasium.make("placement/Group-v0", graph=executor.graph, cluster=TWO, scorer=executor.scorer)
     env.reset(seed=0)
-    units = Problem(executor.graph, TWO).groups
+    units = Problem(executor.graph, TWO).units
     device = spread_out(executor, 3)
     before = executor.n_runs
     _, reward, terminated, _, info = env.step([int(device[members[0]]) for members in units])
@@ -359,8 +359,7 @@ def test_what_cannot_be_run_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_training_is_rewarded_by_running(executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = ("softmax_policy", "SoftmaxPolicy", "softmax_policy")
-    monkeypatch.setitem(registry._HOME, "hierarchical", home)
+    softmax_policy.in_the_place_of_hierarchical(monkeypatch)
     before, output = executor.n_runs, tmp_path / "policy.zip"
     found = train(executor.graph, TWO, output=output, evaluations=2 * softmax_policy.BATCH, scorer=executor.scorer)
     assert executor.n_runs > before
@@ -398,7 +397,7 @@ def test_a_policy_of_the_simulator_is_gone_on_with(executor: Executor, tmp_path:
 
 
 def placement_policy(path: Path) -> dict[str, torch.Tensor]:
-    from placement.learning.policy_file import load_policy
+    from placement.learning.policies.policy_file import load_policy
 
     return dict(load_policy(path).policy.state_dict())
 

@@ -33,15 +33,18 @@ from placement.measuring import links, workers
 from placement.measuring import machine as measure
 from placement.measuring.doubts import MeasuredMachine, warn_of_doubts, with_doubts
 from placement.measuring.figures import CoreTime, Figure, busy_core_s, settled
-from placement.measuring.op_clock import StampedRoutine, host_clock, stamped
-from placement.measuring.profiling import measured_profile
+from placement.measuring.op_clock import ClockedRoutine, clocked, host_clock
+from placement.measuring.op_times import update_times_s
+from placement.measuring.profiling import measured_profile, step_to_measure
+from placement.measuring.repeats import Repeats
 from placement.measuring.speeds import BRIEF, DeviceSpeed, flops_per_s
-from placement.measuring.updates import update_times_s
 from placement.measuring.workers import Worker, cores_for, run_workers
-from placement.processes.repeats import Repeats
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import Layout
+from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.routines import compile_routines
+from placement.runtime.transport.channels import Channel
+from placement.runtime.transport.gloo import GlooTransport
+from placement.runtime.transport.mailbox import MailTransport
 
 CPU = torch.device("cpu")
 N_CORES = len(cores_for(None))
@@ -121,48 +124,48 @@ def test_every_pair_meets_once(size: int) -> None:
         assert len(busy) == len(set(busy))
 
 
-class _Done:
-    def wait(self) -> None:
-        pass
-
-
 class _Queues:
-    """`links.Peers` between threads."""
+    """A `Transport` between threads."""
+
+    is_near = True
 
     def __init__(self) -> None:
         self.boxes: dict[int, queue.SimpleQueue[torch.Tensor]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
 
-    def send(self, tensor: torch.Tensor, to: int) -> Any:
-        self.boxes[to].put(tensor.clone())
-        return _Done()
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        self.boxes[channel.target].put(tensor.clone())
 
-    def receive(self, n_bytes: int, source: int) -> links.Incoming:
-        return links.Incoming(lambda: self.boxes[1 - source].get(timeout=10).view(torch.uint8)[:n_bytes])
+    def expect(self, channel: Channel) -> None: ...
+
+    def receive(self, channel: Channel, coming: None) -> torch.Tensor:
+        return self.boxes[channel.target].get(timeout=10)
+
+    def drop(self, channel: Channel, coming: None) -> None: ...
 
 
 class _Corrupting(_Queues):
     """Turns one bit of what comes from rank 1."""
 
-    def receive(self, n_bytes: int, source: int) -> links.Incoming:
-        arrived = super().receive(n_bytes, source).wait()
-        if source == 1 and n_bytes == 4096:
+    def receive(self, channel: Channel, coming: None) -> torch.Tensor:
+        arrived = super().receive(channel, coming)
+        if channel.source == 1 and channel.n_bytes == 4096:
             arrived[1234] ^= 1
-        return links.Incoming(lambda: arrived)
+        return arrived
 
 
-def _as_rank_1(peers: _Queues) -> None:
+def _as_rank_1(transport: _Queues) -> None:
     with suppress(queue.Empty):  # rank 0 has given up
-        links.check_peers(peers, 1, 0, 7)
+        links.check_transport(transport, 1, 0, 7)
 
 
-@pytest.mark.parametrize(("peers", "is_good"), [(_Queues(), True), (_Corrupting(), False)])
-def test_good_copies_pass_and_corrupted_ones_are_named(peers: _Queues, is_good: bool) -> None:
-    threading.Thread(target=_as_rank_1, args=(peers,), daemon=True).start()
+@pytest.mark.parametrize(("transport", "is_good"), [(_Queues(), True), (_Corrupting(), False)])
+def test_good_copies_pass_and_corrupted_ones_are_named(transport: _Queues, is_good: bool) -> None:
+    threading.Thread(target=_as_rank_1, args=(transport,), daemon=True).start()
     if is_good:
-        links.check_peers(peers, 0, 1, 7)
+        links.check_transport(transport, 0, 1, 7)
         return
     with pytest.raises(ClusterError, match="from worker 1 to worker 0 arrive corrupted: 4096 bytes counting up"):
-        links.check_peers(peers, 0, 1, 7)
+        links.check_transport(transport, 0, 1, 7)
 
 
 def test_a_corrupted_copy_to_a_device_and_back_is_named() -> None:
@@ -179,8 +182,8 @@ def test_a_corrupted_copy_to_a_device_and_back_is_named() -> None:
 
 
 def _about_itself(worker: Worker) -> tuple[int, int, set[int], int, list[float]]:
-    everyones = worker.everyones(worker.rank + 0.5)
-    return worker.rank, worker.core, os.sched_getaffinity(0), torch.get_num_threads(), everyones
+    gathered = worker.all_gather(worker.rank + 0.5)
+    return worker.rank, worker.core, os.sched_getaffinity(0), torch.get_num_threads(), gathered
 
 
 def test_workers_are_pinned_and_have_one_thread() -> None:
@@ -194,13 +197,13 @@ def test_workers_are_pinned_and_have_one_thread() -> None:
 def _fails(worker: Worker) -> None:
     if worker.rank == worker.size - 1:
         raise ZeroDivisionError("no such thing")
-    worker.meet()
+    worker.barrier()
 
 
 def _dies(worker: Worker) -> None:
     if worker.rank == worker.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    worker.meet()
+    worker.barrier()
 
 
 def _sleeps(worker: Worker) -> None:
@@ -365,7 +368,7 @@ def core(launch_s: float, **noise: float) -> DeviceSpeed:
     ],
 )
 def test_when_figures_are_doubtful(speeds: list[DeviceSpeed], spread: float, doubts: str) -> None:
-    ways = {("d0", "d1"): links.WaySpeed(1e-6, 1e9, spread)}
+    ways = {("d0", "d1"): links.LinkSpeed(1e-6, 1e9, spread)}
     found = MeasuredMachine(cpu_cluster(2, model="me"), {"d0": speeds[0], "d1": speeds[1]}, ways, others=0.05)
     assert with_doubts(found).cluster.source == doubts
 
@@ -401,21 +404,21 @@ def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatc
     assert measure.local_cluster(1, effort=BRIEF).n_devices == 1
 
 
-def _corrupting(way: type[links.Gloo | links.Mail]) -> type[Any]:
-    def receive(self: Any, n_bytes: int, source: int) -> links.Incoming:
-        arrived = way.receive(self, n_bytes, source).wait()
+def _corrupting(transport: type[GlooTransport | MailTransport]) -> type[Any]:
+    def receive(self: Any, channel: Channel, coming: Any) -> torch.Tensor:
+        arrived = transport.receive(self, channel, coming)
         arrived[-1] += 1
-        return links.Incoming(lambda: arrived)
+        return arrived
 
-    return type("Corrupting", (way,), {"receive": receive})
+    return type("Corrupting", (transport,), {"receive": receive})
 
 
 @two_cores
 @ways
 def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch, shared: str, way: str) -> None:
     monkeypatch.setenv("PLACEMENT_SHARED_MEMORY", shared)
-    for name in ("Gloo", "Mail"):
-        monkeypatch.setattr(workers, name, _corrupting(getattr(links, name)))
+    for name in ("GlooTransport", "MailTransport"):
+        monkeypatch.setattr(workers, name, _corrupting(getattr(workers, name)))
     with pytest.raises(ClusterError, match=r"copies from worker \d to worker \d arrive corrupted: 1 bytes"):
         measure.local_cluster(2, effort=BRIEF)
 
@@ -434,37 +437,37 @@ def test_a_dtype_without_kernels_has_no_figure(monkeypatch: pytest.MonkeyPatch) 
     assert flops_per_s(CPU, "bool", BRIEF) is None
 
 
-# -- stamps ------------------------------------------------------------------------------------------------------
+# -- clock readings ------------------------------------------------------------------------------------------------
 
 
-def test_stamps_change_nothing_but_add_times() -> None:
+def test_clock_readings_change_nothing_but_add_times() -> None:
     torch.manual_seed(0)
     model, x = Small().eval(), torch.rand(3, 4)
     program = capture_program(model, (x,))
     order = program.graph.topological_order.tolist()
     n = len(order)
-    layout = Layout(functional(program), [0] * n, [order], list(range(n)), [CPU])
+    layout = DeviceLayout(functional(program), [0] * n, [order], list(range(n)), [CPU])
     routine = compile_routines(layout, [layout.forward()]).sections[0][0]
     states = dict(model.state_dict())
     taken = [x if kind == "input" else states[name] for kind, name in routine.takes]
-    stamp, between = host_clock()
-    code = stamped(routine, stamp)
+    read, between = host_clock()
+    code = clocked(routine, read)
     with torch.no_grad():
         (plain,) = routine.run(None, *taken)
-        output, *stamps = code.run(None, *taken)
+        output, *readings = code.run(None, *taken)
     assert torch.equal(plain, output)
-    assert stamps == sorted(stamps)
+    assert readings == sorted(readings)
     assert list(code.labels) == [("op", op) for op in routine.ops if program.graph.kernels[op]]
-    assert len(stamps) == len(code.labels) + 2
-    assert set(code.seconds(stamps, between)) == {op for _, op in code.labels}
-    spans = code.spans(stamps)
+    assert len(readings) == len(code.labels) + 2
+    assert set(code.seconds(readings, between)) == {op for _, op in code.labels}
+    spans = code.spans(readings)
     assert [(span.what, span.number) for span in spans] == list(code.labels)
-    assert [span.start_s for span in spans] == stamps[1:-1]
-    assert [span.end_s for span in spans] == stamps[2:]
+    assert [span.start_s for span in spans] == readings[1:-1]
+    assert [span.end_s for span in spans] == readings[2:]
 
 
-def test_what_a_stamp_takes_is_left_out() -> None:
-    code = StampedRoutine(lambda: (), (("op", 5), ("send", 0), ("op", 3)))
+def test_what_a_reading_takes_is_left_out() -> None:
+    code = ClockedRoutine(lambda: (), (("op", 5), ("send", 0), ("op", 3)))
     assert code.seconds([0.0, 1.0, 4.0, 6.0, 6.5], lambda a, b: b - a) == {5: 2.0, 3: 0.0}
 
 
@@ -488,7 +491,7 @@ def test_every_op_gets_a_time(train: bool) -> None:
     torch.manual_seed(0)
     model, x = Small(), torch.rand(3, 4)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = measured_profile(model, (x,), None, cpu_cluster(min(2, N_CORES)), train, repeats=QUICK)
+    found = measured_profile(step_to_measure(model, (x,), train=train), cpu_cluster(min(2, N_CORES)), QUICK)
     graph = found.graph
     captured = placement.capture(model, (x,), train=train)
     assert (graph.op_names, graph.kinds, graph.time_keys) == (captured.op_names, captured.kinds, ("cpu",))
@@ -510,12 +513,13 @@ def test_every_op_gets_a_time(train: bool) -> None:
 
 
 def test_times_are_kept_under_the_model_of_the_device() -> None:
-    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(model="Z80"), repeats=QUICK).graph
+    step = step_to_measure(nn.Linear(2, 2), torch.rand(1, 2))
+    graph = measured_profile(step, cpu_cluster(model="Z80"), QUICK).graph
     assert graph.time_keys == ("Z80",)
 
 
 def test_a_profile_is_a_graph_file(tmp_path: Path) -> None:
-    graph = measured_profile(nn.Linear(2, 2), torch.rand(1, 2), cluster=cpu_cluster(), repeats=QUICK).graph
+    graph = measured_profile(step_to_measure(nn.Linear(2, 2), torch.rand(1, 2)), cpu_cluster(), QUICK).graph
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     placement.save_graph(graph, one)
     loaded = placement.load_graph(one)

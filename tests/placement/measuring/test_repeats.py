@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.cli.steps import tell_steps
-from placement.processes.repeats import Repeats, Underway, beforehand, relative_spread, run_steps
+from placement.measuring.figures import relative_spread
+from placement.measuring.repeats import Repeats, beforehand, run_steps
+from placement.processes.progress import StepProgress
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -70,7 +72,7 @@ def test_all_processes_stop_at_the_same_step(times_s: list[tuple[float, float]])
 
 
 def test_what_is_told_is_what_comes() -> None:
-    told: list[Underway] = []
+    told: list[StepProgress] = []
     for step_s, repeats in ((60.0, Repeats()), (3.0, Repeats()), (1e-3, Repeats()), (2.0, Repeats.exactly(10, 5))):
         told.clear()
         times_s, _ = run_steps(lambda step_s=step_s: step_s, repeats, report=told.append)  # type: ignore[misc]
@@ -131,7 +133,7 @@ def test_long_steps_are_announced_once_as_predicted_and_once_as_measured() -> No
         for step_s in (80.0, 60.0):
             tell("the placement", beforehand(Repeats(), step_s))
             for done in range(1, 5):
-                tell("the placement", Underway(done, 4, step_s))
+                tell("the placement", StepProgress(done, 4, step_s))
     fewer = "; --dim batch=N takes N samples in place of the model's own number."
     assert [str(warning.message) for warning in caught] == [
         f"a step of the placement is predicted to take 80 s, and about 4 are run, in 320 s{fewer}",

@@ -49,7 +49,7 @@ def placed_on(graph: Any, names: dict[str, str]) -> Result:
         for op, module in zip(graph.op_names, graph.modules, strict=True)
     }
     order = {device: [op for op in graph.op_names if chosen[op] == device] for device in ("cpu0", "cpu1")}
-    return dataclasses.replace(base, placement=chosen, order=order)
+    return dataclasses.replace(base, answer=dataclasses.replace(base.answered(), placement=chosen, order=order))
 
 
 def gate_on_two() -> tuple[Gate, Result]:

@@ -26,10 +26,11 @@ from hypothesis import strategies as st
 
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import RankError
-from placement.runtime.ranks.rank_link import RankLink
+from placement.runtime.ranks.endpoint import RankEndpoint
 from placement.runtime.transport import mailbox
-from placement.runtime.transport.mailbox import Coming, Mailbox, PeerEndedError
-from placement.runtime.transport.packing import Carrier, Way
+from placement.runtime.transport.channels import Channel, PeerEndedError, Transport
+from placement.runtime.transport.mailbox import Coming, Mailbox, MailTransport
+from placement.runtime.transport.packing import Packing
 
 pytestmark = pytest.mark.skipif(not Mailbox.is_possible(), reason="needs memory that processes can share")
 
@@ -187,17 +188,17 @@ COMPLEX = torch.arange(12).reshape(3, 4) + 1j
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}"[6:],
 )
 def test_tensors_arrive_as_they_are_by_either_way(tensor: torch.Tensor) -> None:
-    carrier = Carrier.of(TensorInfo(Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu"), 0, 0))
+    packing = Packing.of(TensorInfo(Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu"), 0, 0))
     with mailboxes(2) as (one, other):
-        links = linked([one, other], {0: Way(carrier, 0, 1, 0, "op")})
+        links = linked([one, other], {0: Channel(packing, 0, 1, 0, "op")})
         links[1].expect(0)
         links[0].send(0, tensor)
         arrived = links[1].receive(0)
     assert torch.equal(arrived, tensor)
     assert not arrived.requires_grad
     # What gloo sends is the memory as it is.
-    sent = torch.frombuffer(bytearray(carrier.packed(tensor.detach()).view(torch.uint8).numpy()), dtype=tensor.dtype)
-    assert torch.equal(carrier.unpacked(sent), tensor)
+    sent = torch.frombuffer(bytearray(packing.packed(tensor.detach()).view(torch.uint8).numpy()), dtype=tensor.dtype)
+    assert torch.equal(packing.unpacked(sent), tensor)
 
 
 def test_memory_serves_inference_and_training_by_turns() -> None:
@@ -303,33 +304,40 @@ def test_where_it_is_not_possible_nobody_tries(monkeypatch: pytest.MonkeyPatch, 
 # -- links -----------------------------------------------------------------------------------------------------------
 
 
-class Crew:
-    """What a `RankLink` needs of a crew of this host."""
+class OneHost:
+    """What a `RankEndpoint` needs of a `ProcessGroup` of this host."""
 
-    def __init__(self, box: Mailbox, rank: int, size: int) -> None:
-        self.rank, self.near = rank, frozenset(range(size))
-        self.block, self.expect, self.drop = box.block, box.expect, box.drop
-        self._box = box
+    def __init__(self, box: Mailbox, rank: int) -> None:
+        self.rank, self._mail = rank, MailTransport(box)
 
-    def post(self, block: mailbox.Block, n_bytes: int, target: int, tag: int, op: str) -> None:
-        self._box.post(target, tag, block, n_bytes)
+    def transport_to(self, rank: int) -> MailTransport:
+        return self._mail
 
-    def fetch(self, coming: Coming, n_bytes: int, op: str) -> torch.Tensor:
-        return self._box.receive(coming, n_bytes)
+    def send(self, transport: Transport, channel: Channel, tensor: torch.Tensor) -> None:
+        transport.send(channel, tensor)
+
+    def expect(self, transport: Transport, channel: Channel) -> Any:
+        return transport.expect(channel)
+
+    def receive(self, transport: Transport, channel: Channel, coming: Any) -> torch.Tensor:
+        return transport.receive(channel, coming)
+
+    def drop(self, transport: Transport, channel: Channel, coming: Any) -> None:
+        transport.drop(channel, coming)
 
 
-def linked(boxes: list[Mailbox], ways: dict[int, Way]) -> list[RankLink]:
-    """Each end's link for one pass."""
-    crews: list[Any] = [Crew(box, rank, len(boxes)) for rank, box in enumerate(boxes)]
-    return [RankLink(crew, ways, torch.device("cpu"), {}) for crew in crews]
+def linked(boxes: list[Mailbox], channels: dict[int, Channel]) -> list[RankEndpoint]:
+    """Each end for one pass."""
+    groups: list[Any] = [OneHost(box, rank) for rank, box in enumerate(boxes)]
+    return [RankEndpoint(group, channels, torch.device("cpu"), {}) for group in groups]
 
 
 def test_a_pass_that_is_given_up_takes_nothing_from_the_next_one() -> None:
-    carrier = Carrier.of(TensorInfo(Layout((3,), (1,), torch.float32, "cpu"), 0, 0))
-    ways = {tag: Way(carrier, 0, 1, tag, "op") for tag in range(2)}
+    packing = Packing.of(TensorInfo(Layout((3,), (1,), torch.float32, "cpu"), 0, 0))
+    channels = {tag: Channel(packing, 0, 1, tag, "op") for tag in range(2)}
     with mailboxes(2) as boxes:
         for given_up in (False, True, True, False, False):
-            start, end = linked(boxes, ways)
+            start, end = linked(boxes, channels)
             for tag in (0, 1):
                 end.expect(tag)
             for tag in (1, 0):

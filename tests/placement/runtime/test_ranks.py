@@ -27,12 +27,12 @@ from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
 from placement.runtime.ranks.checkpoints import Entry
 from placement.runtime.ranks.launch import launch
+from placement.runtime.ranks.local_tensors import check_filled, entries, keep_local
 from placement.runtime.ranks.process_group import join
-from placement.runtime.ranks.shares import check_filled, entries, keep_own
-from placement.runtime.ranks.watchdog import Activity, Watch
-from placement.runtime.transport import nccl as direct
+from placement.runtime.ranks.watchdog import Activity, Watchdog
+from placement.runtime.transport import nccl
 from placement.runtime.transport.mailbox import Mailbox
-from placement.runtime.transport.packing import Carrier
+from placement.runtime.transport.packing import Packing
 
 LIMIT_S = 240
 
@@ -51,11 +51,11 @@ def runs_by_gloo() -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(not Mailbox.is_possible(), reason="needs memory that processes can share")
 def test_tensors_go_through_memory_that_processes_of_one_host_share(runs: list[dict[str, Any]]) -> None:
-    assert [run["near"] for run in runs] == [[1], [0]]
+    assert [run["same_host"] for run in runs] == [[1], [0]]
 
 
 def test_without_shared_memory_it_is_gloo_and_all_the_same(runs_by_gloo: list[dict[str, Any]]) -> None:
-    assert [run["near"] for run in runs_by_gloo] == [[], []]
+    assert [run["same_host"] for run in runs_by_gloo] == [[], []]
     for run in runs_by_gloo:
         check_nested(run["nested"])
         assert all(run["strided"])
@@ -76,7 +76,7 @@ def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_from_gpu_to_gpu_parcels_come_in_the_order_they_are_sent(size: int) -> None:
+def test_from_gpu_to_gpu_tensors_come_in_the_order_they_are_sent(size: int) -> None:
     for run in launch("rank_work:directly", None, ["cpu"] * size, limit_s=LIMIT_S):
         check_nested(run["nested"])
         assert all(all(equal) for equal in run["zoo"].values()), run["zoo"]
@@ -89,10 +89,10 @@ def test_which_ranks_have_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
             self.send = self.recv = lambda *message: SimpleNamespace(wait=lambda: None)
 
     def pairs(rank: int, *identities: str) -> list[int]:
-        return sorted(direct.connect(HashStore(), rank, identities, torch.device("cpu")))
+        return sorted(nccl.connect(HashStore(), rank, identities, torch.device("cpu")))
 
-    monkeypatch.setattr(direct, "new_group", Group)
-    assert direct.identity(torch.device("cpu")) == ""
+    monkeypatch.setattr(nccl, "new_group", Group)
+    assert nccl.identity(torch.device("cpu")) == ""
     assert pairs(0, "a", "b", "c") == [1, 2]
     assert pairs(1, "a", "b", "") == [0]
     assert pairs(2, "a", "b", "") == []
@@ -153,7 +153,7 @@ def test_what_was_on_meta_must_be_written() -> None:
     with torch.device("meta"):
         model = nn.BatchNorm1d(3)
         model.register_buffer("ids", torch.arange(3), persistent=False)
-    new = keep_own(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
+    new = keep_local(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(1.0)
     model.reset_running_stats()
@@ -165,9 +165,9 @@ def test_what_was_on_meta_must_be_written() -> None:
 
 def test_checkpoints_arrive_on_the_cpu_whatever_the_default_device() -> None:
     with torch.device("meta"):
-        entry = Entry("weight", 0, "BF16", (2, 3))
+        entry = Entry("weight", 1, "BF16", (2, 3))
         assert entry.size_bytes == 12
-        assert entry.empty().device.type == "cpu"
+        assert entry.channel().packing.empty().device.type == "cpu"
 
 
 def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
@@ -308,9 +308,9 @@ def test_a_run_fails_without_its_store_too() -> None:
                 Event().wait()
             return b""
 
-    watch = Watch(Silent(), 0, 2, Activity(), is_quiet=True)
-    assert watch.claim("the first reason") == "the first reason"
-    assert watch.claim("another") == "the first reason"
+    watchdog = Watchdog(Silent(), 0, 2, Activity(), is_quiet=True)
+    assert watchdog.claim("the first reason") == "the first reason"
+    assert watchdog.claim("another") == "the first reason"
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
@@ -354,12 +354,12 @@ def test_a_port_in_use_is_one_sentence() -> None:
 )
 def test_tensors_travel_as_they_are(tensor: torch.Tensor) -> None:
     layout = Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu")
-    carrier = Carrier.of(TensorInfo(layout, 0, 0))
+    packing = Packing.of(TensorInfo(layout, 0, 0))
     for sent in (tensor, tensor.clone(), tensor.contiguous()):
-        memory = carrier.packed(sent)
+        memory = packing.packed(sent)
         assert memory.dim() == 1
-        assert memory.numel() == carrier.n_elements
-        arrived = carrier.unpacked(memory.clone())
+        assert memory.numel() == packing.n_elements
+        arrived = packing.unpacked(memory.clone())
         assert torch.equal(arrived, tensor)
         if tensor.numel() and tensor.stride() != (2, 1):  # where elements share memory they are sent apart
             assert arrived.stride() == tensor.stride()

@@ -1,0 +1,1 @@
+"""Policies: distributions over placements, by name, and the files that they are kept in."""

@@ -1,0 +1,249 @@
+"""`WorkerPool`: processes that stay, one for each device, and run one placement of a model after the other.
+
+They are forked, so that each has the whole model and its captured program without a file or a copy: any placement can
+be tried without moving a weight.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from graphs.capture.record import Loss, default_loss
+from graphs.errors import MismatchError, PlacementError, RankError
+from placement.measuring.machine import measure_step
+from placement.measuring.workers import begin_on_core
+from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.runtime.program.functional import Functional
+from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.ranks.launch import met_store, new_store, reason_of
+from placement.runtime.ranks.local_tensors import keepers
+from placement.runtime.ranks.passes import CompiledPass, Pass
+from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.ranks.ranks import add_gradients
+
+_START_S = 120.0  # until all processes have met
+_CPU = torch.device("cpu")
+# Adam's step takes as long as with any other rate, and the weights stay what they are, however often it is run.
+_RATE = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class TimedModel:
+    """The model that the processes of a pool run, and how its steps are timed.
+
+    Attributes:
+        module: whole, with data.
+        step: its captured program.
+        args, kwargs: of one step.
+        inputs: tensors among them by path.
+        loss: of a training step.
+        steps, dropped: how many to run, and how many of them warm up.
+    """
+
+    module: nn.Module
+    step: Functional
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: Mapping[str, torch.Tensor]
+    loss: Loss | None
+    steps: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where and in which order ops run, on devices 0 to k - 1, all of which are used; fields as in `DeviceLayout`."""
+
+    device: list[int]
+    order: list[list[int]]
+    start_s: list[float]
+
+
+class WorkerPool:
+    """Processes that are started when first needed, and anew after one of them has failed.
+
+    Args:
+        cores: the core that each is pinned to, D of them.
+    """
+
+    def __init__(self, model: TimedModel, cores: Sequence[int]) -> None:
+        self._model, self._cores = model, list(cores)
+        self._workers = Workers()
+        self._store: Any = None
+        self._owner = os.getpid()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return self._workers.pids
+
+    def start(self) -> None:
+        """Have all processes there, and none that has ended since it was last asked for anything.
+
+        Raises:
+            RankError: they could not be started.
+            MismatchError: this process has been forked from the one that the bench is in.
+        """
+        if os.getpid() != self._owner:
+            raise MismatchError(
+                "an Executor runs placements in the process that made it; make one in each, or step environments in "
+                "one process (env.gym.vector.PlacementVecEnv)."
+            )
+        if self._workers.all_alive:
+            return
+        self.close()
+        try:
+            size = len(self._cores)
+            self._workers = Workers.forked(
+                [partial(_live, self._model, rank, size, core) for rank, core in enumerate(self._cores)]
+            )
+            self._store = new_store()  # after the forks, so that no process holds its sockets for another
+            self._ask(self._store.port, _START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, arrangement: Arrangement, limit_s: float) -> list[float]:
+        """Seconds of each step that counts; a step is over when the last process has ended it.
+
+        Raises:
+            RankError: a process has failed or died, or ``limit_s`` were not enough; all have ended.
+        """
+        self.start()
+        try:
+            samples = self._ask(arrangement, limit_s)
+        except BaseException:
+            self.close()  # on Ctrl-C, too: they are in the middle of it
+            raise
+        return [max(times) for times in zip(*(rank for rank in samples if rank), strict=True)]
+
+    def close(self) -> None:
+        """End all processes."""
+        if os.getpid() == self._owner:  # in a fork they are not this one's to end
+            self._workers.end()
+            self._store = None
+
+    def _ask(self, question: Any, limit_s: float) -> list[Any]:
+        """What each process answers, by rank."""
+        try:
+            self._workers.tell(question)
+            return self._workers.collect(limit_s)
+        except NoAnswerError:
+            raise RankError(
+                f"the run was not done after {limit_s:g} s; allow more with limit_s, or run less."
+            ) from None
+        except WorkerFailedError as error:
+            raise RankError(str(error)) from None
+        except WorkerEndedError as error:
+            if self._store is None:
+                raise RankError(f"rank {error.rank} ended early.") from None
+            raise RankError(reason_of(self._store, error.rank, error.code)) from None
+
+
+# -- in the process --------------------------------------------------------------------------------------------------
+
+
+def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) -> None:
+    """The life of a worker."""
+    begin_on_core(core)
+    gc.freeze()  # what came with the fork is nobody's garbage here
+    try:
+        port = parent.hear()
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        group = ProcessGroup.start(met_store(port), rank, size, is_quiet=True) if size > 1 else None
+        model.module.train(model.step.program.train)
+        parent.answer([])
+        while True:
+            parent.answer(samples_s(model, parent.hear(), rank, group))
+    except EOFError:
+        return
+    except PlacementError as error:
+        parent.fail(str(error))
+    except Exception as error:
+        parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
+
+
+def samples_s(model: TimedModel, arrangement: Arrangement, rank: int, group: ProcessGroup | None) -> list[float]:
+    """Seconds of each step that counts on this rank; none where the placement does not use it.
+
+    As `placement.apply` runs it: on one device the plain model, on several the share of each.
+    """
+    _forget_code()
+    torch.manual_seed(0)
+    n_used = len(arrangement.order)
+    if n_used == 1:
+        return _plain(model) if rank == 0 else []
+    assert group is not None
+    if rank >= n_used:
+        for _ in range(model.steps):
+            group.barrier()
+        return []
+    found = _placed(model, arrangement, group)
+    group.drain()
+    return found
+
+
+def _forget_code() -> None:
+    """Free the code of the placement before; fx keeps the text of all that it has ever generated, for tracebacks."""
+    linecache.clearcache()
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).clear()
+    gc.collect()
+
+
+def _plain(model: TimedModel) -> list[float]:
+    module, loss = model.module, model.loss or default_loss
+    if not model.step.program.train:
+        with torch.no_grad():
+            times = measure_step(lambda: module(*model.args, **model.kwargs), steps=model.steps, dropped=model.dropped)
+        return list(times.samples_s)
+    optimizer = _optimizer([parameter for parameter in module.parameters() if parameter.requires_grad])
+
+    def step() -> None:
+        module.zero_grad()
+        loss(module(*model.args, **model.kwargs)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    times = measure_step(step, steps=model.steps, dropped=model.dropped)
+    module.zero_grad()
+    return list(times.samples_s)
+
+
+def _placed(model: TimedModel, arrangement: Arrangement, group: ProcessGroup) -> list[float]:
+    module, train = model.module, model.step.program.train
+    places = [_CPU] * len(arrangement.order)
+    layout = DeviceLayout(model.step, arrangement.device, arrangement.order, arrangement.start_s, places)
+    compiled, tensors = CompiledPass(layout, "step" if train else "forward"), NamedTensors(module)
+    own = []
+    if train:
+        home = {name: ranks[0] for name, ranks in keepers(module, layout).items()}
+        own = [p for name, p in module.named_parameters() if p.requires_grad and home[name] == group.rank]
+    optimizer = _optimizer(own) if own else None
+
+    def step() -> None:
+        run = Pass(group, compiled, tensors, model.inputs)
+        if not train:
+            run.forward()
+            return
+        for parameter in own:
+            parameter.grad = None
+        add_gradients(module, run.step()[1])
+        if optimizer is not None:
+            optimizer.step()
+
+    times = measure_step(step, steps=model.steps, dropped=model.dropped, barrier=group.barrier)
+    module.zero_grad()
+    return list(times.samples_s)
+
+
+def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=_RATE, foreach=False)

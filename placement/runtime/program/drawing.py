@@ -1,0 +1,40 @@
+"""`draw`: the random numbers of a step, all of them before it begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from graphs.capture.trace import value_of
+from placement.runtime.program.functional import uninitialised
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
+
+
+def draw(layout: DeviceLayout) -> dict[int, torch.Tensor]:
+    """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
+    step = layout.step
+    found: dict[fx.Node, torch.Tensor] = {}
+    numbered = {}
+    for number, node in step.draws:
+        first = step.redraws.get(node)
+        found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
+    return numbered
+
+
+def _drawn(node: fx.Node) -> torch.Tensor:
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _without_content)
+    result: torch.Tensor = target(*args, **kwargs)
+    return result
+
+
+def _without_content(node: fx.Node) -> Any:
+    info = value_of(node)
+    if not hasattr(info, "layout"):
+        return info
+    layout = info.layout
+    return uninitialised(layout.shape, layout.stride, layout.dtype, torch.device(layout.device))

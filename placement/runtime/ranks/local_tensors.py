@@ -1,0 +1,135 @@
+"""The parameters and buffers that are local to a rank: which these are, and letting go of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from graphs.errors import MismatchError
+from placement.runtime.program.layout import DeviceLayout
+
+
+class Unfilled(NamedTuple):
+    """A tensor that was on ``meta``: its name, its new memory, and how often that had been written then."""
+
+    name: str
+    made: torch.Tensor
+    version: int
+
+
+def keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
+    """The ranks that keep each parameter and buffer, by dotted name, the one it is at home on first.
+
+    What is learned or written is on one rank only, a read-only buffer on every rank that reads it. Names that share
+    memory are together; what no op uses is on rank 0.
+    """
+    of_name: dict[str, tuple[int, ...]] = {}
+    for index, state in enumerate(layout.step.program.states):
+        of_name.update(dict.fromkeys(state.names, layout.keepers(index)))
+    tensors = dict(entries(model))
+    of_memory = {_memory(tensors[name]): ranks for name, ranks in of_name.items() if name in tensors}
+    return {name: of_name.get(name, of_memory.get(_memory(tensor), (0,))) for name, tensor in tensors.items()}
+
+
+def keep_local(
+    model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int, place: torch.device
+) -> list[Unfilled]:
+    """Take from a model what other ranks keep, and free it; what it keeps goes to its place.
+
+    Own tensors on ``meta`` get memory there, floating-point ones filled with NaN.
+
+    Returns:
+        Those that were on ``meta``, for `check_filled`.
+    """
+    made: dict[int, torch.Tensor] = {}  # tied ones stay tied
+    new: list[Unfilled] = []
+    for name, tensor in list(entries(model)):
+        owner, kind, last = _slot(model, name)
+        if rank not in keepers[name]:
+            owner.__dict__[kind][last] = None
+            if not tensor.is_meta:
+                tensor.data = tensor.data.new_empty(0)  # whoever else holds it (nn.LSTM's list) lets go too
+        elif tensor.is_meta:
+            if id(tensor) not in made:
+                made[id(tensor)] = _with_memory(tensor, place)
+            owner.__dict__[kind][last] = made[id(tensor)]
+            new.append(Unfilled(name, made[id(tensor)], made[id(tensor)]._version))
+        elif tensor.device != place:
+            tensor.data = tensor.data.to(place)
+    return new
+
+
+def outlines_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A twin on ``meta`` of every parameter and buffer, by dotted name; tied ones have one."""
+    made: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, tensor in entries(model):
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor if tensor.is_meta else _like(tensor, torch.device("meta"))
+        found[name] = made[id(tensor)]
+    return found
+
+
+@contextmanager
+def lent(model: nn.Module, outlines: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """While the block runs, the model has all its parameters and buffers again, on ``meta``, so as to be captured."""
+    slots = [(*_slot(model, name), outline) for name, outline in outlines.items()]
+    own = [owner.__dict__[kind][last] for owner, kind, last, _ in slots]
+    try:
+        for owner, kind, last, outline in slots:
+            owner.__dict__[kind][last] = outline
+        yield
+    finally:
+        for (owner, kind, last, _), tensor in zip(slots, own, strict=True):
+            owner.__dict__[kind][last] = tensor
+
+
+def check_filled(model: nn.Module, new: Sequence[Unfilled]) -> None:
+    """Refuse parameters and buffers that were on ``meta`` and got no values since.
+
+    Raises:
+        MismatchError: names one of them.
+    """
+    tensors = dict(entries(model))
+    for name, made, version in new:
+        if tensors.get(name) is not made or made._version != version or not made.numel():
+            continue
+        # What is written through `.data` counts no version, and only NaN tells.
+        if not made.is_floating_point() or math.isnan(float(made.detach().flatten()[0])):
+            raise MismatchError(
+                f"{name!r} was on meta and has no values yet; load a checkpoint, or write them before the first step."
+            )
+
+
+def entries(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(dotted name, tensor) of every parameter and buffer, tied ones under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str, str]:
+    """The module that has a tensor, the dictionary it is in and its name there."""
+    path, _, last = name.rpartition(".")
+    owner = model.get_submodule(path)
+    return owner, "_parameters" if last in owner._parameters else "_buffers", last
+
+
+def _like(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """Another tensor of the same layout, a parameter if it is one."""
+    data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+    return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+
+def _with_memory(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
+    made = _like(tensor, place)
+    made.detach().fill_(math.nan if made.is_floating_point() else 0)
+    return made
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,134 @@
+"""Saved results: what a file holds, files of earlier versions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_problems import PAIR, two_branches
+
+from graphs.errors import MismatchError, UnknownNameError
+from placement.optimization import optimize
+from placement.solving.answer import Answer
+from placement.solving.result import Result
+from placement.solving.result_json import VERSION
+from placement.verification import verify
+
+DATA = Path(__file__).parent / "data"
+FIGURES = [f.name for f in fields(Answer)]
+
+
+@pytest.fixture
+def result() -> Result:
+    return optimize(two_branches(), PAIR, "heft", seed=1)
+
+
+@pytest.fixture
+def nothing(result: Result) -> Result:
+    return replace(result, answer=None, reason="it is too large.")
+
+
+def edited(result: Result, **changes: Any) -> str:
+    return json.dumps({**json.loads(result.to_json()), **changes})
+
+
+# -- what a file holds ----------------------------------------------------------------------------------------
+
+
+def test_an_object_is_flat_and_has_no_answer_in_it(result: Result) -> None:
+    found = result.to_dict()
+    assert "answer" not in found
+    assert found.keys() >= {*FIGURES, "graph_hash", "source_hash", "strategy", "feasible", "reason", "note"}
+    document = json.loads(result.to_json())
+    assert document.keys() - found.keys() == {"schema", "version", "graph", "cluster"}
+    assert (document["schema"], document["version"]) == ("placement.result", VERSION)
+    assert (found["strategy"], found["source_hash"]) == ("none", result.graph.hash)
+
+
+def test_what_an_answer_has_is_also_an_attribute_of_the_result(result: Result, nothing: Result) -> None:
+    for name in FIGURES:
+        assert getattr(result, name) == getattr(result.answered(), name)
+        assert getattr(nothing, name) is None
+    assert (result.feasible, nothing.feasible) == (True, False)
+    with pytest.raises(MismatchError, match="found no feasible placement, so there is none to use: it is too large"):
+        nothing.answered()
+
+
+def test_an_infeasible_result_comes_back(nothing: Result) -> None:
+    assert Result.from_json(nothing.to_json()) == nothing
+    assert {nothing.to_dict()[name] for name in FIGURES} == {None}
+
+
+def test_the_schedule_repeats_the_step(result: Result) -> None:
+    score, schedule = result.schedule()
+    assert score.step_time_s == result.step_time_s == schedule.step_time_s
+    assert schedule.device.tolist() == result.plan().device.tolist()
+
+
+# -- earlier versions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_earlier_version_is_read(version: int) -> None:
+    path = DATA / f"result_v{version}.json"
+    assert json.loads(path.read_text(encoding="utf-8"))["version"] == version
+    found = Result.load(path)
+    assert verify(path, graph=found.graph, cluster=found.cluster).holds
+    assert (found.strategy, found.source_hash, found.budget_s) == ("none", found.graph.hash, None)
+    assert Result.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, True, "2", None])
+def test_other_versions_are_refused(result: Result, version: Any) -> None:
+    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 3, make it again"):
+        Result.from_json(edited(result, version=version))
+
+
+def test_an_earlier_version_does_not_excuse_a_field_that_it_had() -> None:
+    document = json.loads((DATA / "result_v1.json").read_text(encoding="utf-8"))
+    del document["gap"]
+    with pytest.raises(MismatchError, match="has no 'gap'"):
+        Result.from_json(json.dumps(document))
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": True}, "seed = True; expected a whole number"),
+        ({"feasible": "yes"}, "feasible = 'yes'; expected true or false"),
+        ({"lower_bound_s": None}, "lower_bound_s = None; expected a number"),
+        ({"step_time_s": "3"}, "step_time_s = '3'; expected a number or null"),
+        ({"peak_bytes": {"gpu0": 1.5}}, "expected an object of whole numbers or null"),
+        ({"order": {"gpu0": "ab"}}, "expected an object of lists of strings or null"),
+        ({"transfer_order": [["a", 0]]}, r"expected a list of \[op, number, device\] or null"),
+        ({"transfer_order": [["a", 0, 1]]}, r"expected a list of \[op, number, device\] or null"),
+        ({"versions": None}, "versions = None; expected an object of strings"),
+        ({"gap": None}, "a feasible result has gap; that of 'heft' has none"),
+        ({"feasible": False}, "an infeasible result says why"),
+        ({"feasible": False, "placement": None, "reason": "x"}, "an infeasible result has no order"),
+        ({"source_hash": "0" * 64}, "a graph placed as it is, is its own source"),
+    ],
+)
+def test_wrong_fields(result: Result, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MismatchError, match=message):
+        Result.from_json(edited(result, **changes), "p.json")
+
+
+def test_a_step_of_no_time_has_no_throughput(result: Result) -> None:
+    assert Result.from_json(edited(result, throughput=None)).throughput is None
+
+
+def test_a_strategy_that_does_not_exist_is_not_verified(result: Result) -> None:
+    with pytest.raises(UnknownNameError, match="unknown strategy 'dp4'"):
+        verify(Result.from_json(edited(result, strategy="dp4")))
+
+
+def test_a_result_for_a_rewritten_graph_is_for_the_graph_it_was_made_from(result: Result) -> None:
+    rewritten = replace(result, strategy="dp4", source_hash="0" * 64)
+    assert Result.from_json(rewritten.to_json()) == rewritten
