@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,3 +36,8 @@ def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse.reshape(-1)], np.sort(first).astype(np.int64)
+
+
+def pointers(row: NDArray[np.integer[Any]], count: int) -> IntArray:
+    """int64 [count + 1]: where the entries of each row 0 .. count - 1 begin, once they are sorted by row (CSR)."""
+    return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))]).astype(np.int64)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, sums
+from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers, sums
 from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, kept_name, lookup
 from graphs.errors import GraphError
 from graphs.origin import UNKNOWN, Origin
@@ -293,8 +293,7 @@ class OpGraph:
         """``(ptr [n + 1], tensors [e])``: op i reads ``tensors[ptr[i]:ptr[i + 1]]``, increasing."""
         reader_tensor = np.repeat(np.arange(self.n_tensors), np.diff(self.consumer_ptr))
         order = np.lexsort((reader_tensor, self.consumers))
-        ptr = np.concatenate([[0], np.cumsum(np.bincount(self.consumers, minlength=self.n_ops))]).astype(np.int64)
-        return ptr, reader_tensor[order].astype(np.int64)
+        return pointers(self.consumers, self.n_ops), reader_tensor[order].astype(np.int64)
 
     @cached_property
     def edge_list(self) -> tuple[IntArray, IntArray, IntArray]:

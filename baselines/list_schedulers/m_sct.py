@@ -19,6 +19,7 @@ from baselines.paths import importance, upward_rank
 from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -189,5 +190,5 @@ def _stacked(blocks: list[tuple[FloatArray, list[Entries]]]) -> tuple[FloatArray
     column = np.concatenate([c for _, entries in blocks for _, c, _ in entries])
     value = np.concatenate([v for _, entries in blocks for _, _, v in entries])
     by_row = np.argsort(row, kind="stable")
-    start = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=first[-1]))])
+    start = pointers(row, int(first[-1]))
     return np.concatenate([lower for lower, _ in blocks]), start, column[by_row], value[by_row]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from env.problem import BoolArray, Problem
 from env.simulation.charges import Charges
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray
 
 Counts = NDArray[np.int32]
@@ -114,10 +115,10 @@ def instance_of(units: Units) -> LoadInstance:
     route_ptr, route, link_ptr, link_pair = _routes(problem, charges.blocking)
     unit = np.zeros(units.n_units + 1, dtype=UNIT)
     unit["workspace"] = workspace_index
-    unit["input"], unit["output"] = _pointers(reader, units.n_units), _pointers(writer, units.n_units)
+    unit["input"], unit["output"] = pointers(reader, units.n_units), pointers(writer, units.n_units)
     tensor = np.zeros(len(number) + 1, dtype=TENSOR)
     tensor["writer"][:-1], tensor["bytes"][:-1] = writer, graph.tensor_bytes[number]
-    tensor["reader"] = _pointers(read, len(number))
+    tensor["reader"] = pointers(read, len(number))
     tensor["modelled"][:-1], tensor["measured_s"][:-1] = modelled, np.where(modelled, 0.0, measured_s)
     device = np.zeros(problem.cluster.n_devices, dtype=DEVICE)
     device["capacity_bytes"] = problem.capacity_bytes
@@ -183,7 +184,7 @@ def _routes(problem: Problem, blocking: bool) -> tuple[IntArray, IntArray, IntAr
     pair = pair[counts]
     by_link = np.argsort(number, kind="stable")
     route = (n_devices + number).astype(np.int64)
-    return _pointers(pair, n_devices * n_devices), route, _pointers(number, len(links)), pair[by_link]
+    return pointers(pair, n_devices * n_devices), route, pointers(number, len(links)), pair[by_link]
 
 
 def _same_to_all(problem: Problem, charges: Charges, modelled: bool) -> BoolArray:
@@ -192,8 +193,3 @@ def _same_to_all(problem: Problem, charges: Charges, modelled: bool) -> BoolArra
     others = ~np.eye(problem.cluster.n_devices, dtype=np.bool_)
     rows = [[row[other] for row, other in zip(table, others, strict=True)] for table in tables[: 3 if modelled else 1]]
     return np.array([all((row == row[:1]).all() for row in per) for per in zip(*rows, strict=True)], dtype=np.bool_)
-
-
-def _pointers(labels: IntArray, count: int) -> IntArray:
-    """int64 [count + 1]: where each label's entries begin once they are sorted."""
-    return np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=count))]).astype(np.int64)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from baselines.local_search.groups import groupings
 from env.problem import Problem
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray
 
 Index = NDArray[np.int32]
@@ -234,7 +235,7 @@ def _levels(labels: list[IntArray], n_units: int) -> tuple[Index, Index, Index]:
     """``(group_of, group_ptr, group_unit)`` of `MakespanInstance`, groups numbered through all levels."""
     first = np.cumsum([0, *(int(level.max()) + 1 for level in labels)])
     group_of = np.concatenate([np.zeros(0, np.int64), *(level + a for level, a in zip(labels, first, strict=False))])
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(group_of, minlength=int(first[-1])))])
+    ptr = pointers(group_of, int(first[-1]))
     return _index(group_of), _index(ptr), _index(np.argsort(group_of, kind="stable") % n_units)
 
 

@@ -13,6 +13,7 @@ from baselines.memory import Allowance
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
@@ -127,7 +128,7 @@ def ideals(atoms: Atoms, most: int) -> Lattice | None:
     if not count:
         return None
     order = np.lexsort((atom, larger))  # found upwards, looked up from above
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(larger, minlength=count))]).astype(np.int64)
+    ptr = pointers(larger, count)
     return Lattice(ptr, atom[order], smaller[order], members)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from networkx.utils import UnionFind
 
 from env.units import Units
+from graphs.arrays import pointers
 from graphs.opgraph import IntArray, Phase
 
 if TYPE_CHECKING:
@@ -242,5 +243,4 @@ def without_light_parts(problem: Problem, quotient: Quotient, most_s: float) -> 
 def rows(row: IntArray, value: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Values by row, as ``(ptr [count + 1], values)``; increasing within a row."""
     order = np.lexsort((value, row))
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))]).astype(np.int64)
-    return ptr, value[order].astype(np.int64)
+    return pointers(row, count), value[order].astype(np.int64)

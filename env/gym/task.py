@@ -14,6 +14,7 @@ from env.gym.op_features import OpFeatures
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
+from graphs.arrays import numbered
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
@@ -201,21 +202,21 @@ def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> 
 
 def _unit_of(graph: OpGraph, units: UnitSpec) -> IntArray:
     if units is None:
-        return _numbered(_labels(graph.colocation))
+        return numbered(_labels(graph.colocation))[0]
     if isinstance(units, int):
         if units < 1 or isinstance(units, bool):
             raise MismatchError(f"units is a number of units, 1 or more, or the unit of each op, got {units!r}.")
         from graphs.transforms.coarsen import to_size
 
         coarse = to_size(graph, units)
-        return _numbered(_labels(coarse.graph.colocation)[coarse.group_of])
+        return numbered(_labels(coarse.graph.colocation)[coarse.group_of])[0]
     given = np.asarray(units)
     if given.shape != (graph.n_ops,) or given.dtype.kind not in "iu":
         raise MismatchError(
             f"units of graph {graph.name!r} are one whole number for each of its {graph.n_ops} ops, got an array of "
             f"{given.dtype} and shape {given.shape}."
         )
-    unit_of = _numbered(given)
+    unit_of = numbered(given)[0]
     first = np.full(graph.colocation.max() + 2, -1, dtype=np.int64)  # the unit of each colocation group
     for op in np.flatnonzero(graph.colocation >= 0).tolist():
         group = graph.colocation[op]
@@ -231,14 +232,6 @@ def _unit_of(graph: OpGraph, units: UnitSpec) -> IntArray:
 def _labels(colocation: IntArray) -> IntArray:
     """One label for each colocation group, and one for each op outside."""
     return np.where(colocation >= 0, colocation, colocation.max() + 1 + np.arange(len(colocation)))
-
-
-def _numbered(labels: IntArray) -> IntArray:
-    """Labels as numbers 0, 1, ... by first appearance."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.reshape(-1)]
 
 
 def _sequence(task: Task, order: Order) -> IntArray:

@@ -70,6 +70,11 @@ class Signature(NamedTuple):
     identity: bool = False
     statistics: bool = False
 
+    def written_by(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes of the arguments that a call of the target writes in place."""
+        found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in self.writes]
+        return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
+
 
 class Cost(NamedTuple):
     """Cost of one call; ``aliases[i]`` is the tensor argument whose memory output i shares, or None."""

@@ -158,7 +158,7 @@ class _Walk:
         subgraphs = subgraphs_of(node)
         facts = signature(node.target)
         reads = [read for leaf in flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
-        written = [read for argument in _written_nodes(node, facts) for read in self._reads_of(argument)]
+        written = [read for argument in facts.written_by(node) for read in self._reads_of(argument)]
         outputs = [info if isinstance(info, TensorInfo) else None for info in flat(value_of(node))]
         if not written and not any(outputs):
             self._roots[node] = _Number(tuple({id(read.root): read.root for read in reads}.values()))
@@ -332,12 +332,6 @@ def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> _Ro
         return None if alias is None else tensors[alias].root
     returned = call.facts.returned[number] if number < len(call.facts.returned) else None
     return None if returned is None or returned >= len(call.written) else call.written[returned].root
-
-
-def _written_nodes(node: fx.Node, facts: Signature) -> list[Any]:
-    """Nodes of the arguments that a call writes in place."""
-    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in facts.writes]
-    return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
 
 
 def _is_counter(read: _Read) -> bool:

@@ -294,10 +294,7 @@ _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"
 
 def _written(node: fx.Node) -> list[fx.Node]:
     """The arguments a node writes in place."""
-    if node.op != "call_function":
-        return []
-    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in signature(node.target).writes]
-    return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
+    return signature(node.target).written_by(node) if node.op == "call_function" else []
 
 
 def _returns_it(node: fx.Node, targets: list[fx.Node]) -> bool:
