@@ -40,7 +40,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "deadline layers no_fit network_levels kernel_records path_kernel",
         "budget paths",
         "memory fitting portfolio",
-        "kernel_records",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
