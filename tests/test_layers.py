@@ -39,7 +39,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "baselines": (
         "deadline layers no_fit network_levels kernel_records",
         "budget path_kernel",
-        "paths memory fitting portfolio",
+        "enumeration paths memory fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baselines.budget import Budget, Found
+from baselines.enumeration import best_of_few
 from baselines.fitting import fitting
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
@@ -13,14 +14,15 @@ from env.problem import THROUGHPUT, Problem
 def local_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     """Annealed local search from the best of the plans: of the schedule for latency, of the loads for throughput.
 
-    See `baselines.local_search.makespan_search` and `baselines.local_search.load_search`; without a plan it looks for
-    one by `baselines.fitting`.
+    See `baselines.local_search.makespan_search` and `baselines.local_search.load_search`. Where there are few placements
+    all are scored first; without a plan it looks for one by `baselines.fitting`.
 
     Raises:
         NotFoundError: there was no plan, and none was found.
     """
     began = budget.spent
-    plans = starts or [fitting(problem, seed, budget)]
+    few = best_of_few(problem, budget)
+    plans = [*starts, few] if few is not None else starts or [fitting(problem, seed, budget)]
     found = _search(problem, seed, plans, budget)
     return Found(found.plan, found.lower_bound_s, budget.spent - began)
 

@@ -8,6 +8,7 @@ import pytest
 from tight_problems import best_of_all_s, planted, tight_graph
 
 from baselines.budget import Budget
+from baselines.enumeration import best_of_few
 from baselines.exact.exact import exact
 from baselines.fitting import fitting, nearest_to_fitting
 from env.plan import Plan
@@ -35,6 +36,23 @@ def test_what_fits_is_found_and_what_does_not_is_said(objective: str, seed: int,
         assert result.reason is not None
         assert (PROVED in result.reason) == (method != "local_search")
         assert (OPEN in result.reason) == (method == "local_search")
+
+
+@pytest.mark.parametrize("seed", [317, 1085, 1171, 1230])
+@pytest.mark.parametrize("method", ["local_search", "exact", "auto"])
+def test_nothing_is_worse_than_the_best_of_few_placements(seed: int, method: str) -> None:
+    """Seven ops on two devices: schedules that wait for memory led constraint programming away from these."""
+    graph, cluster = tight_graph(seed)
+    best_s = best_of_all_s(Problem(graph, cluster))
+    result = Solver(graph, cluster, 0, LATENCY, "longest_path").solve(method, evaluations=2000)
+    assert result.objective_s is not None
+    assert result.objective_s <= best_s * (1 + 1e-9) < math.inf
+
+
+def test_many_placements_are_not_enumerated() -> None:
+    problem = Problem(*tight_graph(5))
+    assert best_of_few(problem, Budget(evaluations=127)) is None
+    assert best_of_few(problem, Budget(evaluations=128)) is not None
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
