@@ -1,4 +1,4 @@
-"""What searches share: a budget to spend, and the answer they give."""
+"""`Budget`, which a search may spend, and `Found`, its answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found.
+    """The answer of a search.
 
     Attributes:
         plan: at least as good as every plan it started from.

@@ -43,7 +43,7 @@ class Deadline:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What runs inside, in this thread, keeps to this deadline."""
+        """A block that keeps to this deadline, in this thread."""
         token = _current.set(self)
         try:
             yield

@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class PortfolioOutcome:
-    """What a portfolio found.
+    """Findings of a portfolio.
 
     Attributes:
         best: the best candidate.
@@ -123,7 +123,7 @@ def candidates(
 def starts(
     problem: Problem, seed: int, methods: Mapping[str, Method], budget: Budget, every: bool = False
 ) -> list[Candidate]:
-    """What a search of these heuristics begins with: those of `STARTS` and, with `every`, the others; best first.
+    """Plans that a search begins with: those of `STARTS` and, with `every`, the others; best first.
 
     With the time limited, the quick ones take a tenth of it and the slow ones, for a steady state or where nothing
     fits, a fifth of what is left. With the time unlimited all run to their end.
@@ -194,7 +194,7 @@ def improve(
 def stages(
     problem: Problem, searches: Mapping[str, Search], exact_is_tractable: bool
 ) -> list[tuple[str, Search, float]]:
-    """What `auto` does with its budget: the searches of `improve`.
+    """Stages of `auto` within its budget: the searches of `improve`.
 
     Where the whole problem is small enough for an exact solver, local search gets a short run first, since a solver
     that starts from a good answer proves faster, and in all at least half of the budget.

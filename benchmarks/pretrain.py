@@ -36,7 +36,7 @@ from graphs.zoo.cache import model_graph
 from placement.learning.learners.pretrained import PRETRAINED
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
-from placement.learning.policies.policy_file import Origin, save_policy
+from placement.learning.policies.policy_file import PolicyOrigin, save_policy
 from placement.solving.result import versions
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
@@ -123,7 +123,7 @@ def main() -> None:
                 f"Over many graphs and clusters; step times in validation, of HEFT's: greedy {greedy:.4f}, best of "
                 f"{DRAWN} {drawn:.4f}."
             )
-            origin = Origin("default", False, options.seed, samples, (), (), versions(), command, note)
+            origin = PolicyOrigin("default", False, options.seed, samples, (), (), versions(), command, note)
             save_policy(options.out, policy, origin)
 
 

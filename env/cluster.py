@@ -30,7 +30,6 @@ from env.device import (
     refusal,
 )
 from env.local import measurer
-from env.presets import PRESETS
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
@@ -99,6 +98,8 @@ class Cluster:
         Raises:
             UnknownNameError: lists the valid names.
         """
+        from env.presets import PRESETS  # only where one is asked for by name
+
         if name not in PRESETS:
             raise UnknownNameError("cluster", name, PRESETS)
         made = PRESETS[name]()
@@ -171,6 +172,11 @@ class Cluster:
     @property
     def n_devices(self) -> int:
         return len(self.devices)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether devices stop computing to communicate."""
+        return self.communication == BLOCKING
 
     @cached_property
     def compute_devices(self) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
-from graphs.show import is_text
+from graphs.formatting import is_text
 
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
@@ -66,7 +66,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
+        """Memory that placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
         return self.memory_bytes - self.reserved_bytes
 
     def flops_per_s(self, dtype: str) -> float:

@@ -29,7 +29,6 @@ from numba.core import config, event
 from numba.core.caching import FunctionCache
 
 from env import compiling
-from graphs.disk import temporary_folder
 
 __all__ = [
     "SHARED_CACHE",
@@ -54,13 +53,19 @@ def _probe() -> int:
     return 0
 
 
+def _use_a_temporary_folder() -> None:
+    # Not a shared folder under a known name: numba unpickles what it finds in its cache.
+    from graphs.disk import temporary_folder  # seldom needed
+
+    stack = ExitStack()
+    config.CACHE_DIR = str(stack.enter_context(temporary_folder()))  # type: ignore[attr-defined]
+    atexit.register(stack.close)
+
+
 try:
     njit(cache=True)(_probe)
 except RuntimeError:
-    # Not a shared folder under a known name: numba unpickles what it finds in its cache.
-    _stack = ExitStack()
-    config.CACHE_DIR = str(_stack.enter_context(temporary_folder()))  # type: ignore[attr-defined]
-    atexit.register(_stack.close)
+    _use_a_temporary_folder()
     SHARED_CACHE = False
 
 
@@ -95,9 +100,13 @@ def source_modules(module: str) -> set[str]:
 def _imports(module: str) -> Iterator[str]:
     """The modules of this project that are imported at the top of a loaded module, for more than annotations."""
     own = {"graphs", "env", "baselines", "placement", module.partition(".")[0]}
-    # The rest need not be parsed, which would take longer than loading a kernel from the cache.
-    top = _BODY.split(_source(module), maxsplit=1)[0]
-    for node in ast.parse(top).body:
+    source = _source(module)
+    try:
+        # The rest need not be parsed, which would take longer than loading a kernel from the cache.
+        tree = ast.parse(_BODY.split(source, maxsplit=1)[0])
+    except SyntaxError:  # a string with such a line
+        tree = ast.parse(source)
+    for node in tree.body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -124,6 +133,18 @@ class _Cache(FunctionCache):
 
     def _index_key(self, *arguments: Any) -> tuple[Any, ...]:
         return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
+
+    def load_overload(self, *arguments: Any) -> Any:
+        """What was compiled before; nothing where that was by a version whose records had other names.
+
+        numba keeps the types of arguments pickled, by the names of their classes, and reads them before it compares
+        anything: a record renamed since would end every call in an `AttributeError`.
+        """
+        try:
+            return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+        except (AttributeError, ImportError):
+            self.flush()  # type: ignore[no-untyped-call]
+            return None
 
 
 # -- Kinds of functions ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What measures this machine for `env.cluster.Cluster.local`: a function of a package further up, by its name."""
+"""The measurer of this machine for `env.cluster.Cluster.local`: a function of a package further up, by its name."""
 
 from __future__ import annotations
 

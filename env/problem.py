@@ -25,7 +25,7 @@ SECONDS_LIMIT = 1e15  # of all times of a problem together, 30 million years: su
 
 
 def scope(objective: str) -> str:
-    """What "optimal", bound and gap refer to."""
+    """The placements among which "optimal", bound and gap hold."""
     return {
         LATENCY: "among placements that split no op and overlap no steps",
         THROUGHPUT: "among placements that split no op",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What the ops of each unit, which go to one device together, amount to (U units, n ops, D devices).
+    """Totals of the ops of each unit, which go to one device together (U units, n ops, D devices).
 
     Attributes:
         problem: graph and cluster.

@@ -1,4 +1,4 @@
-"""What is computed: operation graphs, how to capture, read, write, generate and coarsen them.
+"""Operation graphs: what a step computes, and how to capture, read, write, generate and rewrite it.
 
 Capturing from PyTorch is in `graphs.capture`, which imports torch, and the model zoo in `graphs.zoo`.
 """

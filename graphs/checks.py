@@ -1,4 +1,4 @@
-"""What `OpGraph` checks, and the sentence for each rule that is broken."""
+"""Checks of `OpGraph`, and the sentence for each rule that is broken."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphs.errors import GraphError
+from graphs.formatting import is_text
 from graphs.records import Phase
-from graphs.show import is_text
 
 if TYPE_CHECKING:
     from graphs.arrays import FloatArray, IntArray
@@ -78,7 +78,7 @@ def check_arrays(graph: OpGraph) -> None:
 
 
 def kept_name(parts: bool) -> str:
-    """What errors call parameter bytes: kept bytes, where the other `parts` are not there to tell them from."""
+    """The name of parameter bytes in errors: kept bytes, where the other `parts` are not there to tell them from."""
     return "parameter_bytes" if parts else "kept_bytes"
 
 

@@ -231,7 +231,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def plain_reason(error: Exception) -> str:
-    """What Python says of a value, without its advice to programmers."""
+    """Python's message about a value, without its advice to programmers."""
     return str(error).partition("; use sys.")[0]
 
 

@@ -43,7 +43,7 @@ class PlacementError(Exception):
 
 
 def _shown(message: str) -> str:
-    from graphs.show import show_message  # all modules import this one, few raise anything
+    from graphs.formatting import show_message  # all modules import this one, few raise anything
 
     return show_message(message)
 
@@ -78,7 +78,7 @@ class ClusterError(PlacementError, ValueError):
 
 
 class MismatchError(PlacementError, ValueError):
-    """What does not belong together: a placement and a graph or cluster, or a method and an objective."""
+    """Things that do not belong together: a placement and a graph or cluster, or a method and an objective."""
 
 
 class InfeasibleError(PlacementError):

@@ -21,10 +21,10 @@ from typing import Any
 
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
+from graphs.formatting import is_text
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.origin import origin_of
 from graphs.rows import SplitRow
-from graphs.show import is_text
 
 SCHEMA = "placement.opgraph"
 VERSION = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from graphs.errors import GraphError
-from graphs.show import is_text
+from graphs.formatting import is_text
 
 GRANULARITIES = ("op", "module")
 

@@ -22,7 +22,7 @@ class Phase(enum.IntEnum):
 
 
 class _Kept:
-    """What an op keeps, in parts and all together."""
+    """Bytes that an op keeps, in parts and all together."""
 
     parameter_bytes: int
     gradient_bytes: int

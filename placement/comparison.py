@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every method made of one problem.
+    """Results of every method on one problem.
 
     Attributes:
         graph, cluster: the problem.
@@ -230,7 +230,7 @@ def _tie(a: Answer | None, b: Answer | None) -> bool:
 
 
 def _better(found: Result, known: Result, solver: Solver) -> Result:
-    """What a method found on this cluster, or what it found on another, scored on this one."""
+    """The result of a method on this cluster, or its result on another, scored on this one."""
     plan = dataclasses.replace(known, cluster=found.cluster).plan()
     again = solver.result(Finding(plan, known.chosen), Attempt.of(found), as_given=True)
     found_s = math.inf if found.answer is None else found.answer.objective_s

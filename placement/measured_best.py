@@ -26,7 +26,7 @@ MOST_CONTENDERS = 8
 
 
 def fastest_measured(solver: Solver, found: Result, scorer: BatchScorer) -> Result:
-    """What a method found, as measured; for one that searches, the fastest of the best few that are known.
+    """The result of a method, as measured; for one that searches, the fastest of the best few that are known.
 
     Of such a method `MOST_CONTENDERS` are measured at most: what it found, what the heuristics find, those with the
     smallest predicted step times, one device always among them. On Ctrl-C the fastest so far.
@@ -68,7 +68,7 @@ def _fastest(solver: Solver, found: Result, measured: list[tuple[float, Result]]
 
 
 def _of_heuristics(solver: Solver, found: Result) -> list[Result]:
-    """What the heuristics find, best first, and the best on one device before them."""
+    """Results of the heuristics, best first, and the best on one device before them."""
     plans: list[tuple[str, Plan]] = []
     with contextlib.suppress(InfeasibleError):
         plans.append((SINGLE, baselines.METHODS[SINGLE](solver.problem, solver.seed)))

@@ -17,9 +17,8 @@ from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.formatting import format_seconds
+from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
-from graphs.show import show, show_line
 from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
@@ -29,7 +28,7 @@ TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by roun
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out of scoring a result again.
+    """The outcome of scoring a result again.
 
     Attributes:
         result: what was checked.

@@ -13,8 +13,8 @@ from typing import Any
 from env.cluster import Cluster
 from env.problem import LATENCY
 from graphs.errors import ClusterError, InfeasibleError
+from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from graphs.show import show
 from placement.comparison import Comparison, compare
 from placement.solving.methods import AUTO
 from placement.solving.result import Result

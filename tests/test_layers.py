@@ -15,7 +15,7 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "arrays formatting module_paths optimizers show",
+        "arrays formatting module_paths optimizers",
         "errors",
         "disk networkx_io origin records rows",
         "checks opgraph",
@@ -37,9 +37,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "deadline no_fit network_levels kernel_records path_kernel",
+        "deadline layers no_fit network_levels kernel_records path_kernel",
         "budget paths",
         "memory fitting portfolio",
+        "kernel_records",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
@@ -61,8 +62,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
     "placement.learning": (
         "networks",
+        "policies",
         "learners",
-        "archive event_log checkpoint policy_file placing by_name session training",
+        "by_name checkpoint event_log placing session training",
         "__init__",
     ),
 }

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from source_tree import LAYERS, ROOT, modules
 
+# Decorators of `env.jit`.
+COMPILERS = {"entry", "parallel_entry", "allocating", "inner", "entry_without_arrays", "inlined"}
 MOST_FILES, MOST_PARAMETERS, LEAST_COMMENTS = 16, 8, 0.08
 # The public verbs: what a user may set stands in their signature, and typer reads the options of a command from it.
 VERBS = ("placement/cli/", "placement/comparison.py", "placement/optimization.py", "placement/what_if.py")
@@ -25,7 +27,18 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 def kernels() -> list[Path]:
     """Files of compiled code."""
-    return [path for path in modules().values() if "@njit" in path.read_text(encoding="utf-8")]
+    return [path for path in modules().values() if _is_compiled(path)]
+
+
+def _is_compiled(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = (
+        decorator.func if isinstance(decorator, ast.Call) else decorator
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+    )
+    return any(isinstance(name, ast.Name) and name.id in COMPILERS for name in names)
 
 
 def test_no_room_holds_more_than_a_reader_can_take_in() -> None:

@@ -292,7 +292,7 @@ def _occupy(
 
 
 def _redundant(made: CpSatModel) -> None:
-    """What follows anyway, but not quickly: loads of devices and links, in all and between ops."""
+    """Redundant constraints that speed up the proof: loads of devices and links, in all and between ops."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     n, devices = problem.graph.n_ops, range(problem.cluster.n_devices)
 

@@ -14,7 +14,6 @@ from baselines.exact.symmetry import interchangeable
 from baselines.fitting import nearest_to_fitting
 from baselines.no_fit import none_fits, not_found
 from baselines.pipelines.contraction import Quotient, contract
-from env.cluster import BLOCKING
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
@@ -91,7 +90,7 @@ def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
 
 
 def _fitting(problem: Problem, found: Found) -> Found:
-    """What was found, if it fits.
+    """The placement found, if it fits.
 
     Raises:
         NotFoundError: it does not.
@@ -227,7 +226,7 @@ def _terms(problem: Problem) -> int:
     cut = unit[producer] != unit[consumer]
     alone = np.bincount(tensor[cut], minlength=problem.graph.n_tensors)[tensor] == 1
     # A tensor of one consumer has a column for what each device sends and receives, another one per pair of devices.
-    of_pairs = 6 if problem.cluster.communication == BLOCKING else n_devices + 2
+    of_pairs = 6 if problem.cluster.is_blocking else n_devices + 2
     rows = 10 * int((cut & alone).sum()) + of_pairs * int((cut & ~alone).sum())
     return n_devices * (2 * problem.n_units + rows)
 

@@ -1,4 +1,4 @@
-"""What tensors that move add to the loads, as columns and rows of the mixed-integer programme."""
+"""Loads of tensors that move, as columns and rows of the mixed-integer programme."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Transfers:
     load: dict[Resource, Terms] = field(default_factory=dict)
 
     def add(self, net: Net) -> None:
-        """What the net adds to all loads."""
+        """Add the net to all loads."""
         crossings = self._crossings[net.measured]
         if len(net.consumers) == 1 and crossings is not None:
             for crossing in crossings:
@@ -103,19 +103,19 @@ class Transfers:
             self.load.setdefault(resource, []).append((column, amount))
 
     def _seconds(self, net: Net, source: int, target: int) -> float:
-        """What the net costs a resource when it moves from source to target."""
+        """Seconds that a resource spends when the net moves from source to target."""
         seconds = self._charges.busy_s if self._charges.blocking else self._charges.transfer_s
         return float(seconds(net.tensors, np.array(source), np.array(target)).sum())
 
     def _resources(self, source: int, target: int) -> list[Resource]:
-        """What a transfer from source to target loads, apart from the sender."""
+        """Resources that a transfer from source to target loads, apart from the sender."""
         cluster = self.problem.cluster
         if not self._charges.blocking:
             return [(LINK, link) for link in cluster.routes[source, target].links if cluster.links[link].exclusive]
         return [(DEVICE, target)] if self._charges.receiver_pays[source, target] else []
 
     def _rate(self, source: int, target: int, measured: bool) -> tuple[float, ...]:
-        """What the time of a transfer depends on beside its tensor."""
+        """Key of all that the time of a transfer depends on beside its tensor."""
         problem = self.problem
         if measured:
             return () if self._charges.blocking else (len(problem.cluster.routes[source, target].links),)

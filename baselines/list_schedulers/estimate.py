@@ -1,4 +1,4 @@
-"""What the list schedulers share: their own estimate of the schedule, in which links are never busy."""
+"""The list schedulers' own estimate of the schedule, in which links are never busy."""
 
 from __future__ import annotations
 

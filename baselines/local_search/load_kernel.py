@@ -1,12 +1,10 @@
 """Compiled loop of `load_search`: propose a change, see what it does to the loads, keep it or not.
 
 The loads of `env.simulation.loads` are kept up to date move by move. Names as in `baselines.local_search.load_state`.
-One file on purpose: numba's cache looks at the file of the compiled function only, and notices by the types where a
-record has changed.
 """
 
 # Letters
-# c   the problem, an `LoadInstance`; s, the search, a `LoadState`: names as in `load_state`
+# c   the problem, a `LoadInstance`; s, the search, a `LoadState`: names as in `load_state`
 # u, v   units; t, a tensor; w, a size of workspace; r, a resource (a device, or D + a link)
 # a, b, d   devices, as a rule from a to b; p, the device of a writer, or a pair of devices a * D + b
 # k, j   positions in a list; sign   +1 where something comes, -1 where it goes

@@ -11,13 +11,13 @@ which gives the same times (docs/score.md) to the last bit, can leave out most o
 
 Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
 the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
-and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, an `MakespanInstance`, and
+and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, a `MakespanInstance`, and
 ``s``, a `MakespanState`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What is doubled in a state
 begins at ``n_o``, ``e_o``, ``x_o``.
 """
 
 # Letters
-# g   the problem, an `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
+# g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
 # n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
 # i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
 # x   a transfer, in order of request; k, at   positions in a list

@@ -1,7 +1,7 @@
 """Moves of the makespan search, chosen by what held the accepted schedule up, and the annealing loop around them."""
 
 # Letters
-# g   the problem, an `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
+# g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
 # n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
 # i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
 # x   a transfer, in order of request; k, at   positions in a list

@@ -1,10 +1,7 @@
-"""What one trial does to a chain of the makespan search, and how it is taken back or kept.
-
-Compiled functions without a cache of their own: `baselines.local_search.makespan_moves` compiles them into its own.
-"""
+"""What one trial does to a chain of the makespan search, and how it is taken back or kept."""
 
 # Letters
-# g   the problem, an `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
+# g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
 # n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
 # i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
 # x   a transfer, in order of request; k, at   positions in a list

@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 
 from baselines.pipelines.contraction import Quotient, allowed_parts, rows
-from env.cluster import BLOCKING
 from env.problem import Problem
 from env.simulation.charges import Charges
 from graphs.opgraph import FloatArray, IntArray
@@ -69,7 +68,7 @@ class Classes:
     @property
     def are_exact(self) -> bool:
         """Whether a slice costs a device just what its ops and their tensors say, wherever the others are."""
-        return self.are_alike and self.problem.cluster.communication == BLOCKING
+        return self.are_alike and self.problem.cluster.is_blocking
 
     @cached_property
     def enter_s(self) -> FloatArray:

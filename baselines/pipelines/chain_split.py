@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from baselines.layers import layers
 from baselines.memory import Allowance, Ledger, place_within_memory
 from baselines.placers.expert import balanced_cut
-from baselines.placers.layers import layers
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
@@ -56,7 +56,7 @@ def chain(units: Units) -> list[list[int]]:
     """
     problem = units.problem
     timed = (problem.graph.phase == Phase.FORWARD) & (problem.mean_op_s > 0)
-    # Layers in the sense of `baselines.placers.layers`, if every op that computes were a module of its own.
+    # Layers in the sense of `baselines.layers`, if every op that computes were a module of its own.
     modules = tuple(f"op{i}" if own else "" for i, own in enumerate(timed.tolist()))
     alone = Problem(replace(problem.graph, modules=modules), problem.cluster, problem.objective)
     return layers(Units.of(alone))

@@ -12,7 +12,6 @@ from baselines.deadline import check_time, stopped_in_time
 from baselines.memory import Allowance
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
-from env.cluster import BLOCKING
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.errors import InfeasibleError
@@ -48,7 +47,7 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a slice is charged: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
+    """Memory charged to a slice: the sum of its atoms' own bytes and the largest of their top bytes, int64 [N] each."""
 
     own_bytes: IntArray
     top_bytes: IntArray
@@ -60,7 +59,7 @@ class OverBudgetError(Exception):
 
 @dataclass
 class Visits:
-    """How many slices may still be looked at."""
+    """Number of slices that may still be looked at."""
 
     left: int
 
@@ -83,7 +82,7 @@ class SliceChain:
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts:
-    """How many devices of each class are used: S combinations, mixed radix."""
+    """Numbers of devices used of each class: S combinations, mixed radix."""
 
     count: IntArray  # [C], devices that may be used
 
@@ -163,7 +162,7 @@ def best_chain(
     rows = _rows(atoms, lattice, memory, states)
     allotted = int(part * visits.left)
     left = np.array([allotted])
-    blocking = atoms.classes.problem.cluster.communication == BLOCKING
+    blocking = atoms.classes.problem.cluster.is_blocking
     check_time()
     with stopped_in_time(lambda: left.fill(-1)):
         status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from env.device import BLOCKING
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
 
@@ -19,7 +18,7 @@ def arranged(problem: Problem, device: IntArray, classes: Iterable[IntArray]) ->
     """
     n_devices = problem.cluster.n_devices
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)
-    if problem.cluster.communication == BLOCKING or not exclusive.any():
+    if problem.cluster.is_blocking or not exclusive.any():
         return device
     traffic, on_link = _traffic(problem, device), _on_link(problem)[:, exclusive]
     per_unit = np.stack([problem.latency_s, 1 / problem.bandwidth_bytes_per_s, problem.hops.astype(np.float64)])

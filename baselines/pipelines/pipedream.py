@@ -75,7 +75,7 @@ def pipedream_hierarchical(problem: Problem, seed: int) -> Plan:
 
 
 def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_per_s: float) -> LayerProfile:
-    """What PipeDream's profiler would measure of a chain of units, each link a layer; means over the main devices.
+    """The profile that PipeDream would measure of a chain of units, each link a layer; means over the main devices.
 
     What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
     measured transfer time counts as the bytes that take it at this bandwidth. Weights are the parameters that have a
@@ -161,7 +161,7 @@ def _fastest_first(problem: Problem, layers: LayerProfile, found: Partition, dev
 
 
 def _note(problem: Problem, value_s: float, layers: LayerProfile, memory_bytes: float, find: _Find) -> str:
-    """What PipeDream would do with replicated stages, in one sentence, beside a placement of this largest load."""
+    """PipeDream's plan with replicated stages, in one sentence, beside a placement of this largest load."""
     if not np.isnan(problem.graph.tensor_transfer_s).all():
         return "PipeDream's replication needs sizes in bytes, but this graph has measured transfer times instead."
     best, roomy = find(layers, memory_bytes, True), find(layers, math.inf, True)

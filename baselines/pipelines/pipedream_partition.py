@@ -23,7 +23,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """What PipeDream's profile tells of a chain of L layers; one mini-batch, forward and backward together.
+    """PipeDream's profile of a chain of L layers; one mini-batch, forward and backward together.
 
     Attributes:
         time_s: float64 [L], computing.
@@ -62,7 +62,7 @@ class Partition:
 
     @property
     def machines(self) -> int:
-        """How many machines take part."""
+        """Number of machines that take part."""
         return sum(stage.replicas for stage in self.stages)
 
     @property

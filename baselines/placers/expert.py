@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from baselines.layers import layers
 from baselines.memory import Allowance, Ledger, place_within_memory
-from baselines.placers.layers import layers
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
@@ -18,7 +18,7 @@ def expert(problem: Problem, seed: int) -> Plan:
     After the human experts of A. Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning", ICML
     2017, section 4 (doi:10.48550/arXiv.1706.04972), who give every recurrent layer a device of its own and cut
     convolutional networks into contiguous parts; here the parts have equal work rather than equally many layers.
-    Layers are those of `baselines.placers.layers`; backward and update ops run with their forward op. CPUs take part
+    Layers are those of `baselines.layers`; backward and update ops run with their forward op. CPUs take part
     only where there is nothing else; ops that are pinned away from their layer's device, or find it full, go to the
     fastest device left for them. O(n log n + e + U D).
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from baselines.layers import layers
 from baselines.memory import Allowance, Ledger, place_within_memory
-from baselines.placers.layers import layers
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
@@ -17,7 +17,7 @@ def sequential_fill(problem: Problem, seed: int) -> Plan:
     After ``device_map="sequential"`` of Hugging Face Accelerate (big model inference, ``infer_auto_device_map``):
     a layer goes whole to the first device, not before that of the last layer, that can hold it beside room for the
     largest op's inputs and outputs; a layer that no device left can hold is split. Unlike there, the device that
-    overflows in the simulator is filled less in the next attempt. Layers are those of `baselines.placers.layers`;
+    overflows in the simulator is filled less in the next attempt. Layers are those of `baselines.layers`;
     backward and update ops run with their forward op. O(n log n + e + U D).
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 from env.bounds.area import Work
 from env.bounds.heads import Pairs
 from env.bounds.memory import memory_reason
-from env.bounds.memory_area import Room
+from env.bounds.memory_area import MemoryRoom
 from env.bounds.memory_path import slowed_path_s
 from env.problem import THROUGHPUT, BoolArray, Problem
 from graphs.opgraph import FloatArray
@@ -25,7 +25,7 @@ _REFINED = 4  # subsets of ops whose area is computed with prices of their own
 
 @dataclass(frozen=True)
 class Bound:
-    """What no placement can beat, in seconds of the problem's objective.
+    """A value that no placement can beat, in seconds of the problem's objective.
 
     Attributes:
         critical_path_s: longest path, every op on its fastest allowed device, free transfers. For throughput 0: steps
@@ -56,7 +56,7 @@ class Bound:
 
 def lower_bound(problem: Problem) -> Bound:
     """All bounds of a problem, of its objective. Takes 2 s for 1,000 devices or 100,000 ops, 4 s where memory binds."""
-    work, room = Work.of(problem), Room.of(problem)
+    work, room = Work.of(problem), MemoryRoom.of(problem)
     everything = np.ones(problem.graph.n_ops, dtype=np.bool_)
     area_s, price = work.area(everything)
     with_memory = room.prices(everything) if room.may_raise(area_s) else None

@@ -1,4 +1,4 @@
-"""What to do about a step that does not fit into memory: more devices, half precision, another optimizer, recompute.
+"""Advice for a step that does not fit into memory: more devices, half precision, another optimizer, recompute.
 
 All of it is counted, not searched: the kept bytes and the largest working set against the memory there is. Fewer
 devices than said cannot do; that so many do is for a search to find.
@@ -83,7 +83,7 @@ def devices_needed(problem: Problem, working_bytes: IntArray) -> str:
 
 
 def smaller_op(problem: Problem, working_bytes: IntArray, op: int) -> str:
-    """What would make an op and its colocation group fit on a device."""
+    """Ways to make an op and its colocation group fit on a device."""
     room = int(np.where(problem.allowed[op], problem.capacity_bytes, -1).max())
     words = []
     for variant in variants(problem, working_bytes):

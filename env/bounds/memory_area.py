@@ -1,4 +1,4 @@
-"""What memory forces on loads and paths: work that leaves the devices where it would be fastest."""
+"""Loads and paths under limits of memory: work that leaves the devices where it would be fastest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOSE = 1e-9  # relative
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryRoom:
     """Work and what it keeps, by class of devices that treat every op alike and have as much memory.
 
     Attributes:
@@ -31,7 +31,7 @@ class Room:
     capacity: FloatArray
 
     @staticmethod
-    def of(problem: Problem) -> Room:
+    def of(problem: Problem) -> MemoryRoom:
         """The classes of a problem."""
         total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.unit_of, problem.n_units
         work, first = Work.classes(problem, problem.capacity_bytes)
@@ -39,7 +39,7 @@ class Room:
         weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
         share = weight / np.bincount(unit, weight, count)[unit]
         kept = np.bincount(unit, problem.graph.kept_bytes, count)[unit] * share
-        return Room(work, kept / total, problem.capacity_bytes[first] / total)
+        return MemoryRoom(work, kept / total, problem.capacity_bytes[first] / total)
 
     def may_raise(self, area_s: float) -> bool:
         """Whether memory may make the area of all ops larger than ``area_s``.
@@ -82,7 +82,7 @@ class Room:
         return Programme(seconds[some], kept[some], work.size, self.capacity, one_by_one).best()
 
     def costs(self, prices: Prices) -> tuple[FloatArray, float]:
-        """What prices prove op by op: seconds [n] that each chosen op adds, and seconds of no op, often < 0."""
+        """Bound that prices prove, op by op: seconds [n] that each chosen op adds, and seconds of no op, often < 0."""
         allowed, size = np.isfinite(self.work.seconds), self.work.size
         memory = np.where(allowed, self.kept[:, None] * prices.memory, np.inf)
         idle = memory.min(axis=1)

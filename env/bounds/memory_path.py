@@ -1,4 +1,4 @@
-"""What memory forces on paths: not all ops of a path can be on the device that runs them fastest."""
+"""Paths under limits of memory: not all ops of a path can be on the device that runs them fastest."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 if TYPE_CHECKING:
     from env.bounds.heads import Pairs
-    from env.bounds.memory_area import Room
+    from env.bounds.memory_area import MemoryRoom
     from env.problem import BoolArray
     from graphs.opgraph import FloatArray
 
 _ROUNDS = 4  # paths for which prices are sought, each the longest under the prices of the one before, while that helps
 
 
-def slowed_path_s(room: Room, pairs: Pairs) -> float:
+def slowed_path_s(room: MemoryRoom, pairs: Pairs) -> float:
     """Seconds of the longest path with transfers where ops that keep bytes on a fast device pay for them.
 
     With a price z_d for each byte of device d, an op counts a_u = min_d (t_ud + z_d kept_u) - min_d z_d kept_u. Make
     each op of a schedule last longer by z_d kept_u - min z kept_u, and it ends later by at most their sum, which is at
     most sum_d z_d capacity_d - sum_u min_d z_d kept_u wherever the placement fits. Every op then lasts at least a_u, so
     each bound on schedules of such ops (`Pairs.heads`), less that sum, is a bound on this one. Prices are the best for
-    one path, by the linear programme of `Room.prices`.
+    one path, by the linear programme of `MemoryRoom.prices`.
     """
     free = replace(pairs, remote_s=np.zeros(len(pairs.source)))
     path, best_s = _longest(free)

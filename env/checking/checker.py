@@ -24,7 +24,7 @@ RELATIVE_TOLERANCE = 1e-9  # of the step time: times are sums of many rounded nu
 
 
 class ScheduleLike(Protocol):
-    """What `check_schedule` reads; `env.simulation.simulator.Schedule` is one."""
+    """A schedule as `check_schedule` reads it; `env.simulation.simulator.Schedule` is one."""
 
     @property
     def device(self) -> IntArray: ...

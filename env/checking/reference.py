@@ -22,7 +22,7 @@ PRIORITIES = ("longest_path", "fifo", "msr")
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """What one step did (n ops, D devices, L links).
+    """The outcome of one step (n ops, D devices, L links).
 
     Attributes:
         step_time_s: end of the last op.
@@ -222,7 +222,7 @@ class _Step:
         return started
 
     def _choice(self, device: int) -> int | None:
-        """What an idle device starts now."""
+        """The op that an idle device starts now."""
         return min(self.ready[device], key=self._rank, default=None)
 
     def _rank(self, i: int) -> tuple[float, ...]:

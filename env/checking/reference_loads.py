@@ -16,7 +16,7 @@ from graphs.opgraph import OpGraph, Tensor
 
 @dataclass(frozen=True)
 class ReferenceLoads:
-    """What one step asks of every device and link in steady state (D devices, L links).
+    """Load of every device and link by one step in steady state (D devices, L links).
 
     Attributes:
         device_s: D numbers, seconds.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env.gym.batch import EnvBatch, make_batch
-from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation
 from env.gym.rendering import RENDER_MODES, render
-from env.gym.task import Impossible, Task
-from env.problem import BoolArray
 from graphs.errors import MismatchError, UnknownNameError
+
+if TYPE_CHECKING:
+    from env.gym.batch import EnvBatch
+    from env.gym.named import Clusters, Graphs
+    from env.gym.task import Impossible, Task
+    from env.problem import BoolArray
 
 _ONLY = np.zeros(1, dtype=np.int64)
 
@@ -45,7 +47,7 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._batch = make_batch(self.batch_type, 1, graph, cluster, options)
+        self._batch = self.batch_type.make(1, graph, cluster, options)
         self.observation_space = self._batch.observation_space  # type: ignore[assignment]
         self.action_space = self._batch.action_space
         self._over = True

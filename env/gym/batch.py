@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation, stack, static_space
 from env.gym.options import SHARED, EnvOptions
 from env.gym.rewards import Outcome, reward_of
@@ -22,6 +21,9 @@ from env.simulation.simulator import BatchScores, Simulator
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from env.gym.named import Clusters, Graphs
 
 
 class BatchScorer(Protocol):
@@ -104,6 +106,19 @@ class EnvBatch(ABC):
         self._reference_s = np.array([task.reference_s if task else np.nan for task in self.possible])
         self.outcome = Outcome.unscored(np.full(count, np.nan))
         self._over_most = np.full(count, -1)  # the device that lacks most memory, -1 if none does
+
+    @classmethod
+    def make(cls, count: int, graph: Graphs, cluster: Clusters, keywords: Mapping[str, Any]) -> Self:
+        """k environments of this kind, from its keywords.
+
+        Raises:
+            UnknownNameError: a keyword that it does not have; lists the valid names.
+        """
+        known = (*SHARED, *cls.own_keywords)
+        for name in keywords:
+            if name not in known:
+                raise UnknownNameError("keyword", name, [*known, "render_mode"])
+        return cls(count, EnvOptions(graph, cluster, **keywords))
 
     # -- what each kind of environment says ---------------------------------------------------------------
 
@@ -281,21 +296,6 @@ class EnvBatch(ABC):
         if wanted is not None and (isinstance(wanted, bool) or wanted not in range(len(self.tasks))):
             raise MismatchError(f"there are tasks 0 to {len(self.tasks) - 1}, got {wanted!r}.")
         return None if wanted is None else int(wanted)
-
-
-def make_batch(
-    kind: type[EnvBatch], count: int, graph: Graphs, cluster: Clusters, keywords: Mapping[str, Any]
-) -> EnvBatch:
-    """Make k environments of a kind with its keywords.
-
-    Raises:
-        UnknownNameError: a keyword that it does not have; lists the valid names.
-    """
-    known = (*SHARED, *kind.own_keywords)
-    for name in keywords:
-        if name not in known:
-            raise UnknownNameError("keyword", name, [*known, "render_mode"])
-    return kind(count, EnvOptions(graph, cluster, **keywords))
 
 
 def scorer_of(scorer: str | ScorerFactory) -> ScorerFactory:

@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 from env.cluster import Cluster
 from env.presets import PRESETS
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.files import load_graph
 from graphs.opgraph import OpGraph
 from graphs.zoo import MODELS
 
@@ -85,6 +84,8 @@ def _graph(value: OpGraph | Name) -> OpGraph:
         )
     if not os.path.exists(name) and os.sep not in name and not os.path.splitext(name)[1]:
         raise UnknownNameError("model", name, MODELS)
+    from graphs.files import load_graph  # the readers of every format
+
     return load_graph(name)
 
 

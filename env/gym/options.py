@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from env.gym.named import Clusters, Graphs
 from graphs.opgraph import IntArray
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
+    from env.gym.named import Clusters, Graphs
     from env.gym.rewards import Reward
-    from env.gym.task import Order, Units
+    from env.gym.task import Order, UnitSpec
 
 SHARED = ("graph", "cluster", "reward", "scorer", "units")  # every environment takes these
 
@@ -37,7 +37,7 @@ class EnvOptions:
     cluster: Clusters
     reward: str | Reward = "sqrt_time"
     scorer: str | ScorerFactory = "simulate"
-    units: Units = None
+    units: UnitSpec = None
     with_order: bool = False
     order: Order = "topological"
     shaping: str | None = None

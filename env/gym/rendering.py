@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.simulator import Simulator
 from graphs.formatting import format_seconds
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 
@@ -55,6 +54,8 @@ def render(batch: EnvBatch, row: int, mode: str) -> str | NDArray[np.uint8]:
 
 def chart(task: Task, unit_device: IntArray, order: FloatArray | None) -> Chart:
     """Simulate a placement of units, int64 [U]; of a partial one, with -1s, the graph of the ops that are placed."""
+    from env.simulation.simulator import Simulator
+
     device = unit_device[: task.n_units][task.unit_of]
     op = np.flatnonzero(device >= 0)
     problem = task.problem

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import env.units
-from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from env.gym.op_features import OpFeatures
 from env.plan import Plan
 from env.problem import Problem
+from env.units import Units
 from graphs.arrays import numbered
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from graphs.transforms.coarsen import to_size
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
+    from env.gym.named import Clusters, Graphs
 
-Units = int | Sequence[int] | IntArray | None
+UnitSpec = int | Sequence[int] | IntArray | None
 Order = str | Sequence[int] | IntArray
 Integer = TypeVar("Integer", np.int32, np.int64)
 ORDERS = ("topological", "upward_rank")
@@ -51,7 +50,7 @@ class UnitEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(env.units.Units):
+class Task(Units):
     """A problem whose ops are placed unit by unit (n ops, U units, D devices).
 
     A unit is a set of ops that go to one device together. Scores are always those of the ops.
@@ -149,7 +148,7 @@ class Impossible:
 def make_tasks(
     graph: Graphs,
     cluster: Clusters,
-    units: Units = None,
+    units: UnitSpec = None,
     order: Order = "topological",
 ) -> tuple[Task | Impossible, ...]:
     """A task for every pair of a graph and a cluster: all clusters of the first graph, then of the second, ...
@@ -167,6 +166,8 @@ def make_tasks(
             that does not name every unit once; units or an order by number for more than one task.
         UnknownNameError: an unknown model, cluster or order.
     """
+    from env.gym.named import clusters_named, graphs_named  # models and files of every kind
+
     graphs, clusters = graphs_named(graph), clusters_named(cluster)
     if isinstance(order, str) and order not in ORDERS:
         raise UnknownNameError("order", order, ORDERS)
@@ -199,12 +200,14 @@ def _task(graph: OpGraph, unit_of: IntArray, cluster: Cluster, order: Order) -> 
     return Task(problem, unit_of, _sequence(unsequenced, order))
 
 
-def _unit_of(graph: OpGraph, units: Units) -> IntArray:
+def _unit_of(graph: OpGraph, units: UnitSpec) -> IntArray:
     if units is None:
         return numbered(_labels(graph.colocation))[0]
     if isinstance(units, int):
         if units < 1 or isinstance(units, bool):
             raise MismatchError(f"units is a number of units, 1 or more, or the unit of each op, got {units!r}.")
+        from graphs.transforms.coarsen import to_size
+
         coarse = to_size(graph, units)
         return numbered(_labels(coarse.graph.colocation)[coarse.group_of])[0]
     given = np.asarray(units)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from env.gym.batch import EnvBatch, make_batch
+from env.gym.batch import EnvBatch
 from env.gym.group import GroupBatch
 from env.gym.improve import ImproveBatch
-from env.gym.named import Clusters, Graphs
 from env.gym.observations import Observation
 from env.gym.rendering import RENDER_MODES, render
 from env.gym.rewards import Outcome
 from env.gym.sequential import SequentialBatch
 from env.gym.task import Impossible, Task
 from graphs.errors import MismatchError, UnknownNameError
+
+if TYPE_CHECKING:
+    from env.gym.named import Clusters, Graphs
 
 BATCHES: dict[str, type[EnvBatch]] = {
     "placement/Group-v0": GroupBatch,
@@ -68,7 +70,7 @@ class PlacementVecEnv(VecEnv):
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise UnknownNameError("render mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._batch = make_batch(BATCHES[name], num_envs, graph, cluster, options)
+        self._batch = BATCHES[name].make(num_envs, graph, cluster, options)
         self._rngs = [seeding.np_random()[0] for _ in range(num_envs)]
         self._everyone = np.arange(num_envs)
         self._stacked_task: NDArray[np.int64] | None = None

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.device import BLOCKING
-
 if TYPE_CHECKING:
     from env.problem import Problem
     from graphs.opgraph import FloatArray, IntArray
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Charges:
-    """What moving a tensor from device a to device b costs whom (D devices).
+    """Charges for moving a tensor from device a to device b, by who pays (D devices).
 
     Under blocking communication a tensor from a to b keeps both ends busy for the time of the transfer (where the graph
     has it measured: of one link), but costs nothing at an end whose own link of the route is free.
@@ -31,7 +29,7 @@ class Charges:
     @property
     def blocking(self) -> bool:
         """Whether devices stop computing to communicate."""
-        return self.problem.cluster.communication == BLOCKING
+        return self.problem.cluster.is_blocking
 
     @cached_property
     def sender_pays(self) -> FloatArray:

@@ -1,6 +1,5 @@
 """The compiled event loop behind `env.simulation.simulator`. It is docs/score.md, on flat arrays.
 
-
 Names: an *edge* is a (tensor, consumer) pair; a *copy* is a tensor on one device, numbered by its tensor at the
 producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ordered pair of devices, or ``a`` twice.
 
@@ -9,9 +8,6 @@ an op's ready time is known when its last input is requested: only ends of ops a
 event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
 link that is always free, and every route is padded to the same number of links. Memory over time is summed up
 afterwards, in buckets of time; only buckets that may hold the peak are sorted.
-
-One file on purpose: numba's cache looks at the file of the compiled function only, so a helper in another file could
-change without the loop being compiled again.
 """
 
 # Letters
@@ -64,7 +60,7 @@ class Arrays(NamedTuple):
     route_link: IntArray  # [...]
 
 
-class State(NamedTuple):
+class StepState(NamedTuple):
     """Scratch of one simulation."""
 
     priority: FloatArray  # [n], higher first
@@ -117,11 +113,11 @@ def buckets_for(n: int, n_devices: int) -> int:
 
 
 @allocating
-def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> State:
+def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> StepState:
     """Memory for `run`; reusable."""
     changes = 2 * n + m + 2 * e
     buckets = n_devices * buckets_for(n, n_devices)
-    return State(
+    return StepState(
         priority=np.empty(n),
         edge_s=np.empty(e),
         arrival_s=np.empty(e),
@@ -171,7 +167,7 @@ def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
 @inner
 def _prepare(
     g: Arrays,
-    s: State,
+    s: StepState,
     out: Output,
     device: Index,
     mode: int,
@@ -228,7 +224,7 @@ def _prepare(
 
 
 @inlined
-def _add(s: State, mode: int, d: int, i: int, now: float) -> None:
+def _add(s: StepState, mode: int, d: int, i: int, now: float) -> None:
     """The ready time of ``i`` is known now, and may lie in the future."""
     ready_s = s.ready_s[i]
     if mode == FIFO:
@@ -243,7 +239,7 @@ def _add(s: State, mode: int, d: int, i: int, now: float) -> None:
 
 
 @inlined
-def _add_ready(s: State, mode: int, d: int, i: int) -> None:
+def _add_ready(s: StepState, mode: int, d: int, i: int) -> None:
     if mode == MSR:
         s.ready[s.base[d] + s.n_ready[d]] = i
     else:
@@ -254,7 +250,7 @@ def _add_ready(s: State, mode: int, d: int, i: int) -> None:
 @inlined
 def _end_op(
     g: Arrays,
-    s: State,
+    s: StepState,
     out: Output,
     device: Index,
     mode: int,
@@ -311,7 +307,7 @@ def _end_op(
 
 
 @inlined
-def _msr_score(g: Arrays, s: State, device: Index, i: int, now: float) -> int:
+def _msr_score(g: Arrays, s: StepState, device: Index, i: int, now: float) -> int:
     score = 0
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
@@ -323,7 +319,7 @@ def _msr_score(g: Arrays, s: State, device: Index, i: int, now: float) -> int:
 
 
 @inlined
-def _take_msr(g: Arrays, s: State, device: Index, d: int, now: float) -> int:
+def _take_msr(g: Arrays, s: StepState, device: Index, d: int, now: float) -> int:
     """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
     first = s.base[d]
     last = first + s.n_ready[d] - 1
@@ -343,7 +339,9 @@ def _take_msr(g: Arrays, s: State, device: Index, d: int, now: float) -> int:
 
 
 @inlined
-def _dispatch(g: Arrays, s: State, out: Output, device: Index, mode: int, d: int, now: float, n_started: int) -> int:
+def _dispatch(
+    g: Arrays, s: StepState, out: Output, device: Index, mode: int, d: int, now: float, n_started: int
+) -> int:
     """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
@@ -369,7 +367,7 @@ def _dispatch(g: Arrays, s: State, out: Output, device: Index, mode: int, d: int
 @inner
 def _loop(
     g: Arrays,
-    s: State,
+    s: StepState,
     out: Output,
     device: Index,
     mode: int,
@@ -417,7 +415,7 @@ def _loop(
 @inlined
 def _note_changes(
     g: Arrays,
-    s: State,
+    s: StepState,
     out: Output,
     device: Index,
     n: int,
@@ -463,7 +461,7 @@ def _note_changes(
 @inner
 def _memory(
     g: Arrays,
-    s: State,
+    s: StepState,
     out: Output,
     device: Index,
     n: int,
@@ -500,7 +498,7 @@ def _memory(
 
 
 @inner
-def _memory_in(graph: Arrays, state: State, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
+def _memory_in(graph: Arrays, state: StepState, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
     n, n_devices = graph.op_s.shape
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
     g = pointers(graph)
@@ -516,7 +514,7 @@ def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_tr
     Args:
         graph, output: `Arrays` and `Output`.
         device: int32 [n].
-        copy_of: int32 [e], as in `State`; copy ``m + x`` is the x-th transfer of ``output``.
+        copy_of: int32 [e], as in `StepState`; copy ``m + x`` is the x-th transfer of ``output``.
     """
     n, n_devices = graph.op_s.shape
     state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
@@ -529,7 +527,7 @@ def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_tr
 @inner
 def run(
     graph: Arrays,
-    state: State,
+    state: StepState,
     output: Output,
     device: Index,
     mode: int,
@@ -538,7 +536,7 @@ def run(
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
     Args:
-        graph, state, output: `Arrays`, `State` and `Output`.
+        graph, state, output: `Arrays`, `StepState` and `Output`.
         device: int32 [n], device of each op.
         mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
         order: float64 [n], lower first; read in EXPLICIT mode only.

@@ -24,7 +24,7 @@ _MOST_BYTES = 2**62  # more than any memory, and int64 still adds it up
 
 @dataclass(frozen=True, eq=False)
 class Steady:
-    """What devices hold in steady state, and who put it there (D devices, x entries).
+    """Bytes that devices hold in steady state, and who put it there (D devices, x entries).
 
     Attributes:
         problem: graph and cluster.

@@ -38,7 +38,7 @@ _IDENTITIES = {"lift_fresh_copy", "lift_fresh", "alias", "detach", "_unsafe_view
 
 
 class Signature(NamedTuple):
-    """What a target's schema says.
+    """Facts from the schema of a target.
 
     Attributes:
         name: e.g. ``"conv2d"``.

@@ -112,7 +112,7 @@ class StateUse:
 
 @dataclass(slots=True, eq=False)
 class Drafts:
-    """What one walk over a trace found; `inputs` come first in ``ops``.
+    """Findings of one walk over a trace; `inputs` come first in ``ops``.
 
     ``of_node``: the draft of each node of the trace that computes; ``of_state``: the state each placeholder stands for;
     ``memory``: for each node a number for every piece of memory that its value lies in, nested as the value is.

@@ -19,7 +19,17 @@ from torch.utils import _pytree as pytree
 from graphs.capture.costs import general_kernels
 from graphs.capture.flatten import flattened
 from graphs.capture.record import argument_tensors, output_tensors
-from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, Outputs, State, TensorInfo, Trace, describe, value_of
+from graphs.capture.trace import (
+    BUFFER,
+    CONSTANT,
+    PARAMETER,
+    Outputs,
+    TensorInfo,
+    Trace,
+    TracedState,
+    describe,
+    value_of,
+)
 
 
 def trace_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
@@ -53,7 +63,7 @@ def trace_of(program: ExportedProgram) -> Trace:
     signature = program.graph_signature
     graph, into = flattened(program.graph)
     nodes = {node.name: into[node] for node in program.graph.nodes if isinstance(into.get(node), fx.Node)}
-    states: dict[fx.Node, State] = {}
+    states: dict[fx.Node, TracedState] = {}
     inputs: dict[fx.Node, str] = {}
     for spec in signature.input_specs:
         node = nodes.get(getattr(spec.arg, "name", ""))
@@ -81,13 +91,13 @@ def trace_of(program: ExportedProgram) -> Trace:
 _STATE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.BUFFER: BUFFER, InputKind.CONSTANT_TENSOR: CONSTANT}
 
 
-def _state(program: ExportedProgram, name: str, kind: str, node: fx.Node) -> State:
+def _state(program: ExportedProgram, name: str, kind: str, node: fx.Node) -> TracedState:
     # The program's own tensors show which names are tied; placeholders of a program read from a file do not.
     value = program.state_dict.get(name)
     if value is None:
         value = program.constants.get(name)
     info = describe(value) if isinstance(value, torch.Tensor) else value_of(node)
-    return State(name, kind, info, value if kind == CONSTANT else None)
+    return TracedState(name, kind, info, value if kind == CONSTANT else None)
 
 
 @contextmanager

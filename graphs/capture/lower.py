@@ -19,9 +19,9 @@ from graphs.capture.drafts import Draft, Drafts, StateUse, Value
 from graphs.capture.optimizers import update_draft
 from graphs.capture.trace import (
     CONSTANT,
-    State,
     TensorInfo,
     Trace,
+    TracedState,
     dtype_name,
     flat,
     layouts,
@@ -115,7 +115,7 @@ class _Walk:
                 self._roots[node] = self._state_root(state)
                 of_storage.append((memory, self._roots[node]))
 
-    def _state_root(self, state: State) -> _Root:
+    def _state_root(self, state: TracedState) -> _Root:
         layout = state.info.layout
         use = StateUse(state.name, state.kind, layout.distinct_bytes, dtype_name(layout.dtype))
         self.drafts.states.append(use)
@@ -147,7 +147,7 @@ class _Walk:
         value = operator.attrgetter(str(node.target))(owner) if owner is not None else None
         if isinstance(value, torch.Tensor) and node not in self._roots:
             node.meta.setdefault("val", value)
-            self._roots[node] = self._state_root(State(str(node.target), CONSTANT, value_of(node)))
+            self._roots[node] = self._state_root(TracedState(str(node.target), CONSTANT, value_of(node)))
 
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:

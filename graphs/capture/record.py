@@ -28,9 +28,9 @@ from graphs.capture.trace import (
     CONSTANT,
     PARAMETER,
     Outputs,
-    State,
     TensorInfo,
     Trace,
+    TracedState,
     describe,
     tensor_info,
     with_tensors,
@@ -276,7 +276,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, inputs: list[tuple[str, torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
-        self.states: dict[fx.Node, State] = {}
+        self.states: dict[fx.Node, TracedState] = {}
         self.inputs: dict[fx.Node, str] = {}
         self.calls = ModuleCalls(model)
         self.phase = Phase.FORWARD
@@ -388,7 +388,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = tensor_info(tensor)
         if node is None:
             return self._node(self._nodes[info])
-        self.states[node] = State(name, kind, info, tensor if kind == CONSTANT else None)
+        self.states[node] = TracedState(name, kind, info, tensor if kind == CONSTANT else None)
         return node
 
 

@@ -18,7 +18,7 @@ PARAMETER, BUFFER, CONSTANT = "parameter", "buffer", "constant"
 
 
 @dataclass(frozen=True)
-class State:
+class TracedState:
     """A tensor that is there before the step: a parameter, a buffer or a constant.
 
     Attributes:
@@ -40,7 +40,7 @@ class State:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model returns.
+    """The outputs of the model.
 
     Attributes:
         value: the traced output itself, its tensors without data.
@@ -83,7 +83,7 @@ class Trace:
     """
 
     graph: fx.Graph
-    states: Mapping[fx.Node, State]
+    states: Mapping[fx.Node, TracedState]
     inputs: Mapping[fx.Node, str]
     results: tuple[fx.Node, ...]
     writes: tuple[tuple[fx.Node, fx.Node], ...] = ()

@@ -14,8 +14,8 @@ _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2
 
 
 @dataclass(frozen=True)
-class Value:
-    """Shape and element type of one ONNX value, e.g. ``Value((1, 3, 224, 224), "float32", 4)``."""
+class OnnxValue:
+    """Shape and element type of one ONNX value, e.g. ``OnnxValue((1, 3, 224, 224), "float32", 4)``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,10 +31,10 @@ class Value:
         return self.dtype.startswith(("float", "bfloat"))
 
 
-Values = Mapping[str, Value]
+OnnxValues = Mapping[str, OnnxValue]
 
 
-def flops(node: Any, values: Values) -> float:
+def flops(node: Any, values: OnnxValues) -> float:
     """Floating-point operations of a node (a ``NodeProto``); 0 where a needed shape is unknown.
 
     Convolutions, matrix products, recurrent layers, einsum and attention count 2 per multiply-add. Of the branches of
@@ -58,7 +58,7 @@ def lacks_formula(node: Any) -> bool:
     return not known and (node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED)
 
 
-def bytes_read(node: Any, name: str, position: int, values: Values) -> int:
+def bytes_read(node: Any, name: str, position: int, values: OnnxValues) -> int:
     """Bytes a node reads of one input; a lookup reads what it returns, not its whole table."""
     value = values.get(name)
     if value is None:
@@ -80,37 +80,37 @@ def _attribute(node: Any, name: str) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)
 
 
-def _conv(weight: int) -> Callable[[Any, Values], int]:
-    def count(node: Any, values: Values) -> int:
+def _conv(weight: int) -> Callable[[Any, OnnxValues], int]:
+    def count(node: Any, values: OnnxValues) -> int:
         return 2 * prod(values[node.output[0]].shape) * prod(values[node.input[weight]].shape[1:])
 
     return count
 
 
-def _conv_transpose(node: Any, values: Values) -> int:
+def _conv_transpose(node: Any, values: OnnxValues) -> int:
     return 2 * prod(values[node.input[0]].shape) * prod(values[node.input[1]].shape[1:])
 
 
-def _gemm(node: Any, values: Values) -> int:
+def _gemm(node: Any, values: OnnxValues) -> int:
     inner = values[node.input[0]].shape[0 if _attribute(node, "transA") else 1]
     return 2 * prod(values[node.output[0]].shape) * inner
 
 
-def _matmul(node: Any, values: Values) -> int:
+def _matmul(node: Any, values: OnnxValues) -> int:
     return 2 * prod(values[node.output[0]].shape) * values[node.input[0]].shape[-1]
 
 
-def _recurrent(node: Any, values: Values) -> int:
+def _recurrent(node: Any, values: OnnxValues) -> int:
     steps, batch = values[node.input[0]].shape[:2]  # either order gives the same product
     return 2 * steps * batch * (prod(values[node.input[1]].shape) + prod(values[node.input[2]].shape))
 
 
-def _attention(node: Any, values: Values) -> int:
+def _attention(node: Any, values: OnnxValues) -> int:
     query, key, out = values[node.input[0]].shape, values[node.input[1]].shape, values[node.output[0]].shape
     return 2 * key[-2] * (prod(query) + prod(out))
 
 
-def _einsum(node: Any, values: Values) -> int:
+def _einsum(node: Any, values: OnnxValues) -> int:
     equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
     terms = [term.strip() for term in equation.split("->")[0].split(",")]
     shapes = [values[name].shape for name in node.input]
@@ -129,7 +129,7 @@ def _einsum(node: Any, values: Values) -> int:
 _UNCOUNTED = frozenset(
     {"CausalConvWithState", "DFT", "DeformConv", "Det", "FlexAttention", "LinearAttention", "STFT", "SwiGLU"}
 )
-_COUNTERS: Mapping[str, Callable[[Any, Values], int]] = {
+_COUNTERS: Mapping[str, Callable[[Any, OnnxValues], int]] = {
     "Attention": _attention,
     "Conv": _conv(weight=1),
     "ConvInteger": _conv(weight=1),

@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     if error.name != "onnx":
         raise
     raise MissingPackageError("an ONNX model", "onnx") from error
-from graphs.readers.onnx_costs import Value, bytes_read, flops, lacks_formula, subgraphs
+from graphs.readers.onnx_costs import OnnxValue, bytes_read, flops, lacks_formula, subgraphs
 from graphs.readers.onnx_functions import inlined
 from graphs.readers.onnx_shapes import LARGEST_SHAPE_CONSTANT, infer_shapes
 
@@ -171,19 +171,19 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from _graphs(inner)
 
 
-def _value(elem_type: int, shape: Iterable[int]) -> Value:
+def _value(elem_type: int, shape: Iterable[int]) -> OnnxValue:
     if elem_type == TensorProto.STRING:
-        return Value(tuple(shape), "string", 8)
+        return OnnxValue(tuple(shape), "string", 8)
     try:
         dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     except KeyError:
         raise GraphError(f"a value has the element type {elem_type}, which ONNX does not know; correct it.") from None
-    return Value(tuple(shape), dtype.name, dtype.itemsize)
+    return OnnxValue(tuple(shape), dtype.name, dtype.itemsize)
 
 
-def _known_values(graph: onnx.GraphProto) -> dict[str, Value]:
+def _known_values(graph: onnx.GraphProto) -> dict[str, OnnxValue]:
     """Every value whose rank is known, by name, also those inside control flow."""
-    result: dict[str, Value] = {}
+    result: dict[str, OnnxValue] = {}
     for inner in _graphs(graph):
         for info in (*inner.input, *inner.value_info, *inner.output):
             tensor = info.type.tensor_type

@@ -98,7 +98,7 @@ def _result(
     known: dict[str, NDArray[Any]],
     model: onnx.ModelProto,
 ) -> NDArray[Any] | None:
-    """What a node of shape arithmetic gives; None for any other node."""
+    """The value of a node of shape arithmetic; None for any other node."""
     if node.op_type == "Shape" and (shape := shapes.get(node.input[0])) is not None:
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)

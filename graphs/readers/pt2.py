@@ -209,7 +209,7 @@ class _Stored:
 
 
 def _stored(name: str, entry: Mapping[str, Any]) -> _Stored | None:
-    """What a record says of a tensor; None where it makes no sense."""
+    """The tensor that a record describes; None where it makes no sense."""
     meta: Any = entry.get("tensor_meta")
     try:
         sizes, strides = ([size["as_int"] for size in meta[key]] for key in ("sizes", "strides"))

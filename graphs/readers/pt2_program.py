@@ -1,4 +1,4 @@
-"""What a ``.pt2`` file may bring: the program in it, cut down to what a graph is read from, and checked text by text.
+"""The program in a ``.pt2`` file, cut down to what a graph is read from, and checked text by text.
 
 PyTorch makes Python source of a program's names and runs it, evaluates the text of symbolic sizes, looks up operators
 by dotted name and imports the modules that its tree specifications name. So nothing passes that is not known to be

@@ -61,7 +61,7 @@ def _admit(error: Exception) -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    from graphs.show import show_line
+    from graphs.formatting import show_line
 
     print("placement:", show_line(sentence), file=sys.stderr)
     return code

@@ -64,7 +64,7 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
 
 
 def executed(models: list[str], clusters: list[Cluster], how: HowToRead) -> Running:
-    """What runs placements of the one model on the one cluster.
+    """An executor for placements of the one model on the one cluster.
 
     Raises:
         typer.BadParameter: there are several.

@@ -31,7 +31,7 @@ def emit(text: str, colours: bool = False) -> None:
         typer.Exit: he has.
         OSError: stdout is closed or its disk is full.
     """
-    from graphs.show import show_output
+    from graphs.formatting import show_output
 
     if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
         raise OSError(errno.EBADF, "it is closed", "stdout")
@@ -81,7 +81,7 @@ def usage_errors() -> Iterator[None]:
 
 def note(sentence: str) -> None:
     """Say something beside the answer, on one line of stderr."""
-    from graphs.show import show_line
+    from graphs.formatting import show_line
 
     print(f"placement: note: {show_line(sentence)}", file=sys.stderr)
 
@@ -139,7 +139,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from env.compiling import listening
-    from graphs.show import show_line
+    from graphs.formatting import show_line
 
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []

@@ -15,9 +15,8 @@ from rich.text import Text
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.presets import PRESETS
 from env.problem import scope
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.kept import kept_words
-from graphs.show import show, show_line
 from placement.report.words import format_percent
 from placement.solving.methods import measure
 

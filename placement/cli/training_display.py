@@ -41,8 +41,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    from graphs.formatting import format_seconds
-    from graphs.show import show
+    from graphs.formatting import format_seconds, show
     from placement.solving.answer import relative_gap
 
     table = Table(box=None, header_style="bold", padding=(0, 1))

@@ -177,7 +177,7 @@ def is_function(argument: str) -> bool:
 
 
 def call_function(label: str, dims: Mapping[str, int] | None = None) -> Any:
-    """What the function ``file.py:function`` returns.
+    """The value that ``file.py:function`` returns.
 
     Args:
         dims: keyword arguments for it.
@@ -268,7 +268,7 @@ def _user_code(path: Path, label: str) -> Iterator[None]:
 
 
 def described(value: Any) -> str:
-    """What a user's function returned, in words."""
+    """The value of a user's function, in words."""
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a training run."""
+"""Figures of a training run for TensorBoard."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Files:
-    """What lies beside a policy file ``policy.zip`` (P problems).
+    """Files beside a policy file ``policy.zip`` (P problems).
 
     Attributes:
         policy: the policy file itself, written at the end.

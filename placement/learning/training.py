@@ -21,7 +21,7 @@ from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
-from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
@@ -33,7 +33,7 @@ CHECKPOINT_EVERY_S = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What a training run made (P problems).
+    """The outcome of a training run (P problems).
 
     Attributes:
         policy_file: for ``method="policy:FILE"``.
@@ -168,7 +168,7 @@ def _pairs(graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Clu
 
 
 def _files(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
-    """What the run writes, after a check that it can be written."""
+    """Files that the run writes, after a check that it can be written."""
     if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
         raise MissingPackageError("a log for TensorBoard", "tensorboard")
     if not isinstance(output, str | os.PathLike):
@@ -189,7 +189,7 @@ def _identity(
     seed: int,
     pairs: Sequence[tuple[OpGraph, Cluster]],
 ) -> dict[str, Any]:
-    """What makes it this run and no other; a checkpoint with the same goes on."""
+    """Identity of the run; a checkpoint with the same goes on."""
     return {
         "policy": policy,
         "preset": preset,
@@ -210,7 +210,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
-    origin = Origin(
+    origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
         seed=session.run["seed"],

@@ -1,1 +1,1 @@
-"""What this machine takes: devices and links, ops, and whole placements really run."""
+"""Measuring: how fast this machine's devices and links, a model's ops, and whole placements are."""

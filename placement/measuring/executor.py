@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """What became of a placement that was run.
+    """The outcome of running a placement.
 
     Attributes:
         step_time_s: median of the samples; infinite where it could not be run.

@@ -62,7 +62,7 @@ class Figure:
 
 
 def alone(value: float) -> list[float]:
-    """What everyone has, where nobody else measures."""
+    """An `AllGather` for where nobody else measures."""
     return [value]
 
 

@@ -168,7 +168,7 @@ def _stamp(devices: int | None) -> str:
 
 
 def cpu_model() -> str:
-    """What the CPU calls itself, e.g. ``"AMD EPYC 9354 32-Core Processor"``."""
+    """The name that the CPU gives itself, e.g. ``"AMD EPYC 9354 32-Core Processor"``."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -199,7 +199,7 @@ def _about(method: str) -> str:
 
 @dataclass(frozen=True)
 class _CoreFigures:
-    """What one worker measured: its speed, and of each link that ends here (idle, busy)."""
+    """Measurements of one worker: its speed, and that of each link that ends here (idle, busy)."""
 
     speed: DeviceSpeed
     links: dict[int, tuple[LinkSpeed, LinkSpeed]]

@@ -57,7 +57,7 @@ class ClockedRoutine:
         return found
 
     def spans(self, readings: Sequence[float]) -> list[Stretch]:
-        """What a run did when, from its readings of the host's clock."""
+        """The stretches of a run, from its readings of the host's clock."""
         return [
             Stretch(*label, before, after)
             for label, before, after in zip(self.labels, readings[1:], readings[2:], strict=False)

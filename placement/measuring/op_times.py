@@ -48,7 +48,7 @@ REPEATS = Repeats(least=2, settled=60, most=60)
 
 @dataclass(frozen=True, eq=False)
 class MeasuredStep:
-    """What one device measured.
+    """The measurements of one device.
 
     Attributes:
         ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
@@ -253,7 +253,7 @@ def update_times_s(
 
 
 def _fixed_s(singles_s: Sequence[float], sum_s: float) -> float:
-    """What each of several steps has too much; it leaves a tenth of the shortest at least."""
+    """The fixed cost that each of several steps has too much; leaves a tenth of the shortest at least."""
     n = len(singles_s)
     too_much_s = (sum(singles_s) - sum_s) / (n - 1) if n > 1 else 0.0
     return min(max(0.0, too_much_s), 0.9 * min(singles_s))

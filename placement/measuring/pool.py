@@ -134,7 +134,7 @@ class WorkerPool:
             self._store = None
 
     def _ask(self, question: Any, limit_s: float) -> list[Any]:
-        """What each process answers, by rank."""
+        """The answer of each process, by rank."""
         try:
             self._workers.tell(question)
             return self._workers.collect(limit_s)

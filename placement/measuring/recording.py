@@ -29,7 +29,7 @@ class RecordingModule(RankModule):
     _rows: list[Row] | None = None  # None: run as always
 
     def rows_of(self, run: Callable[[], object]) -> list[Row]:
-        """What the passes that are run did on this rank, by the host's clock."""
+        """The spans of the passes that ``run`` runs on this rank, by the host's clock."""
         rows = self._rows = []
         try:
             run()
@@ -93,7 +93,7 @@ def record_steps(
     group: ProcessGroup,
     steps: int,
 ) -> list[dict[str, Any]]:
-    """What this rank does in some steps after one that warms up: ``start_s``, ``end_s`` and ``rows``.
+    """Record some steps of this rank after one that warms up: ``start_s``, ``end_s`` and ``rows`` of each.
 
     By the host's clock, which is one for all of its processes.
     """

@@ -76,7 +76,7 @@ class Repeats:
 
 
 def beforehand(repeats: Repeats, predicted_s: float) -> StepProgress:
-    """What there is to tell before the first step."""
+    """The progress before the first step."""
     return StepProgress(0, repeats.expected([predicted_s]), predicted_s)
 
 

@@ -48,7 +48,7 @@ BRIEF = Effort(0.01, 64, 1 << 20, 20, (64, 4 << 10, 64 << 10), 3)
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What was measured of one device; the fields are those of `env.cluster.Device`."""
+    """The measured speed of one device; the fields are those of `env.cluster.Device`."""
 
     peak_flops: dict[str, Figure]
     memory_bytes_per_s: Figure
@@ -100,7 +100,7 @@ def memory_bytes_per_s(place: torch.device, effort: Effort) -> Figure:
 
 
 def launch_overhead_s(place: torch.device, effort: Effort) -> Figure:
-    """What an op costs that computes next to nothing, Python's part included, in code as a placement runs it."""
+    """The cost of an op that computes next to nothing, Python's part included, in code as a placement runs it."""
     graph = fx.Graph()
     value = start = graph.placeholder("start")
     ops = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.maximum.default)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from env.problem import Problem
-from env.simulation.simulator import Score, Simulator
+from env.simulation.simulator import Score
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
@@ -30,7 +30,7 @@ GRADIENT = "gradient/"  # what the names of gradients begin with; those of outpu
 
 @dataclass(frozen=True)
 class DeviceTrial:
-    """What one device did in a step.
+    """The part of one device in a step.
 
     Attributes:
         name: of the device.
@@ -54,7 +54,7 @@ class DeviceTrial:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What a step of the plain model spends on memory that an earlier one has freed.
+    """The cost, in a step of the plain model, of memory that an earlier step has freed.
 
     Attributes:
         faults, system_s: page faults and processor time inside the system, as everything is measured: freed memory is
@@ -90,7 +90,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Track:
-    """What one process did in a step.
+    """One process's part of a measured step.
 
     Attributes:
         name: of its device.
@@ -210,7 +210,7 @@ def try_out(
     else:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
-    score = Simulator(Problem(result.graph, result.cluster)).score(result.plan())
+    score, _ = result.schedule()
     with orderly_end(), temporary_folder() as folder:
         description = {
             "model": model,
@@ -233,7 +233,7 @@ def try_out(
 def _measured(
     settings: Mapping[str, Any], result: Result, folder: Path, run: Callable[..., list[dict[str, Any]]], step_s: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the process of the plain model has measured, and each of those of the placement.
+    """Run the plain model and the placement; the measurements of the one process and of the others.
 
     Args:
         settings: of `trial_work`, but for the files.
@@ -264,7 +264,7 @@ def _run(
     places: Sequence[str],
     predicted_s: float,
 ) -> list[dict[str, Any]]:
-    """What each process has measured that does ``kind`` of `trial_work`; ``report`` is told of it as ``what``."""
+    """Run ``kind`` of `trial_work` on some places; the measurements of each process. ``report`` is told as ``what``."""
     told = partial(report, what)
     told(beforehand(repeats, predicted_s))
     # The host's CPU beside GPUs is one device: it was measured with all its cores.
@@ -344,7 +344,7 @@ def _kept_memory(single: dict[str, Any]) -> KeptMemory | None:
 
 
 def _in_own_process(rank: dict[str, Any]) -> dict[str, Any]:
-    """What was measured of a device with a process of its own."""
+    """Measurements of a device with a process of its own."""
     busy = [total - waited for total, waited in zip(rank["step_s"], rank["waited_s"], strict=True)]
     return {
         "busy_s": statistics.median(busy),
@@ -354,7 +354,7 @@ def _in_own_process(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_one_process(names: list[str], ran: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was measured of each of several devices that one process drives, which does not tell them apart."""
+    """Measurements of each of several devices that one process drives, which does not tell them apart."""
     return [{"busy_s": None, "peak_bytes": None, "kept_bytes": ran["kept_bytes"][name]} for name in names]
 
 

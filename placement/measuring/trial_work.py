@@ -1,4 +1,4 @@
-"""What the processes of a trial do.
+"""The work of the processes of a trial.
 
 `plain` runs the model as it is, `placed` a rank's share of it, `by_module` all of one that is placed by module.
 """

@@ -70,7 +70,7 @@ class Worker:
             ) from None
 
     def all_gather(self, value: float) -> list[float]:
-        """What each worker gives here, by rank."""
+        """The value of each worker, by rank; all workers call it."""
         self._board[self.rank] = value
         self.barrier()
         found = list(self._board)
@@ -83,7 +83,7 @@ class Worker:
             self.parent.report(progress)
 
     def connect(self) -> Transport:
-        """What carries tensors to the other workers, the same as when a placement runs."""
+        """The transport to the other workers, the same as when a placement runs."""
         if Mailbox.is_possible():
             return MailTransport(self._connected_mailbox())
         store = FileStore(str(self._folder / "store"), self.size)
@@ -130,7 +130,7 @@ def begin_on_core(core: int) -> None:
 def run_workers(
     work: Callable[[Worker], ResultT], cores: Sequence[int], limit_s: float = 600.0, report: Report = tell_nobody
 ) -> list[ResultT]:
-    """What `work` returns in a process on each core, by rank; ``report`` is given what `Worker.report` is.
+    """Run `work` in a process on each core; its results by rank. ``report`` is given what `Worker.report` is.
 
     Raises:
         ClusterError: a worker failed, ended before its work did, or nothing came of them for longer than ``limit_s``.

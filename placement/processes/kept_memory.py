@@ -12,7 +12,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 @dataclass(frozen=True)
 class Usage:
-    """What the system did for this process.
+    """Work of the system for this process.
 
     Attributes:
         faults: page faults that needed no disk; about one for each page that is touched for the first time.

@@ -111,5 +111,5 @@ def begin_worker(parent: int) -> None:
 
 
 def _fields(number: int) -> list[str]:
-    """What proc(5) says of a process, from its state on: the name before it may hold spaces and brackets."""
+    """The fields of proc(5) for a process, from its state on: the name before it may hold spaces and brackets."""
     return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()

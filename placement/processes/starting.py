@@ -56,7 +56,7 @@ class Parent:
         return cls(Connection(task["pipe"]))
 
     def hear(self) -> Any:
-        """What the parent tells next.
+        """The next message of the parent.
 
         Raises:
             EOFError: it has ended.
@@ -187,7 +187,7 @@ class Workers:
     def collect(
         self, limit_s: float | None = None, report: Report = tell_nobody, look: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        """What each process answers next, by rank.
+        """The next answer of each process, by rank.
 
         Args:
             limit_s: how long to wait for answers, anew after each report.

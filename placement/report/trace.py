@@ -79,7 +79,7 @@ def _ops(problem: Problem, schedule: Schedule) -> list[Event]:
 
 
 def _about(problem: Problem, op: int) -> Event:
-    """What a slice says of its op."""
+    """Name and details of a slice that is an op."""
     graph = problem.graph
     return {
         "name": graph.op_names[op],
@@ -141,7 +141,7 @@ def _during(stretch: Span | Track) -> Event:
 
 
 def _about_other(problem: Problem, span: Span) -> Event:
-    """What a slice says that is no op."""
+    """Name and details of a slice that is not an op."""
     if span.what == "update":
         return {"name": "optimizer", "cat": "update"}
     made = problem.graph.op_names[span.op] if span.op >= 0 else "an input"

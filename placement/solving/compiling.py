@@ -49,7 +49,7 @@ def compile_for(problem: Problem, methods: Sequence[str], search: bool = True) -
 
 
 def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:
-    """What the methods need, each once, in the order in which it is compiled."""
+    """Code that the methods need, each once, in the order in which it is compiled."""
     parts = [_BOUNDS, _SIMULATOR]
     for method in methods:
         if method in HEURISTICS:
@@ -132,6 +132,6 @@ compile_parts(sys.argv[3:], sys.argv[2])
 
 
 def compile_parts(parts: Sequence[str], objective: str) -> None:
-    """What the other process does."""
+    """The work of the other process."""
     for part in parts:
         _compile(part, objective)

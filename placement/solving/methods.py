@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import baselines
 from baselines.budget import Search
-from baselines.portfolio import stages
 from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
@@ -16,7 +15,7 @@ from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
-    from baselines.budget import Budget
+    from baselines.budget import Budget, Search
     from baselines.portfolio import Candidate
 
 AUTO = "auto"
@@ -66,17 +65,19 @@ def heuristics_for(problem: Problem) -> dict[str, Method]:
 
 
 def searches_of_auto(problem: Problem) -> list[tuple[str, Search, float]]:
-    """What `auto` improves candidates by: `baselines.portfolio.stages` with the searches there are."""
+    """The stages by which `auto` improves candidates: `baselines.portfolio.stages` with the searches there are."""
+    from baselines.portfolio import stages  # loads the simulator
+
     return stages(problem, baselines.SEARCHES, baselines.exact_is_tractable(problem))
 
 
 def measure(objective: str) -> str:
-    """What an objective measures, in words."""
+    """The measure of an objective, in words."""
     return {LATENCY: "step time", THROUGHPUT: "largest load"}[objective]
 
 
 def default_methods(objective: str) -> tuple[str, ...]:
-    """What `compare` runs when nothing is asked for: every heuristic that serves the objective, and ``auto``."""
+    """Methods that `compare` runs when none is named: every heuristic that serves the objective, and ``auto``."""
     return tuple(name for name in (*HEURISTICS, AUTO) if supports(name, objective))
 
 

@@ -16,9 +16,8 @@ from env.plan import Plan
 from env.problem import THROUGHPUT, Problem, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
-from graphs.show import show, show_line
 from placement.solving.answer import Answer, check_answer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ REFERENCE_CLUSTER = "1xV100"  # its GPU is the device that `reference_device` me
 
 @dataclass(frozen=True)
 class Potential:
-    """What devices of one kind, as many as one likes, could make of a graph.
+    """The limit of what any number of devices of one kind could make of a graph.
 
     Attributes:
         work_s: all op times together: the step time on one device.

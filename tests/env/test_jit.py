@@ -92,3 +92,20 @@ def test_an_edit_of_what_annotations_need_compiles_nothing() -> None:
     sources = jit.source_modules("baselines.list_schedulers.list_kernel")
     assert {"env.simulation.pieces", "baselines.kernel_records", "baselines.placers.greedy_kernel"} <= sources
     assert "env.problem" not in sources
+
+
+def test_what_was_compiled_for_a_record_of_another_name_is_compiled_again(probe: Path) -> None:
+    record = "from typing import NamedTuple\n\nclass {0}(NamedTuple):\n    x: int\n\nmake = {0}\n"
+    (probe / "records.py").write_text(record.format("Old"), encoding="utf-8")
+    (probe / "loop.py").write_text(
+        "from env.jit import entry\nfrom probe.records import make\n\n@entry\ndef run(r):\n    return r.x\n",
+        encoding="utf-8",
+    )
+    program = (
+        "from probe.loop import run\nfrom probe.records import make\nprint(run(make(3)), len(run.stats.cache_hits))"
+    )
+    assert in_a_process_of_its_own(probe, program) == "3 0"
+    assert in_a_process_of_its_own(probe, program) == "3 1"
+    (probe / "records.py").write_text(record.format("New"), encoding="utf-8")
+    assert in_a_process_of_its_own(probe, program) == "3 0"
+    assert in_a_process_of_its_own(probe, program) == "3 1"

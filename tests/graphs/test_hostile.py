@@ -20,8 +20,8 @@ from graphs import disk
 from graphs.checks import check_time_keys
 from graphs.errors import ClusterError, GraphError, PlacementError, UnknownNameError
 from graphs.files import load_graph, save_graph
+from graphs.formatting import MESSAGE_LENGTH, NAME_LENGTH, show, show_line, show_message, show_output
 from graphs.opgraph import Op, OpGraph, Tensor
-from graphs.show import MESSAGE_LENGTH, NAME_LENGTH, show, show_line, show_message, show_output
 from placement.cli import run
 from placement.cli.output import command_line, progress
 

@@ -203,8 +203,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
 def _show(trial: Trial) -> None:
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_seconds
-    from graphs.show import show
+    from graphs.formatting import format_bytes, format_seconds, show
 
     table = Table(box=None, pad_edge=False)
     for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
@@ -226,7 +225,7 @@ def _show(trial: Trial) -> None:
 
 
 def _sentences(trial: Trial) -> list[str]:
-    """What was measured, what it was compared with, and how noisy it was."""
+    """Measured times, what they were compared with, and how noisy they were."""
     from graphs.formatting import format_seconds
 
     counted = trial.steps - trial.dropped

@@ -125,7 +125,7 @@ def _measured_now(devices: int | None) -> MeasuredMachine:
 
 
 def _show_measured(found: MeasuredMachine, devices: int | None, output: Path | None) -> None:
-    """What was measured, how far it can be trusted, and where it is saved."""
+    """Measured figures, how far they can be trusted, and where they are saved."""
     from rich.table import Table
 
     from graphs.formatting import format_bytes, format_seconds

@@ -67,7 +67,7 @@ def export(given: ExportOptions) -> None:
         from graphs.disk import write_atomically
 
         write_atomically(given.output, json.dumps(document, indent=1, allow_nan=False) + "\n")
-    from graphs.show import show_line
+    from graphs.formatting import show_line
     from placement.exporters.device_map import DeviceMap
 
     if given.as_json or given.output is None:

@@ -84,8 +84,7 @@ def _measured(given: ProfileOptions) -> Profile:
 
 
 def _show(found: Profile, devices: dict[str, dict[str, Any]]) -> None:
-    from graphs.formatting import format_seconds
-    from graphs.show import show
+    from graphs.formatting import format_seconds, show
 
     for key, own in devices.items():
         emit(

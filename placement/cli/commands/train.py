@@ -230,8 +230,7 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 
 def _summary(found: Training) -> Iterator[str]:
     from env.problem import LATENCY, scope
-    from graphs.formatting import format_seconds
-    from graphs.show import show
+    from graphs.formatting import format_seconds, show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
@@ -252,7 +251,7 @@ def _summary(found: Training) -> Iterator[str]:
 def _refuse_empty(found: Training) -> None:
     """Raises: InfeasibleError: no placement of one of the problems fits."""
     from graphs.errors import InfeasibleError
-    from graphs.show import show
+    from graphs.formatting import show
 
     for label, result in zip(found.labels, found.results, strict=True):
         if result is None:

@@ -24,7 +24,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Update:
-    """What one update of a policy did.
+    """The outcome of one update of a policy.
 
     Attributes:
         problem: index of the problem that was sampled.
@@ -73,7 +73,7 @@ class Learner(Protocol):
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """What it is trained on."""
+        """The problems it is trained on."""
 
     @property
     def samples(self) -> int:

@@ -1,4 +1,4 @@
-"""What can be trained, and `make_learner`, which begins to train it. Learners are imported when first used."""
+"""Trainable policies, and `make_learner`, which begins to train one. Learners are imported when first used."""
 
 from __future__ import annotations
 

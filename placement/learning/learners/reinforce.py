@@ -37,7 +37,7 @@ _IMITATION_ENOUGH = 0.12  # nats a decision: what is likelier than this is imita
 
 @dataclass(eq=False)
 class _Memory:
-    """What is kept of one problem between updates."""
+    """Per-problem state between updates."""
 
     best: Best | None = None
     elites: list[tuple[float, dict[str, Tensor]]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Reinforce:
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """What it is trained on."""
+        """The problems it is trained on."""
         return self._problems
 
     @property

@@ -26,7 +26,7 @@ _LEAST_S = 1e-12  # stands for no time at all where something is divided by a ti
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What the policy reads of a problem (n ops, e edges between two ops).
+    """Features of a problem, as the policy reads them (n ops, e edges between two ops).
 
     Attributes:
         instance: for the decoder.

@@ -1,7 +1,6 @@
 """Compiled decoder of the graph policy: list scheduling in which a small network picks the device of every unit.
 
 Ops are placed one after another, always the ready one of highest priority. The decoder keeps its own estimate of the
-
 schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. Of
 every device that a unit could go to it computes `N_FEATURES` numbers; the logit of a device is
 
@@ -66,7 +65,7 @@ class Instance(NamedTuple):
     n_links: IntArray  # [1]
 
 
-class Schedule(NamedTuple):
+class DecoderSchedule(NamedTuple):
     """The decoder's estimate so far."""
 
     gap_start: FloatArray  # [D, _GAPS], idle intervals of devices
@@ -87,7 +86,7 @@ class Schedule(NamedTuple):
     totals: FloatArray  # [2]: when all will be done at the earliest, sum of loads
 
 
-class Trial(NamedTuple):
+class DecoderTrial(NamedTuple):
     """An op on each device, before the decision."""
 
     ready_s: FloatArray  # [D], all inputs are there
@@ -175,11 +174,11 @@ def _choose(logit: FloatArray, mask: BoolArray, uniform: float) -> int:
 
 
 @allocating
-def _begin(instance: Instance) -> Schedule:
+def _begin(instance: Instance) -> DecoderSchedule:
     """An empty schedule; inputs are infinitely late."""
     n, n_devices = instance.op_s.shape
     n_links, n_tensors = instance.n_links[0], len(instance.producer)
-    return Schedule(
+    return DecoderSchedule(
         np.zeros((n_devices, _GAPS)),
         np.full((n_devices, _GAPS), np.inf),
         np.ones(n_devices, np.int64),
@@ -200,7 +199,7 @@ def _begin(instance: Instance) -> Schedule:
 
 
 @inner
-def _inputs_by_finish(op: int, instance: Instance, schedule: Schedule, result: IntArray) -> int:
+def _inputs_by_finish(op: int, instance: Instance, schedule: DecoderSchedule, result: IntArray) -> int:
     """Write what an op reads by when it exists, the order in which links serve it; returns how many tensors."""
     count = 0
     for j in range(instance.input_ptr[op], instance.input_ptr[op + 1]):
@@ -214,7 +213,7 @@ def _inputs_by_finish(op: int, instance: Instance, schedule: Schedule, result: I
 
 
 @inner
-def _open_devices(unit: int, instance: Instance, schedule: Schedule, result: BoolArray) -> None:
+def _open_devices(unit: int, instance: Instance, schedule: DecoderSchedule, result: BoolArray) -> None:
     """Where a unit may run and has room; where nothing has room (the score will say so), where it may run."""
     count = 0
     for d in range(len(result)):
@@ -234,7 +233,9 @@ def _length(tensor: int, source: int, target: int, instance: Instance) -> float:
 
 
 @inner
-def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Schedule, trial: Trial) -> None:
+def _try(
+    op: int, d: int, tensors: IntArray, instance: Instance, schedule: DecoderSchedule, trial: DecoderTrial
+) -> None:
     """Estimate the op on a device, into ``trial``; the schedule is left as it is."""
     ready_s, ready_free_s, added_s, here_s = 0.0, 0.0, 0.0, 0.0
     own_free_s, n_devices = schedule.own_free_s, instance.op_s.shape[1]
@@ -269,7 +270,7 @@ def _try(op: int, d: int, tensors: IntArray, instance: Instance, schedule: Sched
 
 @inner
 def _surroundings(
-    op: int, tensors: IntArray, choice: IntArray, instance: Instance, schedule: Schedule, trial: Trial
+    op: int, tensors: IntArray, choice: IntArray, instance: Instance, schedule: DecoderSchedule, trial: DecoderTrial
 ) -> tuple[float, float, int]:
     """Write where the op's readers and what they read else are (``fan``, ``beside``, shares of 1).
 
@@ -311,8 +312,8 @@ def _describe(
     possible: BoolArray,
     choice: IntArray,
     instance: Instance,
-    schedule: Schedule,
-    trial: Trial,
+    schedule: DecoderSchedule,
+    trial: DecoderTrial,
     rows: Float32,
 ) -> None:
     """Write the features of every possible device, float32 [D, F]; the others get zeros."""
@@ -374,7 +375,7 @@ def _logit(row: Float32, base: Float32, w1: Float32, taste: FloatArray, sharpnes
 
 
 @inner
-def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instance, schedule: Schedule) -> None:
+def _place(op: int, d: int, begin_s: float, tensors: IntArray, instance: Instance, schedule: DecoderSchedule) -> None:
     """Put an op on a device, and what it still needs there on the links."""
     n_devices = instance.op_s.shape[1]
     for t in tensors:
@@ -440,7 +441,7 @@ def decode(
     schedule, record = _begin(instance), features.shape[0] > 0
     fields = np.zeros((8, n_devices))
     placed = np.zeros(len(instance.unit_s), np.bool_)
-    trial = Trial(fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7], placed)
+    trial = DecoderTrial(fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7], placed)
     tensors, possible = np.empty(max(1, len(instance.inputs)), np.int64), np.empty(n_devices, np.bool_)
     rows, logit = np.zeros((n_devices, N_FEATURES), np.float32), np.empty(n_devices)
     heap, missing, size = np.empty(n, np.int64), np.diff(instance.input_ptr), 0

@@ -19,7 +19,7 @@ _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 
 
 @dataclass(frozen=True)
-class Origin:
+class PolicyOrigin:
     """Where a policy comes from.
 
     Attributes:
@@ -44,13 +44,13 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class LoadedPolicy:
-    """What a policy file holds."""
+    """Contents of a policy file."""
 
     policy: PlacementPolicy
-    origin: Origin
+    origin: PolicyOrigin
 
 
-def save_policy(path: str | os.PathLike[str], policy: PlacementPolicy, origin: Origin) -> None:
+def save_policy(path: str | os.PathLike[str], policy: PlacementPolicy, origin: PolicyOrigin) -> None:
     """Write a policy file, atomically; the same policy and origin make the same bytes.
 
     Raises:
@@ -94,11 +94,11 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
     return LoadedPolicy(_policy(name, config, weights, where), origin)
 
 
-def _origin(record: Mapping[str, Any]) -> Origin:
+def _origin(record: Mapping[str, Any]) -> PolicyOrigin:
     graphs, clusters = (
         tuple((str(entry["name"]), str(entry["hash"])) for entry in record[key]) for key in ("graphs", "clusters")
     )
-    return Origin(
+    return PolicyOrigin(
         str(record["preset"]),
         bool(record["warm_start"]),
         int(record["seed"]),

@@ -35,6 +35,6 @@ POLICIES: Mapping[str, type[PlacementPolicy]] = _Policies()
 
 
 def imported(home: str) -> Any:
-    """What ``module:name`` stands for."""
+    """The object that ``module:name`` stands for."""
     module, _, name = home.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -130,7 +130,7 @@ class _Run:
         return [outputs[i] if self._home is None else outputs[i].to(self._home) for i in range(len(outputs))]
 
     def keep(self) -> list[torch.Tensor]:
-        """What the backward pass needs, handed over to be saved."""
+        """Values that the backward pass needs, handed over to be saved."""
         kept = {
             (device, key): self._lookup(device, key)
             for device, routine in enumerate(self._step.routines(True).sections[1])

@@ -91,7 +91,7 @@ class Team:
     def run(
         self, routines: Routines, section: int, exchange: Exchange, lookup: Callable[[int, Key], Any]
     ) -> list[dict[Key, Any]]:
-        """What each device gives, by key.
+        """Run a section on all devices; the results of each device, by key.
 
         Args:
             lookup: the value of each key that a device takes.

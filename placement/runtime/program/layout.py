@@ -19,7 +19,7 @@ Key = tuple[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """What runs between two points where the user's code has its turn.
+    """The part of a step between two points where the user's code has its turn.
 
     Attributes:
         gives: (key, node) of all it must compute: ``("output", i)``, ``("gradient", parameter)``, ``("loss", 0)``.

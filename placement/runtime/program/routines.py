@@ -24,7 +24,7 @@ from placement.runtime.program.transfers import Transfer, expect, receive, send
 
 @dataclass(frozen=True, eq=False)
 class Routine:
-    """What one device does in one section.
+    """The work of one device in one section.
 
     Attributes:
         run: takes a `Endpoint` and a value for each of ``takes``, returns one for each of ``gives``.
@@ -86,7 +86,7 @@ _AHEAD = 8
 
 
 class _Compiler:
-    """What the writers of all devices and sections share: who makes what when, and which transfers there are."""
+    """State shared by the writers of all devices and sections: who makes what when, and which transfers there are."""
 
     def __init__(self, layout: DeviceLayout, sections: Sequence[Section]) -> None:
         self.layout, self.sections = layout, sections
@@ -132,7 +132,7 @@ class _Compiler:
         return state is not None and device in self.layout.keepers(state)
 
     def results(self, device: int, section: int) -> list[tuple[Key, fx.Node]]:
-        """What a section gives on a device."""
+        """Results of a section that arise on a device."""
         gives = self.sections[section].gives
         return [(key, node) for key, node in gives if self.layout.receiver(key, node) == device]
 
@@ -146,7 +146,7 @@ class _Compiler:
         ]
 
     def _demand(self, device: int) -> set[fx.Node]:
-        """What a device must be sent."""
+        """Nodes whose values a device must be sent."""
         seen: set[fx.Node] = set()
         stack: list[fx.Node] = []
         for section in range(len(self.sections)):

@@ -117,7 +117,7 @@ def load(path: Path, tensors: Mapping[str, torch.Tensor], ties: Mapping[str, tup
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What an optimizer keeps for each parameter of a model, as ``name/slot``.
+    """The state of an optimizer for each parameter of a model, as ``name/slot``.
 
     Raises:
         MismatchError: it keeps something else than tensors, or is of other parameters.
@@ -175,7 +175,7 @@ def _opened(path: Path) -> Any:
 
 
 def _index(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
-    """What there is on all ranks, each name once, in the order that all ranks send and rank 0 writes."""
+    """The tensors of all ranks, each name once, in the order that all ranks send and rank 0 writes."""
     unknown = next((name for name, tensor in tensors.items() if tensor.dtype not in _DTYPES), None)
     if unknown is not None:
         raise MismatchError(f"{unknown!r} is {tensors[unknown].dtype}, which no safetensors file can hold.")

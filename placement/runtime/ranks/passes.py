@@ -102,7 +102,7 @@ class Pass:
         return tensors
 
     def keep(self) -> list[torch.Tensor]:
-        """What the backward pass needs, handed over to be saved."""
+        """Values that the backward pass needs, handed over to be saved."""
         found = {key: self._lookup(key) for key in self._routine(1).takes if key[0] != "tangent"}
         self._kept = list(found)
         self._given, self._drawn, self._inputs = {}, {}, {}
@@ -149,7 +149,7 @@ class Pass:
         self._drawn = {number: tensor for number, tensor in draw(self.compiled.layout).items() if number in wanted}
 
     def _run(self, section: int, taken: Mapping[Key, Any]) -> dict[Key, Any]:
-        """What this rank's routine gives."""
+        """Run this rank's routine; its results by key."""
         routine = self._routine(section)
         self._taken = taken.values()
         with torch.no_grad(), self._group.running(routine, self.compiled.op_names):

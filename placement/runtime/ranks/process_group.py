@@ -171,7 +171,7 @@ class ProcessGroup:
             self._mailbox.settle()
 
     def all_gather(self, text: str) -> list[str]:
-        """What each rank gives here, by rank; all of them call it."""
+        """The text of each rank, by rank; all ranks call it."""
         own = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8)  # never empty
         size = torch.tensor([own.numel()], device="cpu")
         for rank in range(self.size):
@@ -277,7 +277,7 @@ class ProcessGroup:
         raise RankError(self._watchdog.claim(sentence)) from None
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """What ends this process ends the run, and the others say why."""
+        """An error that ends this process ends the run, and the others say why."""
         if not self._watchdog.failure and isinstance(error, Exception) and self._is_here():
             what = "" if isinstance(error, RankError) else f" failed outside of a step: {kind.__name__}"
             self._watchdog.claim(f"rank {self.rank}{what}: {_first_line(error)}")

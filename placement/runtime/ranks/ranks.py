@@ -60,7 +60,7 @@ class RankModule(OpByOpWrapper):
         return self._group.rank
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns, on every rank.
+        """The outputs of the model, on every rank.
 
         Raises:
             MismatchError: other arguments than captured.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphs.show import show_line
+from graphs.formatting import show_line
 from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _FAILURE, _NONE = "placement/failure", "-"
 
 @dataclass(eq=False)
 class Activity:
-    """What a process does now; written by the thread that runs the model, read by the watchdog.
+    """The current activity of a process; written by the thread that runs the model, read by the watchdog.
 
     Attributes:
         progress: grows with everything that is done.
@@ -89,7 +89,7 @@ def _by_line(routine: Routine) -> list[int]:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process tells the others.
+    """A sign of life that a process gives the others.
 
     Attributes:
         number: how often it has told.
@@ -124,7 +124,7 @@ class Beat:
 
 @dataclass(eq=False)
 class _PeerState:
-    """What is known of another process."""
+    """Knowledge of another process."""
 
     beat: Beat
     heard_s: float  # when its beat last changed
@@ -143,7 +143,7 @@ class _Self:
 
 @dataclass(eq=False)
 class _StoreContent:
-    """What the store said last, and when."""
+    """The store's content when it was last read."""
 
     read_s: float
     failure: str = ""
@@ -330,7 +330,7 @@ class Watchdog(threading.Thread):
 
 
 def _last(beat: Beat) -> str:
-    """What a process did that tells no more: it may have gone from outside of a step into one since."""
+    """The last activity of a process that gives no more signs; it may have begun a step since."""
     return f" {beat.doing()}" if beat.state != "outside" else ""
 
 

@@ -66,5 +66,5 @@ class GlooTransport:
         return coming.memory
 
     def drop(self, channel: Channel, coming: Pending) -> Pending:
-        """What must still be waited for, as its memory is being filled."""
+        """The transfer, to be waited for later: its memory is still being filled."""
         return coming

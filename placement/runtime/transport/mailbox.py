@@ -131,7 +131,7 @@ class Mailbox:
 
     @property
     def address(self) -> str:
-        """What another process of this host needs to `connect`."""
+        """The text with which another process of this host can `connect`."""
         return json.dumps([os.getpid(), self._memory, self._entrance, self._token.hex()])
 
     def connect(self, rank: int, address: str) -> bool:

@@ -44,12 +44,12 @@ class OnStream:
     work: Any
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """What is launched from here on finds it done. A time would have the host wait, so none is given."""
+        """Kernels launched from here on find it done. A time limit would make the host wait, so none is given."""
         self.work.wait()
 
 
 def identity(place: torch.device) -> str:
-    """What tells a GPU from all others; empty where tensors cannot go by NCCL."""
+    """A text that tells a GPU from all others; empty where tensors cannot go by NCCL."""
     if place.type != "cuda" or not dist.is_nccl_available():
         return ""
     return str(torch.cuda.get_device_properties(place).uuid)
@@ -142,7 +142,7 @@ class NcclTransport:
         return pending.memory
 
     def drop(self, channel: Channel, coming: None) -> Pending | None:
-        """What must still be waited for, as its memory is being filled."""
+        """The transfer, if it has begun, to be waited for later: its memory is still being filled."""
         return self._begun.pop(channel.tag, None)
 
     def _ask(self, channel: Channel) -> None:

@@ -24,12 +24,12 @@ from graphs.generators import fork_join, layered, topcuoglu
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained
 from placement.learning.policies.graph_policy import GraphPolicy
-from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.policies.ppo_policy import PpoPolicy
 from placement.learning.training import train
 from placement.optimization import optimize
 
-ORIGIN = Origin("default", False, 0, 0, (), (), {})
+ORIGIN = PolicyOrigin("default", False, 0, 0, (), (), {})
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

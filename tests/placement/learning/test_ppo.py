@@ -23,7 +23,7 @@ from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_chec
 from placement.learning.learners.learner import Learner
 from placement.learning.learners.options import PpoOptions
 from placement.learning.learners.registry import make_learner
-from placement.learning.policies.policy_file import Origin, load_policy, save_policy
+from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.policies.ppo_policy import PpoPolicy
 
 
@@ -164,7 +164,7 @@ def test_its_policy_comes_back_from_a_file(tmp_path: Path) -> None:
     problem = Problem(fans(), PAIR)
     run = make_learner("ppo", [problem], 0)
     run.update()
-    save_policy(tmp_path / "p.zip", run.policy, Origin("default", True, 0, 16, (), (), {}))
+    save_policy(tmp_path / "p.zip", run.policy, PolicyOrigin("default", True, 0, 16, (), (), {}))
     loaded = load_policy(tmp_path / "p.zip").policy
     one, two = (policy.propose(problem, 5, torch.Generator().manual_seed(0)) for policy in (run.policy, loaded))
     assert np.array_equal(one.device, two.device)

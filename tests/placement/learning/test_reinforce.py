@@ -193,6 +193,20 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(name: str, preset: st
     assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
 
 
+def test_a_checkpoint_has_the_names_of_version_0_1() -> None:
+    """Whoever renames one of them makes old checkpoints unreadable."""
+    run = make_learner("graph", [Problem(layered(20, 0), Cluster.preset("4xV100-pcie"))], 0)
+    run.update()
+    state = run.state()
+    assert set(state.values) == {"updates", "samples", "rng", "memories"}
+    assert set(state.values["memories"][0]) == {"best", "elites", "baseline", "stage", "stage_best_s", "idle"}
+    parameters = {f"policy.{name}" for name, _ in GraphPolicy().named_parameters()}
+    moments = {f"adam.{i}.{name}" for i in range(len(parameters)) for name in ("step", "exp_avg", "exp_avg_sq")}
+    kept = {"generator", "0.best.device", "0.best.order"}
+    elites = {f"0.elite.{rank}.{name}" for rank in range(8) for name in ("taste", "priority", "choice")}
+    assert parameters | kept <= set(state.tensors) <= parameters | moments | kept | elites
+
+
 def test_a_run_restored_after_it_has_grouped_anew_goes_on_with_those_groups() -> None:
     problem = Problem(layered(40, 0), Cluster.preset("4xV100-pcie"))
 

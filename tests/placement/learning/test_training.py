@@ -23,6 +23,7 @@ from training_runs import Killed, after, fans, kill
 from env.cluster import Cluster, both_ways
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, PolicyFileError, UnknownNameError
+from graphs.generators import layered
 from placement import verify
 from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from placement.learning.learners.registry import make_learner
@@ -209,6 +210,16 @@ def test_a_policy_file_says_where_it_comes_from_and_holds_the_policy(policy_file
     while learner.samples < 80:
         learner.update()
     assert torch.equal(loaded.policy.logits, learner.policy.logits)  # type: ignore[arg-type]
+
+
+def test_a_policy_file_of_version_0_1_is_read() -> None:
+    """Its policy places as it did when the file was written."""
+    loaded = load_policy(Path(__file__).parents[1] / "data" / "policy_v1.zip")
+    assert (loaded.origin.seed, loaded.origin.samples, loaded.origin.graphs) == (3, 64, (("g", "h"),))
+    assert (loaded.origin.command, loaded.origin.note) == ("as typed", "")
+    problem = Problem(layered(30, 1), Cluster.preset("4xV100-pcie"))
+    placed = loaded.policy.propose(problem, 1, torch.Generator(), greedy=True).device[0]
+    assert "".join(map(str, placed.tolist())) == "210303011013100131120121220231"
 
 
 def test_loading_leaves_the_random_numbers_of_torch_alone(policy_file: Path) -> None:
