@@ -37,10 +37,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "deadline layers no_fit network_levels kernel_records path_kernel",
-        "budget paths",
-        "memory fitting portfolio",
-        "kernel_records",
+        "deadline layers no_fit network_levels kernel_records",
+        "budget path_kernel",
+        "paths memory fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
