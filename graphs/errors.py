@@ -24,8 +24,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
-from graphs.formatting import show_message
-
 
 class PlacementError(Exception):
     """Base of every error raised on purpose. Its message quotes names and values, so it is made safe to show.
@@ -36,12 +34,18 @@ class PlacementError(Exception):
 
     def __init__(self, message: str = "") -> None:
         self.on_command_line = ""
-        super().__init__(show_message(message))
+        super().__init__(_shown(message))
 
     def but_on_command_line(self, sentence: str) -> Self:
         """This error, with another sentence for the command line."""
-        self.on_command_line = show_message(sentence)
+        self.on_command_line = _shown(sentence)
         return self
+
+
+def _shown(message: str) -> str:
+    from graphs.formatting import show_message  # all modules import this one, few raise anything
+
+    return show_message(message)
 
 
 class GraphError(PlacementError, ValueError):

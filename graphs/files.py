@@ -24,8 +24,6 @@ from graphs.errors import GraphError, GraphFileError
 from graphs.formatting import is_text
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.origin import origin_of
-from graphs.readers.published import is_neurips_document, is_profile_line, neurips_graph, read_pipedream
-from graphs.readers.version_1 import upgraded
 from graphs.rows import SplitRow
 
 SCHEMA = "placement.opgraph"
@@ -73,6 +71,8 @@ def load_graph(path: Path) -> OpGraph:
     Raises:
         GraphFileError: the file cannot be read, or is of no known format.
     """
+    from graphs.readers.published import is_profile_line, read_pipedream  # readers are imported when a file needs one
+
     start = read_bytes(path, 4096)
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix in _READERS:
@@ -92,6 +92,8 @@ def load_graph(path: Path) -> OpGraph:
 
 
 def _read_any_json(path: Path) -> OpGraph:
+    from graphs.readers.published import is_neurips_document, neurips_graph
+
     document, doubled = _read_json(path)
     if is_neurips_document(document):
         return neurips_graph(document, os.fspath(path))
@@ -185,7 +187,11 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
         ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
         tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
         graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin_of(document.get("origin", {})))
-        return upgraded(graph) if document["version"] == 1 else graph
+        if document["version"] == VERSION:
+            return graph
+        from graphs.readers.version_1 import upgraded
+
+        return upgraded(graph)
     except GraphFileError:
         raise
     except GraphError as error:

@@ -398,7 +398,7 @@ def test_a_graph_is_profiled_as_the_paper_does() -> None:
     ops, tensors = problem.graph.records()
     in_parts = [replace(op, gradient_bytes=op.kept_bytes // 6, kept_bytes=op.kept_bytes) for op in ops]
     problem = Problem(OpGraph.build(in_parts, tensors), gpus(2))
-    np.testing.assert_allclose(profiled(problem, chain(Units(problem)), 1.0).weight_bytes, [2.0] * 3)
+    np.testing.assert_allclose(profiled(problem, chain(Units.of(problem)), 1.0).weight_bytes, [2.0] * 3)
 
 
 def test_an_inference_graph_synchronises_and_stashes_nothing() -> None:
