@@ -14,8 +14,8 @@ from env.problem import THROUGHPUT, Problem
 def local_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     """Annealed local search from the best of the plans: of the schedule for latency, of the loads for throughput.
 
-    See `baselines.local_search.makespan_search` and `baselines.local_search.load_search`. Where there are few placements
-    all are scored first; without a plan it looks for one by `baselines.fitting`.
+    See `baselines.local_search.makespan_search` and `baselines.local_search.load_search`. Where there are few
+    placements all are scored first; without a plan it looks for one by `baselines.fitting`.
 
     Raises:
         NotFoundError: there was no plan, and none was found.
