@@ -104,7 +104,11 @@ def _share(found: Loads) -> float:
         np.concatenate([device[graph.tensor_producer], device[consumer]])
         + n_devices * np.concatenate([np.arange(graph.n_tensors), tensor])
     )
-    there = np.bincount(at % n_devices, graph.tensor_memory_bytes[at // n_devices], n_devices)
+    place, number = at % n_devices, at // n_devices
+    is_made = place == device[graph.tensor_producer[number]]
+    there = np.bincount(
+        place, np.where(is_made, graph.tensor_memory_bytes[number], graph.tensor_bytes[number]), n_devices
+    )
     workspace = np.zeros(n_devices, dtype=np.int64)
     np.maximum.at(workspace, device, graph.workspace_bytes)
     lasting = found.held_bytes - workspace - np.bincount(device, graph.kept_bytes, n_devices)

@@ -18,10 +18,11 @@ CLUSTERS = (
 )
 POLICIES = ("hierarchical", "seq2seq", "graph", "ppo")
 METHODS = (
-    *("single_device", "random", "round_robin", "hash", "batch_split", "critical_path", "divide_path", "mite", "dfs"),
-    *("heft", "cpop", "peft", "m_topo", "m_etf", "m_sct", "expert", "sequential_fill", "min_cut", "chain_time"),
-    *("chain_bytes", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous", "local_search", "exact"),
-    "milp_contiguous",
+    *["single_device", "random", "round_robin", "hash", "batch_split", "critical_path", "divide_path", "mite", "dfs"],
+    *["heft", "cpop", "peft", "m_topo", "m_etf", "m_sct"],
+    *["expert", "sequential_fill", "min_cut"],
+    *["chain_time", "chain_bytes", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous"],
+    *["local_search", "exact", "milp_contiguous"],
     *(f"{name}{end}" for name in (*POLICIES, "pretrained") for end in ("", "+local_search")),
     "auto",
 )

@@ -14,7 +14,7 @@ from graphs.capture import example_inputs
 from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
-from placement.inputs.arguments import check_call, check_data, check_states, tensors_of
+from placement.inputs.call_arguments import check_call, check_data, check_states, tensors_of
 from placement.inputs.sources import batch_of, call_function, described, is_function, refuse_script
 
 

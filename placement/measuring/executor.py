@@ -18,7 +18,7 @@ from env.problem import Problem
 from env.simulation.simulator import BatchScores, Schedule, Simulator
 from graphs.capture import capture_program, example_inputs
 from graphs.errors import ClusterError, MismatchError, RankError
-from placement.inputs.arguments import bound, check_states
+from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.pool import Arrangement, TimedModel, WorkerPool
 from placement.measuring.workers import cores_for
 from placement.processes.processes import usable_cores

@@ -19,7 +19,7 @@ from torch import nn
 from graphs.capture import Program
 from graphs.capture.trace import TensorInfo, value_of
 from graphs.opgraph import Phase
-from placement.inputs.arguments import as_captured
+from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine import measure_step
 from placement.measuring.op_clock import ClockedRoutine, clocked, cuda_clock, host_clock
 from placement.measuring.repeats import Repeats, run_steps

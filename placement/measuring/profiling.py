@@ -19,7 +19,7 @@ from graphs.capture import capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
-from placement.inputs.arguments import bound, check_states
+from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.figures import spread
 from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
 from placement.measuring.repeats import Repeats, beforehand

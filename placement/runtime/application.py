@@ -15,7 +15,7 @@ from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
-from placement.inputs.arguments import check_call
+from placement.inputs.call_arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout

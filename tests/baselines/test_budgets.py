@@ -97,6 +97,12 @@ def test_starts_are_methods_and_those_that_always_run_come_first() -> None:
         assert STARTS[objective][: len(ALWAYS[objective])] == ALWAYS[objective]
 
 
+def test_what_auto_leaves_out_is_meant() -> None:
+    """A quick heuristic that is not in `STARTS` would run in no `auto` with a budget."""
+    slow_or_for_pipelines = {"m_sct", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous"}
+    assert set(baselines.METHODS) - set(STARTS[LATENCY]) == slow_or_for_pipelines
+
+
 def test_no_time_still_gives_an_answer() -> None:
     problem = Problem(layered(60, seed=0), unlike(3))
     found = starts(problem, 0, heuristics_for(problem), Budget(seconds=0))

@@ -69,7 +69,12 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
         if seconds[allowed].min() > 0:
             workspace[place[op.name]] = max(workspace[place[op.name]], op.workspace_bytes)
     for tensor in tensors:
-        for d in {place[name] for name in (tensor.producer, *tensor.consumers)}:
+        here = {place[tensor.producer]}
+        for d in (
+            {place[name] for name in tensor.consumers} - here
+            if tensor.in_place
+            else {place[name] for name in (tensor.producer, *tensor.consumers)}
+        ):
             charged[d] += tensor.bytes
     return [sum(both) for both in zip(charged, workspace, strict=True)]
 

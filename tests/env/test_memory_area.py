@@ -179,7 +179,8 @@ def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: s
     graph = problem.graph
     tensors = graph.records()[1]
     takes = graph.workspace_bytes + [
-        sum(t.bytes for t in tensors if name == t.producer or name in t.consumers) for name in graph.op_names
+        sum(t.bytes for t in tensors if (name == t.producer or name in t.consumers) and not t.in_place)
+        for name in graph.op_names
     ]
     takes = np.where(np.where(problem.allowed, problem.op_s, math.inf).min(axis=1) > 0, takes, 0)
     seconds = np.array([problem.op_s[members].sum(axis=0) for members in problem.units])

@@ -1,4 +1,4 @@
-"""Small sound files of every format that this project reads, to be damaged: ``python tests/sound_files.py FOLDER``."""
+"""Sound files of every format, written by `python tests/workers/sound_files.py FOLDER`: what fuzzing damages."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphs.capture.record import Loss
 from graphs.errors import MismatchError
-from placement.inputs.arguments import check_states
+from placement.inputs.call_arguments import check_states
 from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import Result
 

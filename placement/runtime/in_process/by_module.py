@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
-from placement.inputs.arguments import check_states
+from placement.inputs.call_arguments import check_states
 from placement.runtime.in_process.wrapper import ModelWrapper
 from placement.solving.result import Result
 

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
-from placement.inputs.arguments import as_captured, check_data, check_tangents, tangent, tensors_of
+from placement.inputs.call_arguments import as_captured, check_data, check_tangents, tangent, tensors_of
 from placement.runtime.in_process.threads import Exchange, Team
 from placement.runtime.in_process.wrapper import OpByOpWrapper
 from placement.runtime.program.drawing import draw

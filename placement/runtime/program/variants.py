@@ -13,7 +13,7 @@ from graphs.capture import capture_program
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import CaptureError, MismatchError
-from placement.inputs.arguments import check_batch, check_call, check_kinds, other_shape
+from placement.inputs.call_arguments import check_batch, check_call, check_kinds, other_shape
 from placement.runtime.program.derived_layout import nearest, same_ops
 from placement.runtime.program.layout import DeviceLayout
 

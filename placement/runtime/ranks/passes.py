@@ -10,7 +10,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
-from placement.inputs.arguments import as_captured, check_tangents, tangent
+from placement.inputs.call_arguments import as_captured, check_tangents, tangent
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.routines import Routine, Routines, compile_routines, sent_tags
 from placement.runtime.ranks.endpoint import RankEndpoint

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
-from placement.inputs.arguments import tensors_of
+from placement.inputs.call_arguments import tensors_of
 from placement.runtime.in_process.wrapper import OpByOpWrapper
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors

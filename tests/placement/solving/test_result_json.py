@@ -17,7 +17,7 @@ from placement.solving.result import Result
 from placement.solving.result_json import VERSION
 from placement.verification import verify
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 FIGURES = [f.name for f in fields(Answer)]
 
 
