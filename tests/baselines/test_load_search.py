@@ -139,6 +139,10 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
 @settings(max_examples=80)
 @given(throughput_problems(max_ops=6, max_devices=3))
 def test_it_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
+    # Without tensors in place: where these are read apart and memory is full, ops move only all at once, which random
+    # changes rarely hit. `local_search` looks at all of so few placements.
+    graph = replace(problem.graph, tensor_in_place=np.zeros(problem.graph.n_tensors, dtype=np.bool_))
+    problem = Problem(graph, problem.cluster, THROUGHPUT)
     # What an op holds depends on whether it takes time; where that differs by device, no charge is right for both.
     assume(((problem.op_s > 0).all(axis=1) | (problem.op_s == 0).all(axis=1)).all())
     scored = [(loads(problem, Plan(device)), device) for device in every_placement(problem)]
