@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.budget import Budget
+from baselines.enumeration import MOST_PLACEMENTS
 from baselines.no_fit import not_found
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
@@ -22,7 +23,6 @@ from graphs.opgraph import IntArray
 if TYPE_CHECKING:
     from env.simulation.simulator import Simulator
 
-_MOST_PLACEMENTS = 4096  # so many are looked at one by one
 _AT_ONCE = 256
 _BATCH = 32  # neighbours scored at once
 _PATIENCE = 100  # batches without a better placement, before the search begins anew
@@ -61,7 +61,7 @@ def nearest_to_fitting(problem: Problem, seed: int, budget: Budget) -> Nearest:
     """
     search = _Search(problem, np.random.default_rng(seed), budget)
     number = math.prod(search.units.allowed.sum(axis=1).tolist())
-    if number <= min(_MOST_PLACEMENTS, max(_AT_ONCE, budget.evaluations_left())):
+    if number <= min(MOST_PLACEMENTS, max(_AT_ONCE, budget.evaluations_left())):
         search.look_at_all()
         return search.nearest()
     while search.least > 0 and not (budget.over() and search.looked):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env.routes import ROUTE_BYTES
-from graphs.arrays import sums
+from graphs.arrays import frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
 
 BoolArray = NDArray[np.bool_]
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 LATENCY, THROUGHPUT = "latency", "throughput"
 OBJECTIVES = (LATENCY, THROUGHPUT)
 SECONDS_LIMIT = 1e15  # of all times of a problem together, 30 million years: sums of them stay finite and exact enough
@@ -77,7 +76,7 @@ class Problem:
                     seconds = np.where(np.isnan(measured), seconds, measured)
             result[:, d] = seconds
         self._refuse_unknown_times()
-        return _frozen(result)
+        return frozen(result)
 
     def _refuse_unknown_times(self) -> None:
         """An op that was only measured elsewhere must not count as free here."""
@@ -154,7 +153,7 @@ class Problem:
                         "all of them."
                     )
                 result[members] = common
-        return _frozen(result)
+        return frozen(result)
 
     @cached_property
     def units(self) -> tuple[IntArray, ...]:
@@ -175,12 +174,12 @@ class Problem:
         result = np.empty(self.graph.n_ops, dtype=np.int64)
         for u, members in enumerate(self.units):
             result[members] = u
-        return _frozen(result)
+        return frozen(result)
 
     @cached_property
     def fastest_s(self) -> FloatArray:
         """float64 [n]: seconds of each op on the fastest device it may run on."""
-        return _frozen(np.where(self.allowed, self.op_s, np.inf).min(axis=1))
+        return frozen(np.where(self.allowed, self.op_s, np.inf).min(axis=1))
 
     @cached_property
     def working_bytes(self) -> IntArray:
@@ -193,7 +192,7 @@ class Problem:
         size = graph.workspace_bytes.copy()
         np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
         np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
-        return _frozen(np.where(self.fastest_s > 0, size, 0))
+        return frozen(np.where(self.fastest_s > 0, size, 0))
 
     @cached_property
     def suits(self) -> BoolArray:
@@ -205,12 +204,12 @@ class Problem:
         np.maximum.at(needed, self.unit_of, self.working_bytes)
         needed += sums(self.unit_of, self.graph.kept_bytes, self.n_units)
         fits: BoolArray = self.allowed & (needed[self.unit_of][:, None] <= self.capacity_bytes)
-        return _frozen(np.where(fits.any(axis=1, keepdims=True), fits, self.allowed))
+        return frozen(np.where(fits.any(axis=1, keepdims=True), fits, self.allowed))
 
     @cached_property
     def capacity_bytes(self) -> IntArray:
         """int64 [D]: memory of each device that placements may fill."""
-        return _frozen(np.array([device.usable_bytes for device in self.cluster.devices], dtype=np.int64))
+        return frozen(np.array([device.usable_bytes for device in self.cluster.devices], dtype=np.int64))
 
     @property
     def latency_s(self) -> FloatArray:
@@ -230,7 +229,7 @@ class Problem:
     @cached_property
     def hops(self) -> IntArray:
         """int64 [D, D]: links of each route, 0 on the diagonal."""
-        return _frozen(np.diff(self.route[0]).reshape(self.latency_s.shape))
+        return frozen(np.diff(self.route[0]).reshape(self.latency_s.shape))
 
     def transfer_s(self, tensor: int, source: int, target: int) -> float:
         """Seconds to move a tensor from one device to another over idle links."""
@@ -247,20 +246,15 @@ class Problem:
         """float64 [m]: mean seconds to move each tensor between two different devices (0 with one device)."""
         n = self.cluster.n_devices
         if n == 1:
-            return _frozen(np.zeros(self.graph.n_tensors))
+            return frozen(np.zeros(self.graph.n_tensors))
         pairs = n * (n - 1)
         inverse = (1.0 / self.bandwidth_bytes_per_s).sum() / pairs
         hops = len(self.route[1]) / pairs
         modelled = self.latency_s.sum() / pairs + self.graph.transfer_bytes * inverse
         measured = self.graph.tensor_transfer_s * hops
-        return _frozen(np.where(np.isnan(measured), modelled, measured))
+        return frozen(np.where(np.isnan(measured), modelled, measured))
 
     @cached_property
     def mean_op_s(self) -> FloatArray:
         """float64 [n]: mean seconds of each op over the devices it may run on."""
-        return _frozen(np.where(self.allowed, self.op_s, 0.0).sum(axis=1) / self.allowed.sum(axis=1))
-
-
-def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
-    array.setflags(write=False)
-    return array
+        return frozen(np.where(self.allowed, self.op_s, 0.0).sum(axis=1) / self.allowed.sum(axis=1))

@@ -13,7 +13,7 @@ from baselines.memory import Allowance
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
 from env.units import Units
-from graphs.arrays import pointers
+from graphs.arrays import pointers, sums
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
@@ -107,7 +107,7 @@ def charged(atoms: Atoms, units: Units, allowance: Allowance) -> Memory:
     per_op[units.first_op] = allowance.unit_bytes
     top = np.zeros_like(per_op)
     top[units.first_op] = allowance.working_bytes
-    return Memory(_sums(atoms, per_op), _largest(atoms, top))
+    return Memory(sums(atoms.of_op, per_op, atoms.count), _largest(atoms, top))
 
 
 def prefixes(count: int) -> Lattice:
@@ -275,12 +275,6 @@ def _work(atoms: Atoms, lattice: Lattice) -> FloatArray:
 
 def _members(words: Bits) -> IntArray:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-
-
-def _sums(atoms: Atoms, per_op: IntArray) -> IntArray:
-    result = np.zeros(atoms.count, dtype=np.int64)
-    np.add.at(result, atoms.of_op, per_op)
-    return result
 
 
 def _largest(atoms: Atoms, per_op: IntArray) -> IntArray:
