@@ -16,13 +16,14 @@ from graphs.errors import (
 from graphs.files import load_graph, save_graph
 from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
 from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
-from graphs.rows import Partial, Replicate, Shard, SplitRow
-from graphs.transforms.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
+from graphs.rows import Partial, Replicate, Shard, SplitRow, State
+from graphs.transforms.coarsen import by_module, contract, fuse_chains, fuse_elementwise, to_size
+from graphs.transforms.derived import Derived
 
 __all__ = [
     "CaptureError",
     "ClusterError",
-    "Coarse",
+    "Derived",
     "GraphError",
     "GraphFileError",
     "InfeasibleError",
@@ -36,6 +37,7 @@ __all__ = [
     "Replicate",
     "Shard",
     "SplitRow",
+    "State",
     "Tensor",
     "UnknownNameError",
     "by_module",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,16 +84,24 @@ def kept_name(parts: bool) -> str:
 
 
 def _check_split_rows(graph: OpGraph) -> None:
-    """A row speaks of every tensor; of parameters it may speak beside."""
+    """A row speaks of every tensor and every state; states have users, each after the other."""
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    used = [0] * graph.n_ops
+    for state in graph.states:
+        users = [lookup(index, user, f"a user of state {state.name!r}") for user in state.users]
+        if not users or any(a >= b for a, b in pairwise(users)):
+            raise GraphError(f"state {state.name!r} has users {state.users!r:.80}; expected ops in the graph's order.")
+        for user in users:
+            used[user] += 1
     if not any(graph.split_rows):
         return
     written, read = np.diff(graph.output_ptr).tolist(), np.diff(graph.inputs[0]).tolist()
     for i, rows in enumerate(graph.split_rows):
         for row in rows:
-            if len(row.outputs) != written[i] or len(row.inputs) < read[i]:
+            if (len(row.inputs), len(row.outputs)) != (read[i] + used[i], written[i]):
                 raise GraphError(
-                    f"op {graph.op_names[i]!r} has split row {str(row)!r:.80}; expected {read[i]} inputs, or more with "
-                    f"its parameters, and {written[i]} outputs."
+                    f"op {graph.op_names[i]!r} has split row {str(row)!r:.80}; expected {read[i]} inputs and {used[i]} "
+                    f"states before the arrow and {written[i]} outputs after it."
                 )
 
 

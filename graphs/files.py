@@ -24,7 +24,7 @@ from graphs.errors import GraphError, GraphFileError
 from graphs.formatting import is_text
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.origin import origin_of
-from graphs.rows import SplitRow
+from graphs.rows import SplitRow, State
 
 SCHEMA = "placement.opgraph"
 VERSION = 2
@@ -48,7 +48,9 @@ def graph_to_json(graph: OpGraph) -> str:
     head = json.dumps(whole)[:-1]
     op_lines = ",\n  ".join(_encode(_differing(op)) for op in ops)
     tensor_lines = ",\n  ".join(_encode(_differing(tensor)) for tensor in tensors)
-    return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]}}\n'
+    state_lines = ",\n  ".join(_encode(_differing(state)) for state in graph.states)
+    states = f',\n "states": [\n  {state_lines}]' if graph.states else ""
+    return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]{states}}}\n'
 
 
 def load_json_graph(path: Path) -> OpGraph:
@@ -150,7 +152,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode  # made once: json.dumps woul
 # -- records to JSON and back -------------------------------------------------------------------------------
 
 
-def _defaults(record: type[Op] | type[Tensor]) -> tuple[tuple[str, Any], ...]:
+def _defaults(record: type[Op | Tensor | State]) -> tuple[tuple[str, Any], ...]:
     """Field names, each with the value that a file leaves out; None, which no other field holds, for a required one."""
     return tuple(
         (f.name, {} if f.default_factory is not MISSING else None if f.default is MISSING else f.default)
@@ -158,13 +160,12 @@ def _defaults(record: type[Op] | type[Tensor]) -> tuple[tuple[str, Any], ...]:
     )
 
 
-_OP_DEFAULTS, _TENSOR_DEFAULTS = _defaults(Op), _defaults(Tensor)
+_DEFAULTS = {record: _defaults(record) for record in (Op, Tensor, State)}
 
 
-def _differing(record: Op | Tensor) -> dict[str, Any]:
+def _differing(record: Op | Tensor | State) -> dict[str, Any]:
     """The fields of a record that differ from their defaults, as JSON values."""
-    defaults = _OP_DEFAULTS if isinstance(record, Op) else _TENSOR_DEFAULTS
-    result = {name: value for name, default in defaults if (value := getattr(record, name)) != default}
+    result = {name: value for name, default in _DEFAULTS[type(record)] if (value := getattr(record, name)) != default}
     if "phase" in result:
         result["phase"] = result["phase"].name.lower()
     if "split_rows" in result:
@@ -186,7 +187,9 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
     try:
         ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
         tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
-        graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin_of(document.get("origin", {})))
+        states = [_state(entry, i, where) for i, entry in enumerate(document.get("states", ()))]
+        origin = origin_of(document.get("origin", {}))
+        graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin, states)
         if document["version"] == VERSION:
             return graph
         from graphs.readers.version_1 import upgraded
@@ -218,6 +221,11 @@ def _op(entry: Any, number: int, where: str) -> Op:
 def _tensor(entry: Any, number: int, where: str) -> Tensor:
     _check_fields(entry, _TENSOR, ("producer", "bytes"), where, f"tensors[{number}]")
     return Tensor(**{**entry, "consumers": tuple(entry.get("consumers", ()))})
+
+
+def _state(entry: Any, number: int, where: str) -> State:
+    _check_fields(entry, _STATE, ("name", "users"), where, f"states[{number}]")
+    return State(**{**entry, "users": tuple(entry["users"])})
 
 
 # -- types ------------------------------------------------------------------------------------------------------
@@ -255,6 +263,7 @@ _DOCUMENT: Mapping[str, Check] = {
     "origin": ("an object", lambda value: isinstance(value, dict)),
     "ops": _LIST,
     "tensors": _LIST,
+    "states": _LIST,
 }
 _OP: Mapping[str, Check] = {
     "name": _STRING,
@@ -282,6 +291,13 @@ _TENSOR: Mapping[str, Check] = {
     "consumers": _STRINGS,
     "transfer_s": _NUMBER,
     "in_place": ("true or false", lambda value: isinstance(value, bool)),
+}
+_STATE: Mapping[str, Check] = {
+    "name": _STRING,
+    "users": _STRINGS,
+    "parameter_bytes": _COUNT,
+    "gradient_bytes": _COUNT,
+    "optimizer_bytes": _COUNT,
 }
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
 from graphs.errors import GraphError
 from graphs.origin import Origin, origin_of
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
-from graphs.rows import SplitRow
+from graphs.rows import SplitRow, State
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
 
 _OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
 _KEPT, _PARAMETERS = "kept_bytes", "parameter_bytes"
 _TENSOR_LISTS = ("outputs", "in_place")
 
 
-def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Origin]:
-    """Ops, tensors and origin for `OpGraph.build`.
+def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Origin, list[State]]:
+    """Ops, tensors, origin and states for `OpGraph.build`.
 
     Raises:
         GraphError: not a directed graph, an unknown attribute, or edges that say unlike things of one tensor.
@@ -63,12 +67,16 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Or
         Tensor(str(u), entry["bytes"], tuple(entry["consumers"]), entry.get("transfer_s"), entry.get("in_place", False))
         for (u, _), entry in tensors.items()
     ]
-    return ops, read, origin_of(graph.graph.get("origin", {"source": "networkx"}))
+    states = [State(**entry) for entry in graph.graph.get("states", ())]
+    return ops, read, origin_of(graph.graph.get("origin", {"source": "networkx"})), states
 
 
-def records_to_networkx(ops: Iterable[Op], tensors: Iterable[Tensor], name: str, origin: Origin) -> nx.MultiDiGraph:
+def records_to_networkx(graph: OpGraph) -> nx.MultiDiGraph:
     """The inverse of `records_from_networkx`."""
-    result = nx.MultiDiGraph(name=name, origin=origin.known())
+    ops, tensors = graph.records()
+    result = nx.MultiDiGraph(name=graph.name, origin=graph.origin.known())
+    if graph.states:
+        result.graph["states"] = [asdict(state) for state in graph.states]
     outputs: dict[str, list[int]] = {op.name: [] for op in ops}
     for op in ops:
         # Kept bytes stand for parameters, so that whoever changes them has to change nothing else.

@@ -24,7 +24,7 @@ from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 if TYPE_CHECKING:
     import networkx as nx
 
-    from graphs.rows import SplitRow
+    from graphs.rows import SplitRow, State
 
 __all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor"]
 
@@ -62,6 +62,7 @@ class OpGraph:
         consumer_ptr: int64 [m + 1]; consumers: int64 [e]. Tensor t is read by
             ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``, increasing.
         split_rows: for each op the ways in which it may be split; n tuples, none where nothing is given.
+        states: the parameters, buffers and constants that rows speak of; none where nothing is given.
         origin: where the graph comes from.
 
     Raises:
@@ -93,6 +94,7 @@ class OpGraph:
     consumer_ptr: IntArray
     consumers: IntArray
     split_rows: tuple[tuple[SplitRow, ...], ...] = ()
+    states: tuple[State, ...] = ()
     origin: Origin = UNKNOWN
 
     def __post_init__(self) -> None:
@@ -107,7 +109,13 @@ class OpGraph:
     # -- construction ---------------------------------------------------------------------------------
 
     @staticmethod
-    def build(ops: Iterable[Op], tensors: Iterable[Tensor], name: str = "graph", origin: Origin = UNKNOWN) -> OpGraph:
+    def build(
+        ops: Iterable[Op],
+        tensors: Iterable[Tensor],
+        name: str = "graph",
+        origin: Origin = UNKNOWN,
+        states: Iterable[State] = (),
+    ) -> OpGraph:
         """Make a graph from records; op order is kept, tensors are grouped by producer.
 
         Raises:
@@ -151,11 +159,12 @@ class OpGraph:
             consumer_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64),
             consumers=np.array([c for row in rows for c in row], dtype=np.int64),
             split_rows=tuple(tuple(op.split_rows) for op in ops),
+            states=tuple(states),
             origin=origin,
         )
 
     def records(self) -> tuple[list[Op], list[Tensor]]:
-        """The graph as `Op` and `Tensor` records: ``OpGraph.build(*g.records(), g.name, g.origin)`` equals ``g``."""
+        """Its `Op` and `Tensor` records: ``OpGraph.build(*g.records(), g.name, g.origin, g.states)`` equals ``g``."""
         # Lists: reading numpy arrays one number at a time takes three times as long.
         columns = (self.flops, self.bytes_moved, self.workspace_bytes, self.kernels)
         flops, moved, workspace, kernels = (column.tolist() for column in columns)
@@ -221,14 +230,14 @@ class OpGraph:
         """
         from graphs.networkx_io import records_from_networkx  # networkx takes a while to import
 
-        ops, tensors, origin = records_from_networkx(graph)
-        return OpGraph.build(ops, tensors, str(name or graph.graph.get("name") or "graph"), origin)
+        ops, tensors, origin, states = records_from_networkx(graph)
+        return OpGraph.build(ops, tensors, str(name or graph.graph.get("name") or "graph"), origin, states)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The graph for networkx: attributes as `from_networkx` reads them, and ``from_networkx`` gives it back."""
         from graphs.networkx_io import records_to_networkx
 
-        return records_to_networkx(*self.records(), self.name, self.origin)
+        return records_to_networkx(self)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -356,7 +365,7 @@ class OpGraph:
         return (
             isinstance(other, OpGraph)
             and (self.name, self.hash) == (other.name, other.hash)
-            and self.split_rows == other.split_rows
+            and (self.split_rows, self.states) == (other.split_rows, other.states)
             and all(np.array_equal(getattr(self, key), getattr(other, key)) for key in _DESCRIBED)
         )
 

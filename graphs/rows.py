@@ -2,7 +2,8 @@
 
 A row says for each tensor that an op reads or writes how its parts lie on the devices of the axis: `Shard` (each has a
 stretch of one dimension), `Replicate` (each has all of it) or `Partial` (each has a summand). It is written as one line
-of text, inputs before outputs: ``"S(0,32),R->S(0,32)"`` is a matrix product split by the 32 rows of its first factor.
+of text, inputs before outputs: ``"batch: S(0,32),R->S(0,32)"`` is a matrix product split by the 32 rows of its first
+factor. Dimensions are those of a tensor as its producer writes it, whatever view of it an op reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 from graphs.errors import GraphError
 
-_SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?\)")
+_SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
+_ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+))?")
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,19 @@ class Shard:
 
     Attributes:
         dim: number of the dimension.
-        extent: its length; no more parts than that.
+        extent: units in which it may be cut; no more parts than that.
         halo: entries of each neighbour's stretch that a part needs beside its own.
+        blocks: equal stretches of the dimension, each of which is cut: 3 where query, key and value lie side by side.
     """
 
     dim: int
     extent: int
     halo: int = 0
+    blocks: int = 1
 
     def __str__(self) -> str:
-        return f"S({self.dim},{self.extent}{f',{self.halo}' if self.halo else ''})"
+        rest = f",{self.halo},{self.blocks}" if self.blocks > 1 else f",{self.halo}" if self.halo else ""
+        return f"S({self.dim},{self.extent}{rest})"
 
 
 @dataclass(frozen=True)
@@ -57,15 +62,29 @@ class SplitRow:
     """One way to split an op.
 
     Attributes:
-        inputs: of each tensor that the op reads, then of each parameter or buffer.
+        inputs: of each tensor that the op reads, then of each `State` that it uses, both by number.
         outputs: of each tensor that it writes.
+        axis: what is split, in a word: batch, sequence, heads, features, channels, height, width, experts ...; "" where
+            nobody said.
+        whole_flops, whole_bytes: FLOPs and bytes moved that every part has in full; the rest is divided.
     """
 
     inputs: tuple[Part, ...]
     outputs: tuple[Part, ...]
+    axis: str = ""
+    whole_flops: float = 0.0
+    whole_bytes: float = 0.0
+
+    @property
+    def extent(self) -> int:
+        """The most parts it allows."""
+        extents = [part.extent for part in (*self.inputs, *self.outputs) if isinstance(part, Shard)]
+        return min(extents, default=1)
 
     def __str__(self) -> str:
-        return "->".join(",".join(map(str, parts)) for parts in (self.inputs, self.outputs))
+        before, after = (",".join(map(str, parts)) for parts in (self.inputs, self.outputs))
+        whole = f" whole {self.whole_flops!r}/{self.whole_bytes!r}" if self.whole_flops or self.whole_bytes else ""
+        return f"{f'{self.axis}: ' if self.axis else ''}{before}->{after}{whole}"
 
     @staticmethod
     def parse(text: str) -> SplitRow:
@@ -74,10 +93,34 @@ class SplitRow:
         Raises:
             GraphError: another text.
         """
-        before, arrow, after = text.partition("->")
-        if not arrow:
+        found = _ROW.fullmatch(text)
+        if found is None:
             raise _unreadable(text)
-        return SplitRow(_parts(before, text), _parts(after, text))
+        axis, before, after, flops, moved = found.groups()
+        try:
+            whole = float(flops or 0), float(moved or 0)
+        except ValueError:
+            raise _unreadable(text) from None
+        return SplitRow(_parts(before, text), _parts(after, text), axis or "", *whole)
+
+
+@dataclass(frozen=True)
+class State:
+    """A parameter, buffer or constant that ops of a graph use; tied ones are one.
+
+    Its bytes are counted among the kept bytes of the first op that uses it.
+
+    Attributes:
+        name: dotted path, e.g. ``"encoder.0.weight"``.
+        users: names of the ops that read or write it, in op order.
+        parameter_bytes, gradient_bytes, optimizer_bytes: as in `graphs.records.Op`.
+    """
+
+    name: str
+    users: tuple[str, ...]
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
 
 
 def _parts(listed: str, text: str) -> tuple[Part, ...]:
@@ -95,7 +138,7 @@ def _part(word: str, text: str) -> Part:
     found = _SHARD.fullmatch(word)
     if found is None:
         raise _unreadable(text)
-    return Shard(int(found[1]), int(found[2]), int(found[3] or 0))
+    return Shard(int(found[1]), int(found[2]), int(found[3] or 0), int(found[4] or 1))
 
 
 def _unreadable(text: str) -> GraphError:

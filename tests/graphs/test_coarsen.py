@@ -14,9 +14,10 @@ from opgraph_strategies import opgraphs
 
 from graphs import GraphError, MismatchError, Op, OpGraph, Phase, Tensor
 from graphs.generators import GENERATORS, fork_join, layered, random_dag
-from graphs.transforms.coarsen import Coarse, by_module, contract, fuse_chains, fuse_elementwise, to_size
+from graphs.transforms.coarsen import by_module, contract, fuse_chains, fuse_elementwise, to_size
+from graphs.transforms.derived import Derived
 
-COARSENERS: dict[str, Callable[[OpGraph], Coarse]] = {
+COARSENERS: dict[str, Callable[[OpGraph], Derived]] = {
     "chains": fuse_chains,
     "elementwise": fuse_elementwise,
     "module": by_module,
@@ -35,9 +36,9 @@ def net(*edges: str, **fields: dict[str, object]) -> OpGraph:
     return OpGraph.build(ops, [Tensor(edge[0], 8, tuple(edge[1:])) for edge in edges])
 
 
-def groups(coarse: Coarse) -> set[str]:
+def groups(coarse: Derived) -> set[str]:
     return {
-        "".join(sorted(coarse.fine.op_names[op] for op in np.flatnonzero(coarse.group_of == group)))
+        "".join(sorted(coarse.source.op_names[op] for op in np.flatnonzero(coarse.group_of == group)))
         for group in range(coarse.graph.n_ops)
     }
 
@@ -47,10 +48,10 @@ def groups(coarse: Coarse) -> set[str]:
 
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
-def test_nothing_is_lost(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -> None:
+def test_nothing_is_lost(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
     merged = coarse.graph
-    assert coarse.fine is graph
+    assert coarse.source is graph
     assert sorted(set(coarse.group_of.tolist())) == list(range(merged.n_ops))
     assert merged.flops.sum() == pytest.approx(graph.flops.sum())
     assert merged.bytes_moved.sum() == pytest.approx(graph.bytes_moved.sum())
@@ -63,7 +64,9 @@ def test_nothing_is_lost(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -
 
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
-def test_edges_between_groups_are_those_of_the_fine_graph(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -> None:
+def test_edges_between_groups_are_those_of_the_fine_graph(
+    coarsen: Callable[[OpGraph], Derived], graph: OpGraph
+) -> None:
     coarse = coarsen(graph)
 
     def crossing(graph: OpGraph, group: np.ndarray) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -81,7 +84,7 @@ def test_edges_between_groups_are_those_of_the_fine_graph(coarsen: Callable[[OpG
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14), data=st.data())
 def test_expanding_keeps_every_constraint(
-    coarsen: Callable[[OpGraph], Coarse], graph: OpGraph, data: st.DataObject
+    coarsen: Callable[[OpGraph], Derived], graph: OpGraph, data: st.DataObject
 ) -> None:
     """A placement that satisfies the coarse graph's colocation and pins satisfies the fine graph's."""
     coarse = coarsen(graph)
@@ -104,7 +107,7 @@ def test_expanding_keeps_every_constraint(
 
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
-def test_only_like_ops_are_merged(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -> None:
+def test_only_like_ops_are_merged(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
     assert np.array_equal(coarse.graph.phase[coarse.group_of], graph.phase)
     # Where no colocation group brings pins of its own, a merged op may run wherever each of its ops may.
@@ -115,7 +118,7 @@ def test_only_like_ops_are_merged(coarsen: Callable[[OpGraph], Coarse], graph: O
 
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
-def test_times_are_summed_only_where_all_are_measured(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -> None:
+def test_times_are_summed_only_where_all_are_measured(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
     times = [op.time_s for op in graph.records()[0]]
     for group, op in enumerate(coarse.graph.records()[0]):
@@ -129,7 +132,7 @@ def test_times_are_summed_only_where_all_are_measured(coarsen: Callable[[OpGraph
 
 @settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
-def test_memory_is_never_underestimated(coarsen: Callable[[OpGraph], Coarse], graph: OpGraph) -> None:
+def test_memory_is_never_underestimated(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     """Run group after group, a group's ops in topological order: the fine peak is at most the coarse one."""
     coarse = coarsen(graph)
     fine_order = [

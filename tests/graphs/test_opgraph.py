@@ -26,7 +26,7 @@ def chain(*names: str) -> OpGraph:
 
 @given(opgraphs())
 def test_records_give_the_graph_back(graph: OpGraph) -> None:
-    again = OpGraph.build(*graph.records(), graph.name, graph.origin)
+    again = OpGraph.build(*graph.records(), graph.name, graph.origin, graph.states)
     assert again == graph
     assert again.origin == graph.origin
     assert hash(again) == hash(graph)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from graphs import Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, Tensor
+from graphs import Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor
 
 _KINDS = ("aten.mm.default", "aten.relu.default", "onnx.Add", "op")
 _PINS: tuple[tuple[str, ...], ...] = ((), (), (), ("cpu",), ("gpu", "cpu"))
@@ -17,7 +17,7 @@ _OFTEN_0 = st.just(0) | _BYTES
 _PARTS = (
     st.just(Replicate())
     | st.just(Partial())
-    | st.builds(Shard, st.integers(0, 5), st.integers(0, 10**6), st.integers(0, 3))
+    | st.builds(Shard, st.integers(0, 5), st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 3))
 )
 
 
@@ -36,9 +36,10 @@ def opgraphs(draw: st.DrawFn, max_ops: int = 12, pins: bool = True) -> OpGraph:
             seconds = draw(st.none() | _TIMES) if readers else None
             to = tuple(names[j] for j in readers)
             tensors.append(Tensor(names[i], draw(_BYTES), to, seconds, draw(st.booleans())))
-    ops = [_with_rows(draw, op, tensors) for op in ops]
+    states = _states(draw, [names[i] for i in order])
+    ops = [_with_rows(draw, op, tensors, states) for op in ops]
     name = draw(st.sampled_from(["net", "graph", "x y"]))
-    return OpGraph.build([ops[i] for i in order], tensors, name, draw(origins()))
+    return OpGraph.build([ops[i] for i in order], tensors, name, draw(origins()), states)
 
 
 @st.composite
@@ -56,13 +57,24 @@ def origins(draw: st.DrawFn) -> Origin:
 def split_rows(draw: st.DrawFn, inputs: int | None = None, outputs: int | None = None) -> SplitRow:
     """Any row; of as many inputs and outputs as asked for."""
     sizes = [draw(st.integers(0, 3)) if count is None else count for count in (inputs, outputs)]
-    return SplitRow(*(tuple(draw(_PARTS) for _ in range(size)) for size in sizes))
+    before, after = (tuple(draw(_PARTS) for _ in range(size)) for size in sizes)
+    whole = st.floats(min_value=0, max_value=1e15)
+    return SplitRow(before, after, draw(st.sampled_from(["", "batch", "heads"])), draw(whole), draw(whole))
 
 
-def _with_rows(draw: st.DrawFn, op: Op, tensors: list[Tensor]) -> Op:
+def _states(draw: st.DrawFn, names: list[str]) -> list[State]:
+    """Up to two, used by ops in the order given."""
+    users = draw(st.lists(st.sets(st.sampled_from(names), min_size=1, max_size=3), max_size=2))
+    return [
+        State(f"weight{k}", tuple(name for name in names if name in own), draw(_BYTES), draw(_OFTEN_0), draw(_OFTEN_0))
+        for k, own in enumerate(users)
+    ]
+
+
+def _with_rows(draw: st.DrawFn, op: Op, tensors: list[Tensor], states: list[State]) -> Op:
     if draw(st.integers(0, 3)):
         return op
-    read = sum(op.name in tensor.consumers for tensor in tensors) + draw(st.integers(0, 1))
+    read = sum(op.name in tensor.consumers for tensor in tensors) + sum(op.name in state.users for state in states)
     written = sum(op.name == tensor.producer for tensor in tensors)
     return replace(op, split_rows=(draw(split_rows(read, written)),))
 

@@ -1,11 +1,11 @@
 """Coarsening that keeps schedules honest: always acyclic, always expandable back to ops.
 
-Every function gives a `Coarse` (see `graphs.transforms.coarsen.contraction` for what it promises). Ops of different
+Every function gives a `Derived` (see `contraction` for what it promises). Ops of different
 phases, or allowed on different device kinds (by their own pins or those of their colocation group), are never merged.
 """
 
-from graphs.transforms.coarsen.contraction import Coarse, contract
+from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.coarsen.multilevel import to_size
 from graphs.transforms.coarsen.rules import ELEMENTWISE, by_module, fuse_chains, fuse_elementwise
 
-__all__ = ["ELEMENTWISE", "Coarse", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size"]
+__all__ = ["ELEMENTWISE", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size"]

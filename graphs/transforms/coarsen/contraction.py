@@ -1,74 +1,26 @@
-"""`Coarse`: a graph whose ops are groups of another graph's ops, and `contract`, which makes one.
+"""`contract`: a graph whose ops are groups of another graph's ops.
 
 What a coarse graph promises: it is acyclic; FLOPs, bytes, kernels (so also launch overheads) and kept bytes are those
 of the fine graph; and memory is never less than the fine graph needs when the ops of a group run one after the other.
 What it cannot promise is the same time: a group starts when all its inputs are there, its outputs appear at its end,
 and the larger of two sums is not the sum of the larger terms. So coarse graphs are for searching, and a placement is
-always scored on the fine graph, after `Coarse.expand`.
+always scored on the fine graph, after `Derived.expand`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 
 import networkx as nx
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
-from graphs.errors import GraphError, MismatchError
+from graphs.errors import GraphError
 from graphs.opgraph import ANY_DEVICE, OpGraph
+from graphs.transforms.derived import Derived
 
 
-@dataclass(frozen=True, eq=False)
-class Coarse:
-    """A coarse graph and the way back.
-
-    Attributes:
-        graph: the coarse graph; a group is named after its first op.
-        fine: the graph it was made from.
-        group_of: int64 [fine.n_ops], the coarse op of each fine op.
-    """
-
-    graph: OpGraph
-    fine: OpGraph
-    group_of: IntArray
-
-    def expand(self, assignment: IntArray) -> IntArray:
-        """Values per coarse op, e.g. device numbers, as values per fine op: [graph.n_ops] -> [fine.n_ops].
-
-        Raises:
-            MismatchError: not one value for each coarse op.
-        """
-        values = np.asarray(assignment)
-        if values.shape != (self.graph.n_ops,):
-            raise MismatchError(f"expected one value for each of {self.graph.n_ops} groups, got shape {values.shape}.")
-        return values[self.group_of]
-
-    def expand_names(self, placement: Mapping[str, str]) -> dict[str, str]:
-        """A placement of the coarse graph, op name -> device name, as a placement of the fine graph.
-
-        Raises:
-            MismatchError: a group is missing or unknown.
-        """
-        names = self.graph.op_names
-        missing, unknown = set(names) - set(placement), set(placement) - set(names)
-        if missing:
-            raise MismatchError(f"the placement has no device for group {min(missing)!r}; place every group.")
-        if unknown:
-            raise MismatchError(f"the placement names {min(unknown)!r}, which is no group of this coarse graph.")
-        return {
-            op: placement[names[group]] for op, group in zip(self.fine.op_names, self.group_of.tolist(), strict=True)
-        }
-
-    def then(self, coarsen: Callable[[OpGraph], Coarse]) -> Coarse:
-        """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; `fine` stays the same."""
-        further = coarsen(self.graph)
-        return Coarse(further.graph, self.fine, further.group_of[self.group_of])
-
-
-def contract(graph: OpGraph, labels: IntArray) -> Coarse:
+def contract(graph: OpGraph, labels: IntArray) -> Derived:
     """Merge all ops with the same label into one op.
 
     A merged op sums FLOPs, bytes moved, kept bytes and kernels; has a measured time where all its ops have one (that
@@ -117,7 +69,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Coarse:
         consumers=tensors[5],
         origin=graph.origin,
     )
-    return Coarse(coarse, graph, group_of)
+    return Derived.merged(coarse, graph, group_of)
 
 
 def merge_classes(graph: OpGraph) -> IntArray:

@@ -14,7 +14,8 @@ import numpy as np
 from graphs.arrays import FloatArray, IntArray, sums
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
-from graphs.transforms.coarsen.contraction import Coarse, contract, merge_classes
+from graphs.transforms.coarsen.contraction import contract, merge_classes
+from graphs.transforms.derived import Derived
 
 _FREE, _SOURCE, _SINK, _LEAF = range(4)  # what an op is to the star it belongs to
 _ROOM = 1.5  # a group may have this many times the mean group's work before the bound is relaxed
@@ -22,7 +23,7 @@ _GROUPS_TIED = 2  # so many groups' work may be tied together: a layer's forward
 _BYTES_PER_S = 12e9  # weighs measured transfer times against sizes where a graph has both
 
 
-def to_size(graph: OpGraph, n_groups: int) -> Coarse:
+def to_size(graph: OpGraph, n_groups: int) -> Derived:
     """Merge ops until `n_groups` groups are left, along heavy edges, of about equal work.
 
     Work is the mean share of FLOPs, bytes moved, kernels and measured time. Parallel branches are merged only where no

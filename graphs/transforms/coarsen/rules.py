@@ -8,7 +8,8 @@ import numpy as np
 
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
-from graphs.transforms.coarsen.contraction import Coarse, contract, merge_classes, neighbours
+from graphs.transforms.coarsen.contraction import contract, merge_classes, neighbours
+from graphs.transforms.derived import Derived
 
 # Kinds without prefix and overload: "aten.relu.default", "onnx.Relu" and "ReLU" are all "relu".
 # fmt: off
@@ -24,7 +25,7 @@ ELEMENTWISE = frozenset({
 # fmt: on
 
 
-def fuse_chains(graph: OpGraph) -> Coarse:
+def fuse_chains(graph: OpGraph) -> Derived:
     """Merge every op into its only input op where it is that op's only reader.
 
     Acyclic, because a chain is entered at its head only. A chain is cut where two colocation groups would meet.
@@ -32,7 +33,7 @@ def fuse_chains(graph: OpGraph) -> Coarse:
     return _fuse(graph, lambda op, readers: readers == 1)
 
 
-def fuse_elementwise(graph: OpGraph) -> Coarse:
+def fuse_elementwise(graph: OpGraph) -> Derived:
     """Merge every element-wise op with a single input op into that op, as fusing compilers do.
 
     Acyclic, because a group is entered at its first op only. Where two colocation groups would meet, it is not merged.
@@ -41,7 +42,7 @@ def fuse_elementwise(graph: OpGraph) -> Coarse:
     return _fuse(graph, lambda op, readers: elementwise[op])
 
 
-def by_module(graph: OpGraph, depth: int | None = None) -> Coarse:
+def by_module(graph: OpGraph, depth: int | None = None) -> Derived:
     """Merge the ops of each module; with `depth`, of each module path cut to that many names.
 
     A module whose ops depend on each other through other modules is split where merging would create a cycle: ops are
@@ -70,7 +71,7 @@ def _base(kind: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
-def _fuse(graph: OpGraph, wanted: Callable[[int, int], bool]) -> Coarse:
+def _fuse(graph: OpGraph, wanted: Callable[[int, int], bool]) -> Derived:
     """Merge each op with one input op into it where ``wanted(op, number of that input op's readers)``."""
     before, after = neighbours(graph)
     classes, colocation = merge_classes(graph).tolist(), graph.colocation.tolist()

@@ -1,0 +1,135 @@
+"""`Derived`: a graph that a transform made of another graph, and the way back.
+
+Every op of the new graph knows which ops it comes from, which part of them it is and for which micro-batch it works.
+Coarsening is the many-to-one case: several origins, no parts. Splitting and chunking are one-to-many: one origin each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphs.arrays import IntArray, frozen, pointers
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """One axis of a mesh: a name of the strategy (``"dp"``, ``"tp"``, ...) and how many parts there are along it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Ops that exchange tensors with each other, one for each rank of a group, before they are spelt out.
+
+    The op of a rank reads the tensor of every rank and writes what this rank has afterwards; `graphs.transforms.reduce`
+    puts an algorithm in the place of all of them.
+
+    Attributes:
+        kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_to_all"``.
+        axis: name of the mesh axis along which the ranks lie.
+        ops: number of each rank's op in the derived graph, by rank.
+        bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, or has after an all-gather.
+    """
+
+    kind: str
+    axis: str
+    ops: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A derived graph (n ops) and where each of its ops comes from in the source graph.
+
+    Attributes:
+        graph: the derived graph.
+        source: the graph it was made from, through however many transforms.
+        origin_ptr, origins: int64 [n + 1] and [e]: op i comes from ``origins[origin_ptr[i]:origin_ptr[i + 1]]``,
+            numbers of `source`. A collective comes from the op whose tensor it exchanges.
+        part: int64 [n], number of the op's place in `mesh` (the last axis counts fastest); 0 without a mesh.
+        micro_batch: int64 [n]; -1 for an op that works for the whole step.
+        mesh: the axes along which ops were split.
+        n_micro_batches: into which the step was chunked.
+        collectives: exchanges that are not spelt out yet.
+    """
+
+    graph: OpGraph
+    source: OpGraph
+    origin_ptr: IntArray
+    origins: IntArray
+    part: IntArray
+    micro_batch: IntArray
+    mesh: tuple[MeshAxis, ...] = ()
+    n_micro_batches: int = 1
+    collectives: tuple[Collective, ...] = ()
+
+    @staticmethod
+    def identity(graph: OpGraph) -> Derived:
+        """The graph as derived from itself by nothing."""
+        n = graph.n_ops
+        return Derived(graph, graph, np.arange(n + 1), np.arange(n), np.zeros(n, np.int64), np.full(n, -1, np.int64))
+
+    @staticmethod
+    def merged(graph: OpGraph, source: OpGraph, group_of: IntArray) -> Derived:
+        """The many-to-one case: each op of the source, int64 [source.n_ops], became part of one op of `graph`."""
+        n = graph.n_ops
+        origins = np.argsort(group_of, kind="stable").astype(np.int64)
+        none = np.full(n, -1, np.int64)
+        return Derived(graph, source, pointers(group_of, n), origins, np.zeros(n, np.int64), none)
+
+    @property
+    def origin(self) -> IntArray:
+        """int64 [n]: the first origin of each op; its only one unless ops were merged."""
+        return frozen(self.origins[self.origin_ptr[:-1]])
+
+    @property
+    def group_of(self) -> IntArray:
+        """int64 [source.n_ops]: the derived op of each op of the source.
+
+        Raises:
+            MismatchError: an op of the source became several, or none.
+        """
+        if not np.array_equal(np.sort(self.origins), np.arange(self.source.n_ops)):
+            raise MismatchError("ops of this graph were split, so an op of its source has no one place; merge instead.")
+        result = np.empty(self.source.n_ops, dtype=np.int64)
+        result[self.origins] = np.repeat(np.arange(self.graph.n_ops), np.diff(self.origin_ptr))
+        return frozen(result)
+
+    def expand(self, assignment: IntArray) -> IntArray:
+        """Values per derived op, e.g. device numbers, as values per op of the source.
+
+        Raises:
+            MismatchError: not one value for each derived op, or ops were split.
+        """
+        values = np.asarray(assignment)
+        if values.shape != (self.graph.n_ops,):
+            raise MismatchError(f"expected one value for each of {self.graph.n_ops} groups, got shape {values.shape}.")
+        return values[self.group_of]
+
+    def expand_names(self, placement: Mapping[str, str]) -> dict[str, str]:
+        """A placement of the derived graph, op name -> device name, as a placement of its source.
+
+        Raises:
+            MismatchError: a group is missing or unknown, or ops were split.
+        """
+        names = self.graph.op_names
+        missing, unknown = set(names) - set(placement), set(placement) - set(names)
+        if missing:
+            raise MismatchError(f"the placement has no device for group {min(missing)!r}; place every group.")
+        if unknown:
+            raise MismatchError(f"the placement names {min(unknown)!r}, which is no group of this coarse graph.")
+        return {
+            op: placement[names[group]] for op, group in zip(self.source.op_names, self.group_of.tolist(), strict=True)
+        }
+
+    def then(self, coarsen: Callable[[OpGraph], Derived]) -> Derived:
+        """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; `source` stays the same."""
+        further = coarsen(self.graph)
+        return Derived.merged(further.graph, self.source, further.group_of[self.group_of])
