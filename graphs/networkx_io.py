@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 
@@ -12,9 +12,6 @@ from graphs.errors import GraphError
 from graphs.origin import Origin, origin_of
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor
 from graphs.rows import SplitRow, State
-
-if TYPE_CHECKING:
-    from graphs.opgraph import OpGraph
 
 _OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
 _KEPT, _PARAMETERS = "kept_bytes", "parameter_bytes"
@@ -71,12 +68,13 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Or
     return ops, read, origin_of(graph.graph.get("origin", {"source": "networkx"})), states
 
 
-def records_to_networkx(graph: OpGraph) -> nx.MultiDiGraph:
+def records_to_networkx(
+    ops: Iterable[Op], tensors: Iterable[Tensor], name: str, origin: Origin, states: Iterable[State]
+) -> nx.MultiDiGraph:
     """The inverse of `records_from_networkx`."""
-    ops, tensors = graph.records()
-    result = nx.MultiDiGraph(name=graph.name, origin=graph.origin.known())
-    if graph.states:
-        result.graph["states"] = [asdict(state) for state in graph.states]
+    result = nx.MultiDiGraph(name=name, origin=origin.known())
+    if listed := [asdict(state) for state in states]:
+        result.graph["states"] = listed
     outputs: dict[str, list[int]] = {op.name: [] for op in ops}
     for op in ops:
         # Kept bytes stand for parameters, so that whoever changes them has to change nothing else.

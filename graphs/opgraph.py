@@ -237,7 +237,7 @@ class OpGraph:
         """The graph for networkx: attributes as `from_networkx` reads them, and ``from_networkx`` gives it back."""
         from graphs.networkx_io import records_to_networkx
 
-        return records_to_networkx(self)
+        return records_to_networkx(*self.records(), self.name, self.origin, self.states)
 
     # -- sizes ------------------------------------------------------------------------------------------
 

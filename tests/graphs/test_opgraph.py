@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from opgraph_strategies import opgraphs, split_rows
 
-from graphs import GraphError, Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, Tensor
+from graphs import GraphError, Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor
 
 
 def chain(*names: str) -> OpGraph:
@@ -189,15 +189,20 @@ def test_a_text_that_is_no_split_row_is_refused(text: str) -> None:
         SplitRow.parse(text)
 
 
-def test_a_split_row_speaks_of_every_tensor_and_maybe_of_parameters() -> None:
+def test_a_split_row_speaks_of_every_tensor_and_every_state() -> None:
     def graph(row: SplitRow) -> OpGraph:
-        return OpGraph.build([Op("a"), Op("b", split_rows=(row,))], [Tensor("a", 4, ("b",)), Tensor("b", 4)])
+        ops, tensors = [Op("a"), Op("b", split_rows=(row,))], [Tensor("a", 4, ("b",)), Tensor("b", 4)]
+        return OpGraph.build(ops, tensors, states=[State("weight", ("b",))])
 
     assert graph(ROW).split_rows == ((), (ROW,))
-    with pytest.raises(GraphError, match=r"op 'b' has split row '->P'; expected 1 inputs, or more .* and 1 outputs"):
+    with pytest.raises(
+        GraphError, match=r"op 'b' has split row '->P'; expected 1 inputs and 1 states .* and 1 outputs"
+    ):
         graph(SplitRow((), (Partial(),)))
     with pytest.raises(GraphError, match="expected 1 inputs"):
         graph(SplitRow((Shard(0, 32),), ()))
+    with pytest.raises(GraphError, match=r"state 'weight' has users \('b', 'a'\).*expected ops in the graph's order"):
+        OpGraph.build([Op("a"), Op("b")], [], states=[State("weight", ("b", "a"))])
 
 
 # -- origin ------------------------------------------------------------------------------------------------------------
