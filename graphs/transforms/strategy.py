@@ -2,8 +2,8 @@
 
     dp4 zero1 | pp2 1f1b mb8 | tp2 sp | recompute=layers.*
 
-Segments stand between bars. A segment begins with an axis of the mesh and its size, ``pp`` and a number of stages, or an
-option; words after it belong to it. The order of segments does not matter.
+Segments stand between bars. A segment begins with an axis of the mesh and its size, ``pp`` and a number of stages, or
+an option; words after it belong to it. The order of segments does not matter.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Strategy:
         chunks: stages of each device, where the order has several (``v2`` in texts).
         micro_batches: into which the batch is cut in time.
         zero: level at which storage is split along ``dp``; 0 for none.
-        recompute: patterns of modules, or ``kind:`` and a pattern of kinds, that run a second time for the backward pass.
+        recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
         reduce: algorithm of collectives; "" for the quickest on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         statistics: of a batch: ``"exact"`` refuses what would change them, ``"local"`` takes those of each part.
@@ -111,8 +111,8 @@ class Strategy:
                 raise StrategyError(f"strategy {self.text!r} has {name}{size}; expected 1 or more.")
         if self.zero and not sizes.get("dp", 1) > 1:
             raise StrategyError(
-                f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for "
-                f"example 'dp4 zero{self.zero}'."
+                f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
+                f" example 'dp4 zero{self.zero}'."
             )
 
     @property
@@ -209,8 +209,8 @@ class _Reader:
         for words in segments:
             if not words:
                 raise StrategyError(
-                    f"strategy {self.text!r:.200} has an empty segment; expected for example 'dp8', 'dp4 zero1 | tp2' or "
-                    f"'pp4 1f1b mb8', and {NONE!r} for none."
+                    f"strategy {self.text!r:.200} has an empty segment; expected for example 'dp8', 'dp4 zero1 | tp2' "
+                    f"or 'pp4 1f1b mb8', and {NONE!r} for none."
                 )
             result = self._segment(result, words)
         return result

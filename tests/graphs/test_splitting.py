@@ -46,7 +46,8 @@ def test_work_and_bytes_are_conserved(axes: tuple[Axis, ...], micro: int, layers
 def test_one_part_and_one_micro_batch_change_nothing(layers: int) -> None:
     graph = mlp(layers=layers)
     same = split(graph, [Axis("dp", 1, DP), Axis("tp", 1, TP)])
-    assert same.graph.hash == graph.hash and same.graph == graph
+    assert same.graph.hash == graph.hash
+    assert same.graph == graph
     assert chunk(graph, 1).graph.hash == graph.hash
 
 
@@ -103,12 +104,9 @@ def test_parts_may_be_uneven() -> None:
     derived = split(graph, [Axis("dp", 2, DP)])
     flops = [derived.graph.flops[derived.part == place].sum() for place in (0, 1)]
     assert flops[0] / flops[1] == pytest.approx(4 / 3)
-    sizes = {
-        name: size
-        for name, size in zip(
-            np.array(derived.graph.op_names)[derived.graph.tensor_producer], derived.graph.tensor_bytes, strict=True
-        )
-    }
+    sizes = dict(
+        zip(np.array(derived.graph.op_names)[derived.graph.tensor_producer], derived.graph.tensor_bytes, strict=True)
+    )
     assert sizes["x@dp0"] + sizes["x@dp1"] == 7 * 12 * 4
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from graphs.arrays import IntArray
 from graphs.opgraph import Phase
 from graphs.transforms.derived import Collective
+from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
-from graphs.transforms.splitting.layout import Layout
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 
 LANE = ("lane",)  # the kind of device that carries out collectives (`Cluster.with_lanes`)
@@ -20,7 +20,7 @@ ADD_FLOPS_PER_BYTE, ADD_BYTES_PER_BYTE = 0.25, 3.0  # of adding two tensors of 4
 class Exchanges:
     """Makes every exchange once, whoever asks for it."""
 
-    def __init__(self, layout: Layout, out: Emission) -> None:
+    def __init__(self, layout: Copies, out: Emission) -> None:
         self.layout, self.out = layout, out
         self.collectives: list[Collective] = []
         self.sizes: IntArray = np.zeros(0, dtype=np.int64)  # of the copies of the source's tensors

@@ -18,9 +18,9 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived, MeshAxis
+from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.layout import Layout
 from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -50,7 +50,7 @@ def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Ze
         )
     mesh = [_cut(graph, axis, axes[:number]) for number, axis in enumerate(axes)]
     chunks = _cut(graph, Axis("mb", micro_batches, (BATCH,)), axes) if micro_batches > 1 else None
-    return _Split(Layout(graph, mesh, chunks), zero).derived()
+    return _Split(Copies(graph, mesh, chunks), zero).derived()
 
 
 def chunk(graph: OpGraph, micro_batches: int) -> Derived:
@@ -100,7 +100,7 @@ def _check_extents(graph: OpGraph, axis: Axis, parts: int) -> None:
 class _Split:
     """One emission of a graph's copies, the edges between them, and what they exchange."""
 
-    def __init__(self, layout: Layout, zero: Zero | None) -> None:
+    def __init__(self, layout: Copies, zero: Zero | None) -> None:
         self.layout, self.graph = layout, layout.graph
         self.out = Emission(self.graph.time_keys)
         self.storage = Storage(layout, zero)

@@ -1,8 +1,8 @@
 """The ZeRO levels: what is stored of parameters is split along an axis on which they are used whole.
 
 Level 1 splits the optimizer's state and the update, level 2 the gradients too, level 3 the parameters, which are
-gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
-Storage is cut by bytes, as flat vectors, so it needs no row.
+gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models"). Storage is cut by bytes, as flat vectors, so it needs no row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import State
+from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.layout import Layout
 from graphs.transforms.splitting.sharding import SUM
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
@@ -40,7 +40,7 @@ class Zero:
 class Storage:
     """What each place keeps of the states, and the exchanges that splitting it costs."""
 
-    def __init__(self, layout: Layout, zero: Zero | None) -> None:
+    def __init__(self, layout: Copies, zero: Zero | None) -> None:
         self.layout, self.level = layout, 0
         graph = layout.graph
         names = [sharding.axis.name for sharding in layout.mesh]

@@ -1,4 +1,4 @@
-"""`Layout`: the copies that every op of a graph gets on a mesh and over micro-batches, and their numbers.
+"""`Copies`: the copies that every op of a graph gets on a mesh and over micro-batches, and their numbers.
 
 Letters: n ops and m tensors of the source; K places of the mesh; M micro-batches. Op i has ``copies[i] x K`` copies, of
 which number ``first[i] + b * K + p`` works at place p for micro-batch b; so with tensors.
@@ -18,7 +18,7 @@ from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Copies:
     """Copies of ops and tensors.
 
     Attributes:
