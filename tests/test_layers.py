@@ -43,6 +43,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
+        "strategies",
         "registry",
         "__init__",
     ),
