@@ -3,7 +3,8 @@
     dp4 zero1 | pp2 1f1b mb8 | tp2 sp | recompute=layers.*
 
 Segments stand between bars. A segment begins with an axis of the mesh and its size, ``pp`` and a number of stages, or
-an option; words after it belong to it. The order of segments does not matter.
+an option; words after it belong to it; patterns are joined by ``+``. The order of segments does not
+matter.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class MeshRule:
         return Axis(self.name, self.size, AXES[self.name], self.sequence, self.modules)
 
     def __str__(self) -> str:
-        where = f" on {','.join(self.modules)}" if self.modules else ""
+        where = f" on {'+'.join(self.modules)}" if self.modules else ""
         return f"{self.name}{self.size}{' sp' if self.sequence else ''}{where}"
 
 
@@ -148,7 +149,7 @@ class Strategy:
             yield micro
         yield from (str(rule) for rule in self.mesh if rule.name == "tp")
         if self.recompute:
-            yield f"recompute={','.join(self.recompute)}"
+            yield f"recompute={'+'.join(self.recompute)}"
         if self.reduce:
             yield f"reduce={self.reduce}"
         if self.bucket_bytes != Strategy.bucket_bytes:
@@ -244,7 +245,7 @@ class _Reader:
                 where = next(rest, None)
                 if where is None:
                     raise self._unknown(word, ["on layers.*.mlp"])
-                rule = replace(rule, modules=tuple(where[0].split(",")))
+                rule = replace(rule, modules=tuple(where[0].split("+")))
             else:
                 options = {"dp": ["zero1", "zero2", "zero3", "on"], "tp": ["sp", "on"]}.get(rule.name, ["on"])
                 raise self._unknown(word, options)
@@ -266,7 +267,7 @@ class _Reader:
     def _option(self, strategy: Strategy, word: re.Match[str]) -> Strategy:
         key, _, value = word[0].partition("=")
         if key == "recompute" and value:
-            return replace(strategy, recompute=tuple(value.split(",")))
+            return replace(strategy, recompute=tuple(value.split("+")))
         if key == "reduce" and value in ALGORITHMS:
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:

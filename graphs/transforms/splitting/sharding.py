@@ -20,6 +20,7 @@ from graphs.rows import Part, Partial, Shard, SplitRow
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
 _OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
+STATISTICS = "batch_norm"  # in the kinds of ops whose result depends on what else is in their batch
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -125,8 +126,13 @@ class _Walk:
         self.phase = graph.phase.tolist()
         self.is_cut = _where(graph, axis.modules)
         self.choices: dict[tuple[int, int], list[_Choice]] = {}
+        self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
+        self.producer = graph.tensor_producer.tolist()
         for op in graph.topological_order.tolist():
             self._decide(op)
+        for op in list(self.open):  # what only open ops read
+            if op in self.open:
+                self._take(op, self.open.pop(op)[0])
 
     def result(self) -> Sharding:
         graph, size = self.graph, self.axis.size
@@ -145,9 +151,20 @@ class _Walk:
             for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
                 if isinstance(part, Shard) and part.halo:
                     halo[e] = part.halo / (part.extent * part.blocks)
+        self._keep_statistics_apart()
         states = np.array([WHOLE if kept is None else kept for kept in self.state], dtype=np.int64)
         written, read = (np.array(codes, dtype=np.int64) for codes in (self.written, self.read))
         return Sharding(self.axis, tuple(self.row), written, read, states, share, written_share, halo)
+
+    def _keep_statistics_apart(self) -> None:
+        """The backward pass of a batch norm reads the statistics of its own part, as the forward pass did."""
+        kinds = self.graph.kinds
+        for op, row in enumerate(self.row):
+            if row is not None and STATISTICS in kinds[op]:
+                for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
+                    t = self.input_tensor[e]
+                    if self.written[t] == SUM and STATISTICS in kinds[self.producer[t]]:
+                        self.read[e] = SUM
 
     # -- one op -----------------------------------------------------------------------------------------------
 
@@ -157,12 +174,23 @@ class _Walk:
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
         rows = self._choices(op, len(read)) if self.is_cut[op] else []
         rows = [choice for choice in rows if self._keeps(choice, states)]
+        if not self.axis.words and not states and all(self._is_open(t) for t in read):
+            self._leave_open(op, rows, written)
+            return
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if self.axis.words and named:
             best = min(named, key=lambda choice: self._exchange_s(choice, read))
         else:
             best = self._followed(op, rows, read)
+        self._take(op, best)
+
+    def _take(self, op: int, best: _Choice) -> None:
+        """Make a row the op's, and close what it reads."""
+        first, last = self.input_ptr[op], self.input_ptr[op + 1]
+        read, states = self.input_tensor[first:last], self.states_of[op]
+        written = range(self.output_ptr[op], self.output_ptr[op + 1])
         for e, (t, need) in enumerate(zip(read, best.tensors, strict=True), start=first):
+            self._close(t, need)
             self.read[e] = need
             self.available[t].add(need)
         for s, need in zip(states, best.states, strict=True):
@@ -172,6 +200,36 @@ class _Walk:
             self.written[t] = made
             self.available[t].add(made)
         self.row[op] = best.row
+
+    # -- random masks and the like: cut as the first reader wants them, since every part can make its own -----------
+
+    def _is_open(self, tensor: int) -> bool:
+        return self.producer[tensor] in self.open
+
+    def _leave_open(self, op: int, rows: list[_Choice], written: range) -> None:
+        whole = self._whole(op, self.input_ptr[op + 1] - self.input_ptr[op])
+        fitting = [choice for choice in self._of_axis(rows) if SUM not in choice.outputs]
+        self.open[op] = [whole, *fitting]
+        for number, t in enumerate(written):
+            self.available[t] = {choice.outputs[number] for choice in self.open[op]}
+
+    def _close(self, tensor: int, need: int) -> None:
+        """Decide on the row of an open op, and of those that it reads from, by what is needed of one of its tensors."""
+        op = self.producer[tensor]
+        rows = self.open.pop(op, None)
+        if rows is None:
+            return
+        number = tensor - self.output_ptr[op]
+        fitting = (choice for choice in rows if choice.outputs[number] == need)
+        chosen = next(fitting, rows[0])
+        for t in range(self.output_ptr[op], self.output_ptr[op + 1]):
+            self.available[t] = set()
+        self._take(op, chosen)
+
+    def _of_axis(self, rows: list[_Choice]) -> list[_Choice]:
+        """Of a tensor axis: rows that do not cut the batch or another dimension with an axis of its own."""
+        own = ("sequence",) if self.axis.sequence else ()
+        return [c for c in rows if c.row is None or c.row.axis not in _OWN_FAMILY or c.row.axis in own]
 
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
@@ -202,8 +260,7 @@ class _Walk:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
         if not self.axis.words:
-            own = ("sequence",) if self.axis.sequence else ()
-            rows = [c for c in rows if c.row is None or c.row.axis not in _OWN_FAMILY or c.row.axis in own]
+            rows = self._of_axis(rows)
         if self.axis.words:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
@@ -213,7 +270,8 @@ class _Walk:
                 return min(cut, key=lambda choice: self._product_s(choice, read))
         if self.axis.sequence:
             along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
-            if along and not any(self._fits(choice, read) for choice in rows):
+            is_sum = any(self.available[t] == {SUM} for t in read)
+            if along and (is_sum or not any(self._fits(choice, read) for choice in rows)):
                 return min(along, key=lambda choice: self._exchange_s(choice, read))
         # What uses a cut state is cut as the state is, if it can be.
         is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
@@ -245,10 +303,10 @@ class _Walk:
     def _volume(self, tensor: int, need: int) -> float:
         """Times the bytes of a tensor that each part sends, to have it as needed."""
         have = self.available[tensor]
-        if need in have or (WHOLE in have and need > SUM):
-            return 0.0
+        if need in have or WHOLE in have:
+            return 0.0  # of a whole tensor each part takes its stretch, or the first all of it and the others nothing
         if need == SUM:
-            return 1e6  # a whole tensor is not taken apart into summands
+            return 1e6
         k = self.axis.size
         if have == {SUM}:
             return (2.0 if need == WHOLE else 1.0) * (k - 1) / k
