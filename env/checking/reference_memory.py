@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from env.device import Device
+from env.cluster import Device
 from graphs.opgraph import Op, Tensor
 
 _ROUNDING = 1e-9  # relative, of a number of periods
