@@ -118,11 +118,11 @@ class _Search:
     def _packed(self) -> IntArray:
         """int64 [U]: large units first, but for chance, each to the allowed device that has most room left."""
         kept = self.units.kept_bytes + self.units.working_bytes
-        room = self.problem.capacity_bytes.astype(np.float64)
+        room, memory = self.problem.capacity_bytes.astype(np.float64), self.problem.memory_owner
         device = np.empty(self.units.n_units, dtype=np.int64)
         for u in np.argsort(-kept * self._generator.uniform(0.5, 1.5, len(kept))).tolist():
-            device[u] = np.where(self.units.allowed[u], room, -np.inf).argmax()
-            room[device[u]] -= kept[u]
+            device[u] = np.where(self.units.allowed[u], room[memory], -np.inf).argmax()
+            room[memory[device[u]]] -= kept[u]
         return device
 
     def _neighbours(self, now: IntArray, excess: IntArray) -> tuple[IntArray, IntArray]:
@@ -130,7 +130,7 @@ class _Search:
         generator, units = self._generator, self.units
         tried = np.repeat(now[None], _BATCH, axis=0)
         moved = np.zeros((_BATCH, 2), dtype=np.int64)
-        over = np.flatnonzero(excess[now] > 0)
+        over = np.flatnonzero(excess[self.problem.memory_owner[now]] > 0)
         over = over if len(over) else np.arange(units.n_units)
         for k in range(_BATCH):
             u = int(generator.choice(over))

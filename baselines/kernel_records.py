@@ -56,7 +56,8 @@ class Room(NamedTuple):
     unit_bytes: IntArray  # [U], of which a device holds the sum
     working_bytes: IntArray  # [U], of which a device holds the largest
     capacity_bytes: IntArray  # [D]
-    used_bytes: IntArray  # [D]
+    memory_owner: IntArray  # [D], device in whose memory each works
+    used_bytes: IntArray  # [D], in that memory
     largest_bytes: IntArray  # [D]
 
 
@@ -78,5 +79,7 @@ def wire_of(problem: Problem) -> Wire:
 
 def room_of(units: Units, unit_bytes: IntArray, working_bytes: IntArray) -> Room:
     """Devices on which nothing is placed yet, under these charges, int64 [U] each (`baselines.memory.Allowance`)."""
-    used_bytes, largest_bytes = np.zeros((2, units.problem.cluster.n_devices), dtype=np.int64)
-    return Room(units.allowed, unit_bytes, working_bytes, units.problem.capacity_bytes, used_bytes, largest_bytes)
+    problem = units.problem
+    used_bytes, largest_bytes = np.zeros((2, problem.cluster.n_devices), dtype=np.int64)
+    memories = problem.capacity_bytes, problem.memory_owner
+    return Room(units.allowed, unit_bytes, working_bytes, *memories, used_bytes, largest_bytes)

@@ -40,12 +40,13 @@ class Allowance:
 
 
 class Ledger:
-    """Running account of one attempt, for heuristics that place unit by unit."""
+    """Running account of one attempt, for heuristics that place unit by unit; devices on one memory share it."""
 
     def __init__(self, units: Units, allowance: Allowance) -> None:
         self._units, self._allowance = units, allowance
         n_devices = units.problem.cluster.n_devices
-        self.used_bytes = np.zeros(n_devices, dtype=np.int64)  # charged so far, [D]
+        self._memory = units.problem.memory_owner
+        self.used_bytes = np.zeros(n_devices, dtype=np.int64)  # charged so far in each one's memory, [D]
         self._largest_bytes = np.zeros(n_devices, dtype=np.int64)
         self.load_s: FloatArray = np.zeros(n_devices)  # seconds of work placed so far, [D]
         self.last_device = -1  # of the unit placed last
@@ -69,8 +70,9 @@ class Ledger:
 
     def place(self, unit: int, device: int) -> None:
         """Charge the unit to a device."""
-        self.used_bytes[device] += self._allowance.unit_bytes[unit]
-        self._largest_bytes[device] = max(self._largest_bytes[device], self._allowance.working_bytes[unit])
+        there = self._memory == self._memory[device]
+        self.used_bytes[there] += self._allowance.unit_bytes[unit]
+        self._largest_bytes[there] = max(self._largest_bytes[device], self._allowance.working_bytes[unit])
         self.load_s[device] += self._units.op_s[unit, device]
         self.last_device = device
 
@@ -182,29 +184,29 @@ def _held(units: Units, plan: Plan, full: BoolArray) -> IntArray:
 
 
 def _held_at_peak(units: Units, schedule: Schedule, device: int) -> IntArray:
-    """int64 [U]: bytes on a device at its peak, beside kept bytes, by the unit that puts them there.
+    """int64 [U]: bytes in a device's memory at its peak, beside kept bytes, by the unit that puts them there.
 
-    An output counts for its producer, a copy from elsewhere for its first consumer on the device.
+    An output counts for its producer, a copy from elsewhere for its first consumer there.
     """
     from env.simulation.timeline import memory_steps
 
-    graph = units.problem.graph
+    graph, memory = units.problem.graph, units.problem.memory_owner
     times_s, size_bytes = memory_steps(units.problem, schedule)[device]
     peak_s = times_s[size_bytes.argmax()]
     _, consumer, tensor = graph.edge_list
-    here = schedule.device[graph.tensor_producer] == device
-    read = schedule.device[consumer] == device
+    here = memory[schedule.device[graph.tensor_producer]] == device
+    read = memory[schedule.device[consumer]] == device
     owner = np.where(here, graph.tensor_producer, graph.n_ops)
     np.minimum.at(owner, tensor[read & ~here[tensor]], consumer[read & ~here[tensor]])
     since_s = np.where(here, schedule.op_start_s[graph.tensor_producer], np.inf)
     until_s = np.where(here, schedule.op_end_s[graph.tensor_producer], 0.0)
-    arrives = schedule.transfer_target == device
-    since_s[schedule.transfer_tensor[arrives]] = schedule.transfer_start_s[arrives]
+    arrives = (memory[schedule.transfer_target] == device) & ~here[schedule.transfer_tensor]
+    np.minimum.at(since_s, schedule.transfer_tensor[arrives], schedule.transfer_start_s[arrives])
     in_use = arrives | here[schedule.transfer_tensor]
     np.maximum.at(until_s, schedule.transfer_tensor[in_use], schedule.transfer_end_s[in_use])
     np.maximum.at(until_s, tensor[read], schedule.op_end_s[consumer[read]])
     live = (since_s <= peak_s) & (peak_s < until_s)
-    runs = (schedule.device == device) & (schedule.op_start_s <= peak_s) & (peak_s < schedule.op_end_s)
+    runs = (memory[schedule.device] == device) & (schedule.op_start_s <= peak_s) & (peak_s < schedule.op_end_s)
     size = np.where(here, graph.tensor_memory_bytes, graph.tensor_bytes)
     per_op = np.bincount(owner[live], size[live], graph.n_ops) + graph.workspace_bytes * runs
     return np.add.reduceat(per_op[units.members], units.ptr[:-1]).astype(np.int64)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from env.device import (
     BLOCKING,
     COMMUNICATIONS,
+    LANE,
     OVERLAPPED,
     Device,
     Link,
@@ -29,14 +30,17 @@ from env.device import (
     check_string,
     refusal,
 )
+from env.lanes import check_memories, lane_of, memory_owner, with_lanes
 from env.local import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
+from graphs.arrays import frozen
 from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
 
 __all__ = [
     "BLOCKING",
     "COMMUNICATIONS",
+    "LANE",
     "OVERLAPPED",
     "ROUTE_BYTES",
     "UNLIMITED_BYTES",
@@ -66,8 +70,8 @@ class Cluster:
             compute meanwhile and links carry the load; or ``"blocking"``, both ends do nothing else meanwhile.
 
     Raises:
-        ClusterError: no device, a duplicate name, a doubled link, two devices without a route, or an unknown
-            communication.
+        ClusterError: no device, a duplicate name, a doubled link, two devices without a route, an unknown
+            communication, or a device on a memory that is not there or described otherwise.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Cluster:
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
         _refuse_twice((f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for")
         _refuse_mistyped_ends(self)
+        check_memories(self)
         _ = self.routes
 
     @staticmethod
@@ -150,6 +155,15 @@ class Cluster:
             ),
         )
 
+    def with_lanes(self) -> Cluster:
+        """This cluster, with a lane for each device: a device ``NAME.lane`` that takes only ops pinned to it.
+
+        A lane is of kind ``"lane"``, has its device's rates, works in its memory and has its routes, so that transfers
+        and reductions that run on it do not wait for the ops of its device. Lanes come behind all other devices; a
+        device that has one already gets no other.
+        """
+        return with_lanes(self)
+
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
         lines = [f"{key} = {_quoted(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
@@ -180,11 +194,20 @@ class Cluster:
 
     @cached_property
     def compute_devices(self) -> NDArray[np.int64]:
-        """int64: numbers of the devices that are no CPUs, or of all where there are only CPUs."""
-        others = [d for d, device in enumerate(self.devices) if device.kind != "cpu"]
-        result = np.array(others or range(self.n_devices), dtype=np.int64)
-        result.setflags(write=False)
-        return result
+        """int64: numbers of the devices that are no CPUs, or of all where there are only CPUs; no lanes."""
+        kinds = [device.kind for device in self.devices]
+        others = [d for d, kind in enumerate(kinds) if kind not in ("cpu", LANE)]
+        return frozen(np.array(others or [d for d, kind in enumerate(kinds) if kind != LANE], dtype=np.int64))
+
+    @cached_property
+    def lane_of(self) -> NDArray[np.int64]:
+        """int64 [D]: the number of each device's lane, -1 where it has none."""
+        return frozen(lane_of(self.devices))
+
+    @cached_property
+    def memory_owner(self) -> NDArray[np.int64]:
+        """int64 [D]: the number of the device in whose memory each one works; mostly its own."""
+        return frozen(memory_owner(self.devices))
 
     @cached_property
     def device_index(self) -> dict[str, int]:

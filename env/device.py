@@ -16,6 +16,7 @@ from graphs.formatting import is_text
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
+LANE = "lane"  # the kind of a device's second device, which communicates while the first one computes: env.lanes
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Device:
         reserved_bytes: part of ``memory_bytes`` that no placement may use: contexts, libraries, communication buffers.
         compute_efficiency: fraction of ``peak_flops`` that ops reach, as you measured it.
         bandwidth_efficiency: fraction of ``memory_bytes_per_s`` that ops reach.
+        memory_of: name of the device in whose memory this one works; ``""``: in its own.
     """
 
     name: str
@@ -45,11 +47,12 @@ class Device:
     reserved_bytes: int = 0
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
+    memory_of: str = ""
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
-        for key in ("name", "kind", "model"):
-            check_string(what, key, getattr(self, key), may_be_empty=key == "model")
+        for key in ("name", "kind", "model", "memory_of"):
+            check_string(what, key, getattr(self, key), may_be_empty=key in ("model", "memory_of"))
         if not isinstance(self.peak_flops, Mapping):
             raise refusal(what, "peak_flops", self.peak_flops, "FLOP/s by dtype, e.g. { float32 = 14e12 }")
         for key, rate in {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}.items():
@@ -79,12 +82,12 @@ class Device:
         return self.memory_bytes_per_s * self.bandwidth_efficiency
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields; the last three only where they differ from their defaults, as in files from before them."""
+        """Its fields; the last four only where they differ from their defaults, as in files from before them."""
         fields = asdict(self)
         return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
 
 
-_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
+_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0, "memory_of": ""}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from env.device import LANE
 from env.routes import ROUTE_BYTES
 from graphs.arrays import frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
@@ -129,9 +130,9 @@ class Problem:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """bool [n, D]: where pins let each op run, every op of a colocation group alike."""
+        """bool [n, D]: where pins let each op run, each colocation group alike; lanes take pinned ops only."""
         graph, cluster = self.graph, self.cluster
-        result = np.ones((graph.n_ops, cluster.n_devices), dtype=np.bool_)
+        result = np.tile([device.kind != LANE for device in cluster.devices], (graph.n_ops, 1))
         labels = [{device.name, device.model, device.kind} - {""} for device in cluster.devices]
         suits = {pins: [not own.isdisjoint(pins) for own in labels] for pins in set(graph.pins) if pins}
         for i, pins in enumerate(graph.pins):
@@ -208,8 +209,18 @@ class Problem:
 
     @cached_property
     def capacity_bytes(self) -> IntArray:
-        """int64 [D]: memory of each device that placements may fill."""
+        """int64 [D]: bytes that placements may fill of the memory in which each device works."""
         return frozen(np.array([device.usable_bytes for device in self.cluster.devices], dtype=np.int64))
+
+    def room_bytes(self, devices: BoolArray | None = None) -> int:
+        """Bytes that placements may fill on these devices together, bool [D], or on all: each memory counts once."""
+        chosen = self.memory_owner if devices is None else self.memory_owner[devices]
+        return sum(self.capacity_bytes[np.unique(chosen)].tolist())
+
+    @property
+    def memory_owner(self) -> IntArray:
+        """int64 [D]: the number of the device in whose memory each one works; mostly its own."""
+        return self.cluster.memory_owner
 
     @property
     def latency_s(self) -> FloatArray:

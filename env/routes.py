@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,21 +75,25 @@ def find_routes(cluster: Cluster) -> Routes:
     Raises:
         ClusterError: two devices without a route.
     """
-    outgoing = _outgoing(cluster.links)
-    number = cluster.device_index
-    paths: list[tuple[int, ...]] = []
-    for a, device in enumerate(cluster.devices):
+    # Devices on one memory have the routes of its owner: the search does not see the others, nor their links.
+    owners = [device for device in cluster.devices if not device.memory_of]
+    number = {device.name: k for k, device in enumerate(owners)}
+    others = {device.name for device in cluster.devices if device.memory_of}
+    outgoing = _outgoing(cluster.links, others)
+    paths: dict[tuple[str, str], tuple[int, ...]] = {}
+    for device in owners:
         found = _fastest_from(device.name, outgoing, number, forwarding=False)
-        if len(found) < cluster.n_devices - 1:
+        if len(found) < len(owners) - 1:
             found = {**_fastest_from(device.name, outgoing, number, forwarding=True), **found}
-        for b, other in enumerate(cluster.devices):
-            if a != b and other.name not in found:
+        for other in owners:
+            if other is not device and other.name not in found:
                 raise ClusterError(
                     f"cluster {cluster.name!r} has no route from {device.name!r} to {other.name!r}; "
                     "add the missing links."
                 )
-            paths.append(found[other.name][2] if a != b else ())
-    return _routes(cluster, paths)
+            paths[device.name, other.name] = found[other.name][2] if other is not device else ()
+    memories = [device.memory_of or device.name for device in cluster.devices]
+    return _routes(cluster, [paths[a, b] for a in memories for b in memories])
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,12 @@ class _Hop:
     link: tuple[int, ...]
 
 
-def _outgoing(links: Sequence[Link]) -> dict[str, list[_Hop]]:
+def _outgoing(links: Sequence[Link], without: Set[str]) -> dict[str, list[_Hop]]:
+    """The links that leave each place, but for those at the devices ``without``."""
     result: dict[str, list[_Hop]] = {}
     for index, link in enumerate(links):
+        if link.src in without or link.dst in without:
+            continue
         latency_ns = round(min(link.latency_s * 1e9, _LONGEST_LATENCY_NS))
         sending_ns = round(min(ROUTE_BYTES / link.bandwidth_bytes_per_s * 1e9, _LONGEST_SENDING_NS))
         number = () if link.is_free else (index,)

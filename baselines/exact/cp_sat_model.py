@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -335,7 +336,7 @@ def _descendants(problem: Problem) -> Any:
 def packing(problem: Problem) -> Any:
     """A `CpModel` without time, in which every placement that fits is a solution, but others may be.
 
-    Each device has room for what its units keep, and for what one op needs beside that while it runs.
+    Each memory has room for what the units on its devices keep, and for what one op needs beside that while it runs.
     """
     from ortools.sat.python import cp_model
 
@@ -344,14 +345,21 @@ def packing(problem: Problem) -> Any:
     for literals in where:
         model.add_exactly_one(literals.values())
     kept, working = units.kept_bytes.tolist(), units.working_bytes.tolist()
-    for d, capacity in enumerate(problem.capacity_bytes.tolist()):
-        here = {u: literals[d] for u, literals in enumerate(where) if d in literals}
-        held = sum(kept[u] * literal for u, literal in here.items() if kept[u])
+    for owner, devices in memories(problem):
+        capacity = int(problem.capacity_bytes[owner])
+        here = [(u, literals[d]) for d in devices for u, literals in enumerate(where) if d in literals]
+        held = sum(kept[u] * literal for u, literal in here if kept[u])
         model.add(held <= capacity)
-        for u, literal in here.items():
+        for u, literal in here:
             if working[u]:
                 model.add(held + working[u] * literal <= capacity)
     return model
+
+
+def memories(problem: Problem) -> list[tuple[int, list[int]]]:
+    """Each device that has a memory of its own, and all that work in it."""
+    owner = problem.memory_owner
+    return [(d, np.flatnonzero(owner == d).tolist()) for d in np.unique(owner).tolist()]
 
 
 def serial_s(problem: Problem) -> float:
@@ -363,50 +371,60 @@ def serial_s(problem: Problem) -> float:
 
 
 def memory_may_bind(problem: Problem) -> bool:
-    """Whether some placement might not fit: everything on the smallest device would be too much."""
+    """Whether some placement might not fit: everything on the smallest device would be too much.
+
+    Devices on one memory may run ops at the same time and receive a tensor once each: there it always might.
+    """
     graph = problem.graph
+    if len(memories(problem)) < problem.cluster.n_devices:
+        return True
     everything = int(graph.kept_bytes.sum() + graph.transfer_bytes.sum() + graph.workspace_bytes.max(initial=0))
     return bool(everything > problem.capacity_bytes.min())
 
 
 def _memory(made: CpSatModel) -> None:
     """docs/score.md, "Memory": kept bytes, workspace while an op runs, tensors where they are until their last use."""
+    model, capacity_bytes = made.model, made.scaled.problem.capacity_bytes.tolist()
+    for owner, devices in memories(made.scaled.problem):
+        held = [pair for d in devices for pair in _held(made, d, devices) if pair[1]]
+        model.add_cumulative([interval for interval, _ in held], [size for _, size in held], capacity_bytes[owner])
+
+
+def _held(made: CpSatModel, d: int, devices: list[int]) -> Iterator[tuple[Any, int]]:
+    """Intervals and bytes of what device ``d`` puts into its memory, in which all of ``devices`` work."""
     model, scaled, problem = made.model, made.scaled, made.scaled.problem
     graph = problem.graph
-    for d, capacity in enumerate(problem.capacity_bytes.tolist()):
-        intervals: list[Any] = []
-        sizes: list[int] = []
-
-        def hold(interval: Any, size: int, intervals: list[Any] = intervals, sizes: list[int] = sizes) -> None:
-            if size:
-                intervals.append(interval)
-                sizes.append(size)
-
-        for u, ops in enumerate(problem.units):
-            if (literal := made.where[u].get(d)) is not None:
-                step = model.new_optional_fixed_size_interval_var(0, scaled.horizon, literal, f"unit {u} kept on {d}")
-                hold(step, int(graph.kept_bytes[ops].sum()))
-        for i in range(graph.n_ops):
-            if (i, d) in made.on_device:
-                hold(made.on_device[i, d], int(graph.workspace_bytes[i]))
-        for t in np.flatnonzero(graph.transfer_bytes).tolist():
-            i = int(graph.tensor_producer[t])
-            if not graph.tensor_in_place[t] and (literal := made.literal(i, d)) is not None:
-                hold(_stay(made, t, d, literal, made.start[i], made.end[i]), int(graph.tensor_bytes[t]))
-            if (t, d) in made.sent:
-                sent, start, end = made.sent[t, d]
-                hold(_stay(made, t, d, sent, start, end), int(graph.tensor_bytes[t]))
-        model.add_cumulative(intervals, sizes, capacity)
+    for u, ops in enumerate(problem.units):
+        if (literal := made.where[u].get(d)) is not None:
+            step = model.new_optional_fixed_size_interval_var(0, scaled.horizon, literal, f"unit {u} kept on {d}")
+            yield step, int(graph.kept_bytes[ops].sum())
+    for i in range(graph.n_ops):
+        if (i, d) in made.on_device:
+            yield made.on_device[i, d], int(graph.workspace_bytes[i])
+    for t in np.flatnonzero(graph.transfer_bytes).tolist():
+        i = int(graph.tensor_producer[t])
+        if not graph.tensor_in_place[t] and (literal := made.literal(i, d)) is not None:
+            yield _stay(made, t, d, devices, literal, made.start[i], made.end[i]), int(graph.tensor_bytes[t])
+        if (t, d) in made.sent:
+            sent, start, end = made.sent[t, d]
+            beside = [home for b in devices if b != d and (home := made.literal(i, b)) is not None]
+            if beside:  # what is made on the same memory is sent, but not copied
+                copied = model.new_bool_var(f"tensor {t} copied to {d}")
+                model.add(copied >= sent - sum(beside))
+            else:
+                copied = sent
+            yield _stay(made, t, d, [d], copied, start, end), int(graph.tensor_bytes[t])
 
 
-def _stay(made: CpSatModel, t: int, d: int, present: Any, start: Any, end: Any) -> Any:
-    """The time a tensor is on a device: until its last reader there ends, and its last transfer from there."""
+def _stay(made: CpSatModel, t: int, d: int, reading: list[int], present: Any, start: Any, end: Any) -> Any:
+    """The time a tensor is on a device: until its last reader on ``reading`` ends, and its last transfer from there."""
     model, horizon = made.model, made.scaled.horizon
     last = model.new_int_var(0, horizon, f"tensor {t} leaves {d}")
     model.add(last >= end).only_enforce_if(present)
     for c in set(made.scaled.problem.graph.consumers_of(t).tolist()):
-        if (literal := made.literal(c, d)) is not None:
-            model.add(last >= made.end[c]).only_enforce_if(present, literal)
+        for b in reading:
+            if (literal := made.literal(c, b)) is not None:
+                model.add(last >= made.end[c]).only_enforce_if(present, literal)
     for b in range(made.scaled.problem.cluster.n_devices):
         if b != d and (t, b) in made.sent:
             sent, _, arrival = made.sent[t, b]

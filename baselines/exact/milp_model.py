@@ -145,27 +145,27 @@ class _Builder:
                 spent = [(column, -seconds * self._scale) for column, seconds in terms]
                 self._rows.add([(load, 1.0)], spent, lower=0.0)
         units = self._units
-        for d in np.flatnonzero(
-            units.kept_bytes.sum() + units.working_bytes.max() > self._problem.capacity_bytes
-        ).tolist():
-            self._memory(d)
+        is_tight = units.kept_bytes.sum() + units.working_bytes.max() > self._problem.capacity_bytes
+        for owner in np.unique(self._problem.memory_owner[is_tight]).tolist():
+            self._memory(owner)
         return load
 
     def _computing(self, device: int) -> Terms:
         users = np.flatnonzero(self._x[:, device] >= 0)
         return [(int(self._x[u, device]), float(self._units.op_s[u, device])) for u in users]
 
-    def _memory(self, device: int) -> None:
+    def _memory(self, owner: int) -> None:
         """Kept bytes and the largest working set fit: what every order of work needs at least (docs/score.md)."""
         units, rows = self._units, self._rows
-        capacity = int(self._problem.capacity_bytes[device])
+        capacity, there = int(self._problem.capacity_bytes[owner]), self._problem.memory_owner == owner
         scale = _MEMORY_SCALE / max(capacity, 1)
         kept, working_set = units.kept_bytes * scale, units.working_bytes * scale
-        users = np.flatnonzero(self._x[:, device] >= 0)
-        held = [(int(self._x[u, device]), float(kept[u])) for u in users]
-        working = rows.add_column(working_set[self._start == device].max(initial=0.0), upper=np.inf)
-        for u in users[working_set[users] > 0].tolist():
-            rows.add([(working, 1.0), (int(self._x[u, device]), -float(working_set[u]))], lower=0.0)
+        users = [(u, d) for u, d in np.argwhere((self._x >= 0) & there).tolist()]
+        held = [(int(self._x[u, d]), float(kept[u])) for u, d in users]
+        working = rows.add_column(working_set[there[self._start]].max(initial=0.0), upper=np.inf)
+        for u, d in users:
+            if working_set[u] > 0:
+                rows.add([(working, 1.0), (int(self._x[u, d]), -float(working_set[u]))], lower=0.0)
         rows.add(held, [(working, 1.0)], upper=capacity * scale)
 
     # -- contiguity and symmetry ------------------------------------------------------------------------------------

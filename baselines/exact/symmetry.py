@@ -42,7 +42,8 @@ def _exchangeable(problem: Problem, a: int, b: int) -> bool:
     swapped = np.arange(n)
     swapped[[a, b]] = b, a
     routes = (problem.latency_s, problem.bandwidth_bytes_per_s, problem.hops)
-    tables = (*routes, charges.sender_pays, charges.receiver_pays)
+    share_memory = problem.memory_owner[:, None] == problem.memory_owner
+    tables = (*routes, charges.sender_pays, charges.receiver_pays, share_memory)
     if any(not np.array_equal(table, table[np.ix_(swapped, swapped)]) for table in tables):
         return False
     by_devices_only = problem.objective == THROUGHPUT and charges.blocking

@@ -36,7 +36,9 @@ def transfer_s(c: LoadInstance, t: int, a: int, b: int) -> float:
 def add_copy(c: LoadInstance, s: LoadState, t: int, a: int, b: int, sign: int) -> None:
     """The transfer of a tensor from a to b comes (+1) or goes (-1), but for the sender's own time."""
     seconds = sign * transfer_s(c, t, a, b)
-    s.device[b].bytes += sign * c.tensor[t].held
+    # Within one memory nothing is copied.
+    if c.device[a].owner != c.device[b].owner:
+        s.device[c.device[b].owner].bytes += sign * c.tensor[t].held
     if c.blocking:
         s.load_s[b] += seconds * c.pair[a * len(c.device) + b].receives
     p = a * len(c.device) + b
@@ -94,8 +96,8 @@ def shift(c: LoadInstance, s: LoadState, u: int, b: int) -> None:
     a = s.unit[u].device
     s.load_s[a] -= c.unit_s[u, a]
     s.load_s[b] += c.unit_s[u, b]
-    s.device[a].bytes -= c.unit[u].bytes
-    s.device[b].bytes += c.unit[u].bytes
+    s.device[c.device[a].owner].bytes -= c.unit[u].bytes
+    s.device[c.device[b].owner].bytes += c.unit[u].bytes
     # Units by size of workspace, and the largest size in use: taking a unit away looks down from it.
     w = c.unit[u].workspace
     s.workspaces[a, w] -= 1
@@ -153,7 +155,7 @@ def refresh(c: LoadInstance, s: LoadState) -> None:
     for u in range(len(s.unit)):
         d = s.unit[u].device
         s.load_s[d] += c.unit_s[u, d]
-        s.device[d].bytes += c.unit[u].bytes
+        s.device[c.device[d].owner].bytes += c.unit[u].bytes
         s.workspaces[d, c.unit[u].workspace] += 1
         s.device[d].largest = max(s.device[d].largest, c.unit[u].workspace)
         s.unit[u].slot = s.device[d].units
@@ -168,10 +170,17 @@ def refresh(c: LoadInstance, s: LoadState) -> None:
 
 @inner
 def excess(c: LoadInstance, s: LoadState) -> float:
-    """0 if every device has room for what it is charged with, else what it lacks: a hundredth each, and its share."""
+    """0 if every memory has room for what it is charged with, else what it lacks: a hundredth each, and its share."""
     result = 0.0
     for d in range(len(c.device)):
-        over = s.device[d].bytes + c.workspace_bytes[s.device[d].largest] - c.device[d].capacity_bytes
+        if c.device[d].owner != d:
+            continue
+        over = s.device[d].bytes - c.device[d].capacity_bytes
+        # Devices on one memory may run an op each.
+        b = d
+        while b >= 0:
+            over += c.workspace_bytes[s.device[b].largest]
+            b = c.device[b].next
         # A hundredth for each device, so that one device too full by a byte still counts.
         if over > 0:
             result += 0.01 + over / max(1.0, float(c.device[d].capacity_bytes))

@@ -96,22 +96,24 @@ class Known:
 
 
 def _share(found: Loads) -> float:
-    """The least share of all tensors' bytes that, beside kept bytes and workspace, covers what each device holds."""
-    problem, device = found.problem, found.plan.device
+    """The least share of all tensors' bytes that, beside kept bytes and workspace, covers what each memory holds."""
+    problem, device, owner = found.problem, found.plan.device, found.problem.memory_owner
     graph, n_devices = problem.graph, problem.cluster.n_devices
-    _, consumer, tensor = graph.edge_list
+    producer, consumer, tensor = graph.edge_list
+    within = owner[device[producer]] == owner[device[consumer]]  # where nothing is copied
     at = np.unique(
-        np.concatenate([device[graph.tensor_producer], device[consumer]])
+        np.concatenate([device[graph.tensor_producer], device[np.where(within, producer, consumer)]])
         + n_devices * np.concatenate([np.arange(graph.n_tensors), tensor])
     )
     place, number = at % n_devices, at // n_devices
     is_made = place == device[graph.tensor_producer[number]]
     there = np.bincount(
-        place, np.where(is_made, graph.tensor_memory_bytes[number], graph.tensor_bytes[number]), n_devices
+        owner[place], np.where(is_made, graph.tensor_memory_bytes[number], graph.tensor_bytes[number]), n_devices
     )
     workspace = np.zeros(n_devices, dtype=np.int64)
     np.maximum.at(workspace, device, graph.workspace_bytes)
-    lasting = found.held_bytes - workspace - np.bincount(device, graph.kept_bytes, n_devices)
+    lasting = found.held_bytes - np.bincount(owner, workspace, n_devices)
+    lasting -= np.bincount(owner[device], graph.kept_bytes, n_devices)
     return float(np.max(lasting / np.maximum(there, 1.0), where=there > 0, initial=0.0))
 
 

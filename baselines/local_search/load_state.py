@@ -28,7 +28,7 @@ UNIT = np.dtype([("bytes", "i8"), ("workspace", "i8"), ("input", "i8"), ("output
 TENSOR = np.dtype(
     [("writer", "i8"), ("reader", "i8"), ("bytes", "i8"), ("held", "i8"), ("modelled", "f8"), ("measured_s", "f8")]
 )
-DEVICE = np.dtype([("capacity_bytes", "i8"), ("same_to_all", "i8")])
+DEVICE = np.dtype([("capacity_bytes", "i8"), ("same_to_all", "i8"), ("owner", "i8"), ("next", "i8")])
 PAIR = np.dtype(
     [("latency_s", "f8"), ("s_per_byte", "f8"), ("hops", "f8"), ("sends", "f8"), ("receives", "f8"), ("route", "i8")]
 )
@@ -58,7 +58,8 @@ class LoadInstance(NamedTuple):
     tensor: Records  # TENSOR [T + 1]: writer, first reader, bytes, those charged to a receiver; modelled: 1 if its time
     # is not measured, else 0
     reader: IntArray  # units other than the writer, by tensor
-    device: Records  # DEVICE [D]; same_to_all: a copy costs a blocking sender the same wherever it goes
+    device: Records  # DEVICE [D]; same_to_all: a copy costs a blocking sender the same wherever it goes; owner: the
+    # device in whose memory it works; next: another device on the same memory, -1 behind the last; the owner is first
     workspace_bytes: IntArray  # [W], increasing from 0
     pair: Records  # PAIR [D * D + 1]; hops: how often a measured time counts; sends, receives: who pays if blocking
     route: IntArray  # resources that a transfer occupies, by pair of devices a * D + b; none if blocking
@@ -71,7 +72,8 @@ class LoadState(NamedTuple):
     """A placement and everything that follows from it, and the best one found so far."""
 
     unit: Records  # PLACED [U]: device, slot in `member`, device in the best placement, last cluster it was in
-    device: Records  # HOLDS [D]: bytes charged without workspace, index of the largest workspace, units
+    device: Records  # HOLDS [D]: bytes charged without workspace, at the owner of the memory; index of the largest
+    # workspace; units
     readers: Counts  # [T, D + 1], units on each device that read the tensor; last: devices with such units
     load_s: FloatArray  # [R]
     saved_s: FloatArray  # [R], before the change at hand
@@ -122,6 +124,7 @@ def instance_of(units: Units) -> LoadInstance:
     tensor["modelled"][:-1], tensor["measured_s"][:-1] = modelled, np.where(modelled, 0.0, measured_s)
     device = np.zeros(problem.cluster.n_devices, dtype=DEVICE)
     device["capacity_bytes"] = problem.capacity_bytes
+    device["owner"], device["next"] = problem.memory_owner, _next_on_memory(problem.memory_owner)
     device["same_to_all"] = _same_to_all(problem, charges, bool(modelled.any()))
     pair = np.zeros(len(route_ptr), dtype=PAIR)
     pair["latency_s"][:-1] = problem.latency_s.ravel()
@@ -185,6 +188,16 @@ def _routes(problem: Problem, blocking: bool) -> tuple[IntArray, IntArray, IntAr
     by_link = np.argsort(number, kind="stable")
     route = (n_devices + number).astype(np.int64)
     return pointers(pair, n_devices * n_devices), route, pointers(number, len(links)), pair[by_link]
+
+
+def _next_on_memory(owner: IntArray) -> IntArray:
+    """int64 [D]: from each owner on through all devices on its memory, -1 at the end."""
+    result = np.full(len(owner), -1, dtype=np.int64)
+    for d in np.unique(owner).tolist():
+        others = np.flatnonzero(owner == d)
+        row = np.concatenate([[d], others[others != d]])
+        result[row[:-1]] = row[1:]
+    return result
 
 
 def _same_to_all(problem: Problem, charges: Charges, modelled: bool) -> BoolArray:

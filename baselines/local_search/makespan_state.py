@@ -60,6 +60,7 @@ class MakespanInstance(NamedTuple):
     workspace_bytes: IntArray  # [n]
     output_bytes: IntArray  # [n]
     capacity_bytes: IntArray  # [D]
+    memory_owner: Index  # [D], device in whose memory each works
     unit_of: Index  # [n]
     unit_ptr: Index  # [U + 1]
     unit_op: Index  # [n]
@@ -221,6 +222,7 @@ def instance_of(problem: Problem) -> MakespanInstance:
         workspace_bytes=graph.workspace_bytes,
         output_bytes=graph.output_bytes,
         capacity_bytes=problem.capacity_bytes,
+        memory_owner=_index(problem.memory_owner),
         unit_of=_index(problem.unit_of),
         unit_ptr=_index(units.ptr),
         unit_op=_index(units.members),

@@ -197,7 +197,7 @@ def merge_prefix(g: MakespanInstance, s: MakespanState, n: int, e: int, first: i
 
 @inner
 def fits(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int, n_devices: int, step_s: float) -> bool:
-    """Whether the trial's schedule stays within the memory of every device."""
+    """Whether the trial's schedule stays within every memory; devices on one memory count at its owner."""
     trial = 1 - s.counts[CURRENT]
     x_o = trial * (e + 1)
     for d in range(n_devices):
@@ -206,14 +206,19 @@ def fits(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int, n_device
     for i in range(n):
         d = s.device[i]
         # First as if nothing were ever freed, and most placements fit even so.
-        s.held_bytes[d] += g.kept_bytes[i] + g.output_bytes[i]
+        s.held_bytes[g.memory_owner[d]] += g.kept_bytes[i] + g.output_bytes[i]
         if g.workspace_bytes[i] > s.largest_bytes[d]:
             s.largest_bytes[d] = g.workspace_bytes[i]
     for x in range(s.n_transfers[trial]):
-        s.held_bytes[s.transfer_target[x_o + x]] += g.tensor_bytes[g.edge_tensor[s.transfer_edge[x_o + x]]]
+        if not _stays(g, s, s.transfer_edge[x_o + x], s.transfer_target[x_o + x]):
+            owner = g.memory_owner[s.transfer_target[x_o + x]]
+            s.held_bytes[owner] += g.tensor_bytes[g.edge_tensor[s.transfer_edge[x_o + x]]]
+    for d in range(n_devices):
+        if g.memory_owner[d] != d:
+            s.held_bytes[g.memory_owner[d]] += s.largest_bytes[d]
     freed = False
     for d in range(n_devices):
-        if s.held_bytes[d] + s.largest_bytes[d] > g.capacity_bytes[d]:
+        if g.memory_owner[d] == d and s.held_bytes[d] + s.largest_bytes[d] > g.capacity_bytes[d]:
             # Last uses are the same for every device: once is enough.
             if not freed:
                 _last_uses(g, s, n, m, e)
@@ -221,6 +226,12 @@ def fits(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int, n_device
             if not _fits_over_time(g, s, n, m, e, n_devices, d, step_s):
                 return False
     return True
+
+
+@inlined
+def _stays(g: MakespanInstance, s: MakespanState, edge: int, target: int) -> bool:
+    """Whether the transfer of an edge's tensor to a device is a hand-over within one memory, which copies nothing."""
+    return bool(g.memory_owner[s.device[g.producer[edge]]] == g.memory_owner[target])
 
 
 @inner
@@ -236,8 +247,8 @@ def _last_uses(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int) ->
         s.free_s[t] = max(s.free_s[t], s.transfer_end[x_o + x])
     for k in range(e):
         x = s.edge_transfer[e_o + k]
-        # Who reads on the producer's device reads the tensor itself, everybody else the copy that was sent there.
-        copy = g.edge_tensor[k] if x < 0 else m + x
+        # Who reads in the producer's memory reads the tensor itself, everybody else the copy that was sent there.
+        copy = g.edge_tensor[k] if x < 0 or _stays(g, s, k, s.device[g.consumer[k]]) else m + x
         s.free_s[copy] = max(s.free_s[copy], s.end_s[n_o + g.consumer[k]])
 
 
@@ -245,7 +256,7 @@ def _last_uses(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int) ->
 def _fits_over_time(
     g: MakespanInstance, s: MakespanState, n: int, m: int, e: int, n_devices: int, d: int, step_s: float
 ) -> bool:
-    """The memory of one device over time, in buckets; only buckets that may be too full are sorted."""
+    """The memory of device ``d`` over time, in buckets; only buckets that may be too full are sorted."""
     trial = 1 - s.counts[CURRENT]
     n_o, x_o = trial * n, trial * (e + 1)
     buckets = max(16, n // n_devices)
@@ -255,17 +266,18 @@ def _fits_over_time(
     now = wide(0)
     k = wide(0)
     for i in range(n):
-        if s.device[i] == d:
+        if g.memory_owner[s.device[i]] == d:
             now += g.kept_bytes[i]
             if step_s > 0:
                 added = g.workspace_bytes[i] + g.output_bytes[i]
                 k = _note(s, buckets, per_second, s.start_s[n_o + i], added, k)
                 k = _note(s, buckets, per_second, s.end_s[n_o + i], -g.workspace_bytes[i], k)
     for t in range(m):
-        if s.device[g.tensor_producer[t]] == d:
+        if g.memory_owner[s.device[g.tensor_producer[t]]] == d:
             k = _note(s, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
     for x in range(s.n_transfers[trial]):
-        if s.transfer_target[x_o + x] == d:
+        target = s.transfer_target[x_o + x]
+        if g.memory_owner[target] == d and not _stays(g, s, s.transfer_edge[x_o + x], target):
             size = g.tensor_bytes[g.edge_tensor[s.transfer_edge[x_o + x]]]
             k = _note(s, buckets, per_second, s.transfer_start[x_o + x], size, k)
             k = _note(s, buckets, per_second, s.free_s[m + x], -size, k)

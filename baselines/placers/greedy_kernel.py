@@ -40,8 +40,10 @@ def fits(unit: int, device: int, room: Room) -> bool:
 @inner
 def charge(unit: int, device: int, room: Room) -> None:
     """Place the unit on the device."""
-    room.used_bytes[device] += room.unit_bytes[unit]
-    room.largest_bytes[device] = max(room.largest_bytes[device], room.working_bytes[unit])
+    for d in range(len(room.memory_owner)):
+        if room.memory_owner[d] == room.memory_owner[device]:
+            room.used_bytes[d] += room.unit_bytes[unit]
+            room.largest_bytes[d] = max(room.largest_bytes[d], room.working_bytes[unit])
 
 
 @inner

@@ -178,8 +178,9 @@ def _fits(units: Units, allowance: Allowance, device: IntArray) -> bool:
     n_devices = units.problem.cluster.n_devices
     used = np.zeros(n_devices, dtype=np.int64)
     largest = np.zeros(n_devices, dtype=np.int64)
-    np.add.at(used, device, allowance.unit_bytes)
-    np.maximum.at(largest, device, allowance.working_bytes)
+    memory = units.problem.memory_owner[device]
+    np.add.at(used, memory, allowance.unit_bytes)
+    np.maximum.at(largest, memory, allowance.working_bytes)
     return bool((used + largest <= units.problem.capacity_bytes).all())
 
 

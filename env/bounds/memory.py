@@ -55,7 +55,7 @@ def _kinds_too_small(problem: Problem) -> str | None:
         if choice.all():
             continue  # no restriction: `_cluster_too_small` counts these, and more
         inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
-        needed, room = int(by_choice[inside].sum()), sum(problem.capacity_bytes[choice].tolist())
+        needed, room = int(by_choice[inside].sum()), problem.room_bytes(choice)
         if needed > room:
             i = _largest(graph.kept_bytes, inside[choice_of.reshape(-1)])
             names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
@@ -72,11 +72,11 @@ def _cluster_too_small(problem: Problem, working: IntArray) -> str | None:
     graph = problem.graph
     i = int(working.argmax())
     needed = int(graph.kept_bytes.sum() + working[i])
-    room = sum(problem.capacity_bytes.tolist())
+    room = problem.room_bytes()
     if needed <= room:
         return None
     besides = f" and op {graph.op_names[i]!r} needs {exact_bytes(working[i])} besides while it runs" * bool(working[i])
-    name, count = problem.cluster.name, problem.cluster.n_devices
+    name, count = problem.cluster.name, len(np.unique(problem.memory_owner))
     has = f"one device of {name!r} has" if count == 1 else f"{count} devices of {name!r} have"
     return (
         f"the step keeps {kept_words(graph)}{besides}, {exact_bytes(needed)} in all, where the "

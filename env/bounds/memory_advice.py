@@ -66,7 +66,7 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
 def devices_needed(problem: Problem, working_bytes: IntArray) -> str:
     """How many devices it takes by memory alone, as the graph is and otherwise."""
     room = problem.capacity_bytes
-    largest, total = int(room.max()), sum(room.tolist())
+    largest, total = int(room.max()), problem.room_bytes()
     is_uniform = bool((room == largest).all())
     device = problem.cluster.devices[int(room.argmax())].name
     words = []
@@ -99,7 +99,7 @@ def what_would_help(problem: Problem, working_bytes: IntArray) -> str:
     ways = ["more devices or memory", *(variant.name for variant in variants(problem, working_bytes)[1:3])]
     if size := activation_bytes(graph):
         ways.append(f"recomputing activations ({format_bytes(size)} wait for the backward pass)")
-    room = format_bytes(sum(problem.capacity_bytes.tolist()))
+    room = format_bytes(problem.room_bytes())
     return f"The step keeps {kept_words(graph)}, and {room} are free in all; what would help: {', '.join(ways)}."
 
 

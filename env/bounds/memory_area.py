@@ -19,6 +19,8 @@ _CLOSE = 1e-9  # relative
 class MemoryRoom:
     """Work and what it keeps, by class of devices that treat every op alike and have as much memory.
 
+    Devices on one memory count as if each had all of it, which makes no bound too high.
+
     Attributes:
         work: op times by such class.
         kept: float64 [n], bytes kept, relative to those of all ops. What a unit of placement keeps is spread over its

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from env.checking.reference import ReferenceResult, op_seconds, simulate_reference, transfer_seconds
-from env.checking.reference_memory import Sending, memory_intervals, peak_memory
-from env.cluster import Cluster
+from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
+from env.cluster import LANE, Cluster
 from env.plan import Plan
 from graphs.errors import MismatchError
 from graphs.formatting import exact_bytes
@@ -201,6 +201,8 @@ class _Checked:
             device = self.cluster.devices[self.device[i]]
             if op.pins and not any(pin and pin in (device.name, device.model, device.kind) for pin in op.pins):
                 yield f"op {op.name!r} may only run on {' or '.join(op.pins)}, but runs on {device.name}."
+            elif device.kind == LANE and not op.pins:
+                yield f"op {op.name!r} runs on {device.name}, a lane, which takes only ops pinned to it."
             expected_s, taken_s = op_seconds(op, device), self.end_s[i] - self.start_s[i]
             if abs(taken_s - expected_s) > self.slack_s:
                 yield f"op {op.name!r} takes {taken_s} s on {device.name}, expected {expected_s} s."
@@ -282,10 +284,11 @@ class _Checked:
                     busy_until_s, last = end_s, what
 
     def memory(self) -> Iterator[str]:
-        kept = [0] * len(self.cluster.devices)
+        kept, memory = [0] * len(self.cluster.devices), memory_numbers(self.cluster.devices)
         for i, op in enumerate(self.op_list):
-            kept[self.device[i]] += op.kept_bytes
-        intervals = memory_intervals(self.op_list, self.tensor_list, self.device, self.start_s, self.end_s, self.sent)
+            kept[memory[self.device[i]]] += op.kept_bytes
+        times = self.start_s, self.end_s, self.sent
+        intervals = memory_intervals(self.op_list, self.tensor_list, self.device, memory, *times)
         for device, peak in zip(self.cluster.devices, peak_memory(kept, intervals), strict=True):
             room = device.memory_bytes - device.reserved_bytes
             if peak > room:

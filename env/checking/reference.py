@@ -11,7 +11,7 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from env.checking.reference_memory import Sending, memory_intervals, peak_memory
+from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
 from env.cluster import Cluster, Device
 from env.plan import Plan
 from graphs.errors import MismatchError, UnknownNameError
@@ -27,7 +27,7 @@ class ReferenceResult:
     Attributes:
         step_time_s: end of the last op.
         busy_s: D numbers, seconds each device computes.
-        peak_bytes: D numbers.
+        peak_bytes: D numbers; of devices on one memory at its owner, and 0 at the others.
         link_bytes: L numbers, bytes over each link.
         op_start_s, op_end_s: n numbers.
         transfers: in order of request; of a fixed sequence in order of start.
@@ -249,10 +249,12 @@ class _Step:
         n_devices = len(self.cluster.devices)
         kept = [0] * n_devices
         busy = [0.0] * n_devices
+        memory = memory_numbers(self.cluster.devices)
         for i, op in enumerate(self.ops):
-            kept[self.device[i]] += op.kept_bytes
+            kept[memory[self.device[i]]] += op.kept_bytes
             busy[self.device[i]] += self.op_s[i]
-        intervals = memory_intervals(self.ops, self.tensors, self.device, self.start_s, self.end_s, self.transfers)
+        times = self.start_s, self.end_s, self.transfers
+        intervals = memory_intervals(self.ops, self.tensors, self.device, memory, *times)
         return ReferenceResult(
             step_time_s=max(self.end_s),
             busy_s=tuple(busy),

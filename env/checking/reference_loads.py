@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from env.checking.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
-from env.checking.reference_memory import memory_intervals, steady_memory
+from env.checking.reference_memory import memory_intervals, memory_numbers, steady_memory
 from env.cluster import Cluster
 from env.plan import Plan
 from graphs.opgraph import OpGraph, Tensor
@@ -21,7 +21,7 @@ class ReferenceLoads:
     Attributes:
         device_s: D numbers, seconds.
         link_s: L numbers, seconds; 0 for links that are not exclusive, and under blocking communication.
-        held_bytes: D numbers, memory in steady state.
+        held_bytes: D numbers, memory in steady state; of devices on one memory at its owner, and 0 at the others.
         value_s: the largest load.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
         feasible: no device holds more than its memory.
@@ -53,12 +53,12 @@ def reference_loads(
     place = dict(zip(graph.op_names, numbers, strict=True))
     device_s = [0.0 for _ in cluster.devices]
     link_s = [0.0 for _ in cluster.links]
-    kept = [0 for _ in cluster.devices]
+    memory, kept = memory_numbers(cluster.devices), [0 for _ in cluster.devices]
     moved = 0
     for d, device in enumerate(cluster.devices):
         own = [op for op in ops if place[op.name] == d]
         device_s[d] = sum(op_seconds(op, device) for op in own)
-        kept[d] = sum(op.kept_bytes for op in own)
+        kept[memory[d]] += sum(op.kept_bytes for op in own)
     for tensor in tensors:
         home = place[tensor.producer]
         receivers = {place[name] for name in tensor.consumers} - {home}
@@ -74,7 +74,7 @@ def reference_loads(
                         link_s[number] += transfer_seconds(tensor, cluster, home, d)
     value_s = max(device_s + link_s)
     step = step or simulate_reference(graph, cluster, plan)
-    times = numbers, step.op_start_s, step.op_end_s
+    times = numbers, memory, step.op_start_s, step.op_end_s
     held = steady_memory(kept, memory_intervals(ops, tensors, *times, step.transfers), *times, value_s)
     return ReferenceLoads(
         device_s=tuple(device_s),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from env.cluster import Device
 from graphs.opgraph import Op, Tensor
 
 _ROUNDING = 1e-9  # relative, of a number of periods
@@ -17,9 +18,10 @@ _ROUNDING = 1e-9  # relative, of a number of periods
 
 @dataclass(frozen=True)
 class Interval:
-    """Bytes on a device from ``start_s`` until just before ``end_s``."""
+    """Bytes from ``start_s`` until just before ``end_s``: of an op on ``device``, or sent to it, in ``memory``."""
 
     device: int
+    memory: int
     start_s: float
     end_s: float
     size_bytes: int
@@ -36,18 +38,32 @@ class Sending:
     end_s: float
 
 
+def memory_numbers(devices: Sequence[Device]) -> list[int]:
+    """For each device the number of the one in whose memory it works, which has the account."""
+    names = [device.name for device in devices]
+    return [names.index(device.memory_of) if device.memory_of else d for d, device in enumerate(devices)]
+
+
 def memory_intervals(
     ops: Sequence[Op],
     tensors: Sequence[Tensor],
     device: Sequence[int],
+    memory: Sequence[int],
     op_start_s: Sequence[float],
     op_end_s: Sequence[float],
     transfers: Sequence[Sending],
 ) -> list[Interval]:
-    """Everything that takes memory for part of the step: workspaces and the copies of tensors."""
+    """Everything that takes memory for part of the step: workspaces and the copies of tensors.
+
+    Args:
+        ops, tensors: of the graph.
+        device: of each op.
+        memory: of each device, see `memory_numbers`.
+        op_start_s, op_end_s, transfers: what happened.
+    """
     number = {op.name: i for i, op in enumerate(ops)}
     found = [
-        Interval(device[i], op_start_s[i], op_end_s[i], op.workspace_bytes)
+        Interval(device[i], memory[device[i]], op_start_s[i], op_end_s[i], op.workspace_bytes)
         for i, op in enumerate(ops)
         if op.workspace_bytes > 0
     ]
@@ -59,22 +75,24 @@ def memory_intervals(
         readers = [number[name] for name in tensor.consumers]
         home = device[producer]
         last_use_s = [op_end_s[producer]]
-        last_use_s += [op_end_s[c] for c in readers if device[c] == home]
+        last_use_s += [op_end_s[c] for c in readers if memory[device[c]] == memory[home]]
         last_use_s += [transfer.end_s for transfer in sent.get(t, ())]
         if not tensor.in_place:
-            found.append(Interval(home, op_start_s[producer], max(last_use_s), tensor.bytes))
+            found.append(Interval(home, memory[home], op_start_s[producer], max(last_use_s), tensor.bytes))
         for transfer in sent.get(t, ()):
-            ends = [op_end_s[c] for c in readers if device[c] == transfer.target]
-            found.append(Interval(transfer.target, transfer.start_s, max(ends, default=transfer.end_s), tensor.bytes))
+            there = memory[transfer.target]
+            if there != memory[home]:
+                until_s = max([op_end_s[c] for c in readers if device[c] == transfer.target], default=transfer.end_s)
+                found.append(Interval(transfer.target, there, transfer.start_s, until_s, tensor.bytes))
     return found
 
 
 def peak_memory(kept_bytes: Sequence[int], intervals: Sequence[Interval]) -> tuple[int, ...]:
-    """The largest sum of bytes at any instant, per device; ``kept_bytes`` are there all the time."""
+    """The largest sum of bytes at any instant, per memory; ``kept_bytes`` are there all the time."""
     changes: list[list[tuple[float, int]]] = [[] for _ in kept_bytes]
     for interval in intervals:
         if interval.start_s < interval.end_s:
-            changes[interval.device] += [
+            changes[interval.memory] += [
                 (interval.start_s, interval.size_bytes),
                 (interval.end_s, -interval.size_bytes),
             ]
@@ -92,11 +110,12 @@ def steady_memory(
     kept_bytes: Sequence[int],
     intervals: Sequence[Interval],
     device: Sequence[int],
+    memory: Sequence[int],
     op_start_s: Sequence[float],
     op_end_s: Sequence[float],
     period_s: float,
 ) -> tuple[int, ...]:
-    """Bytes on each device where such a step begins every ``period_s`` seconds; arguments as above."""
+    """Bytes in each memory where such a step begins every ``period_s`` seconds; arguments as above."""
     turns: list[list[tuple[float, float]]] = [[] for _ in kept_bytes]  # in which a device never pauses
     for d, start_s, end_s in sorted(zip(device, op_start_s, op_end_s, strict=True)):
         if start_s < end_s:
@@ -113,5 +132,8 @@ def steady_memory(
             of_turns.append(interval)
         else:
             periods = lasts_s / period_s if period_s > 0 else 1.0
-            held[interval.device] += max(1, math.ceil(periods * (1 - _ROUNDING))) * interval.size_bytes
-    return peak_memory(held, of_turns)
+            held[interval.memory] += max(1, math.ceil(periods * (1 - _ROUNDING))) * interval.size_bytes
+    # Devices on one memory may be at different steps: each has its own peak, and these add up.
+    for d in range(len(memory)):
+        held[memory[d]] += max(peak_memory([0] * len(memory), [one for one in of_turns if one.device == d]))
+    return tuple(held)

@@ -36,6 +36,7 @@ class Arrays(NamedTuple):
     """A `Problem` for the kernel: n ops, m tensors, e edges, D devices, L links, H links in the longest route."""
 
     op_s: FloatArray  # [n, D]
+    owner: Index  # [D], device in whose memory each works
     edge_ptr: Index  # [n + 1], edges an op feeds
     consumer: Index  # [e]
     edge_tensor: Index  # [e]
@@ -426,7 +427,7 @@ def _note_changes(
     buckets: int,
     per_second: float,
 ) -> None:
-    """Fill the buckets with every allocation and free of the step."""
+    """Fill the buckets of the devices whose memory it is with every allocation and free of the step."""
     clear_buckets(s, n_devices * buckets)
     # A tensor is held until its producer has ended, it has been sent everywhere, and all on its device have read it.
     for t in range(m):
@@ -441,21 +442,26 @@ def _note_changes(
         s.free_s[copy] = end if end > s.free_s[copy] else s.free_s[copy]
     k = 0
     for i in range(n):
+        d = g.owner[device[i]]
         added = g.workspace_bytes[i] + g.output_bytes[i]
         if added > 0:
-            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_start[i], added, k)
+            k = note_change(s, d * buckets, buckets, per_second, out.op_start[i], added, k)
         if g.workspace_bytes[i] > 0:
-            k = note_change(s, device[i] * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
-    for t in range(m):
-        if g.memory_bytes[t] > 0:
-            d = device[g.tensor_producer[t]]
-            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
+            k = note_change(s, d * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
     for x in range(n_transfers):
-        size = g.tensor_bytes[out.transfer_tensor[x]]
-        if size > 0:
-            d = out.transfer_pair[x] % n_devices
+        t = out.transfer_tensor[x]
+        d = g.owner[out.transfer_pair[x] % n_devices]
+        size = g.tensor_bytes[t]
+        # Within one memory nothing is copied: who reads it there reads the tensor itself.
+        if d == g.owner[device[g.tensor_producer[t]]]:
+            s.free_s[t] = max(s.free_s[t], s.free_s[m + x])
+        elif size > 0:
             k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], size, k)
             k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -size, k)
+    for t in range(m):
+        if g.memory_bytes[t] > 0:
+            d = g.owner[device[g.tensor_producer[t]]]
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
 
 
 @inner
@@ -475,7 +481,7 @@ def _memory(
     for d in range(n_devices):
         out.peak_bytes[d] = 0
     for i in range(n):
-        out.peak_bytes[device[i]] += g.kept_bytes[i]
+        out.peak_bytes[g.owner[device[i]]] += g.kept_bytes[i]
     if step_s == 0.0:
         return
     buckets = buckets_for(n, n_devices)

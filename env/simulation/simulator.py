@@ -62,7 +62,7 @@ class Score:
     Attributes:
         step_time_s: makespan of one step.
         busy_s: float64 [D], seconds each device computes.
-        peak_bytes: int64 [D].
+        peak_bytes: int64 [D]; of devices on one memory at its owner, and 0 at the others.
         link_bytes: float64 [L], bytes over each link of the cluster.
         bytes_moved: bytes sent from device to device, each tensor once per receiver.
         feasible: no device's peak exceeds its memory. Pins and colocation groups are not looked at: any placement has a
@@ -192,6 +192,7 @@ def _arrays(problem: Problem) -> kernel.Arrays:
     waited, held = _padded_routes(problem)
     return kernel.Arrays(
         op_s=problem.op_s,
+        owner=problem.memory_owner.astype(np.int32),
         edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
         consumer=graph.consumers.astype(np.int32),
         edge_tensor=edge_tensor.astype(np.int32),

@@ -29,9 +29,10 @@ class Steady:
     Attributes:
         problem: graph and cluster.
         device: int64 [n], the placement.
-        held_bytes: int64 [D].
+        held_bytes: int64 [D]; of devices on one memory at its owner, and 0 at the others.
         entry_op, entry_device, entry_bytes: int64 [x], what is there beside kept bytes when a device is at its
-            fullest: an output for its producer, a copy from elsewhere for its first reader there.
+            fullest: an output for its producer, a copy from elsewhere for its first reader there. The device is the
+            owner of the memory.
     """
 
     problem: Problem
@@ -53,7 +54,9 @@ class Steady:
             return None
         graph, capacity_bytes = self.problem.graph, self.problem.capacity_bytes
         d = int((self.held_bytes - capacity_bytes).argmax())
-        own = np.where(self.device == d, graph.kept_bytes, 0) + self.held_by(self.entry_device == d)
+        own = np.where(self.problem.memory_owner[self.device] == d, graph.kept_bytes, 0) + self.held_by(
+            self.entry_device == d
+        )
         largest, needed = int(own.argmax()), int(own.max())
         others = int(self.held_bytes[d]) - needed
         return (
@@ -79,21 +82,21 @@ def steady_memory(problem: Problem, schedule: Schedule, period_s: float) -> Stea
     waiting, turns = parts.chosen(waits), parts.chosen(~waits)
     # As Python's integers: no sum of them wraps around.
     sizes = [int(copy) * size for copy, size in zip(copies.tolist(), waiting.size_bytes.tolist(), strict=True)]
-    waiting_bytes = [0] * problem.cluster.n_devices
-    for d, size in zip(waiting.device.tolist(), sizes, strict=True):
-        waiting_bytes[d] += size
-    fullest_s, held = [], []
-    for (times_s, size_bytes), waiting_d in zip(levels(problem, schedule, turns), waiting_bytes, strict=True):
+    owner, held = problem.memory_owner, [0] * problem.cluster.n_devices
+    for d, size in zip(owner[waiting.device].tolist(), sizes, strict=True):
+        held[d] += size
+    fullest_s = []
+    for d, (times_s, size_bytes) in zip(owner.tolist(), levels(problem, schedule.device, turns), strict=True):
         fullest_s.append(times_s[size_bytes.argmax()])
-        held.append(min(int(size_bytes.max()) + waiting_d, _MOST_BYTES))
+        held[d] += int(size_bytes.max())
     at_s = np.array(fullest_s)[turns.device]
     live = turns.chosen((turns.start_s <= at_s) & (at_s < turns.end_s))
     return Steady(
         problem=problem,
         device=schedule.device,
-        held_bytes=np.array(held, dtype=np.int64),
+        held_bytes=np.array([min(size, _MOST_BYTES) for size in held], dtype=np.int64),
         entry_op=np.concatenate([live.op, waiting.op]),
-        entry_device=np.concatenate([live.device, waiting.device]),
+        entry_device=owner[np.concatenate([live.device, waiting.device])],
         entry_bytes=np.concatenate([live.size_bytes, np.minimum(sizes, _MOST_BYTES).astype(np.int64)]),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ class Intervals:
     """Bytes that are on a device for part of the step; i intervals.
 
     Attributes:
-        device: int64 [i].
+        device: int64 [i], the op's, or the one that receives the transfer; it may work in another's memory.
         start_s, end_s: float64 [i]; half-open.
         size_bytes: int64 [i].
         cause: int64 [i], `_OP` or `_TRANSFER`: what puts them there.
@@ -48,30 +48,29 @@ def memory_steps(problem: Problem, schedule: Schedule) -> list[tuple[FloatArray,
     """Bytes on each device over time: ``(times_s, bytes)`` per device, a step function.
 
     From ``times_s[k]`` until the next time (the last one: for good) the device holds ``bytes[k]``. The first time is
-    0; the largest value is the device's peak.
+    0; the largest value is the device's peak. Devices on one memory have theirs at its owner.
     """
-    return levels(problem, schedule, memory_intervals(problem, schedule))
+    owner, found = problem.memory_owner, memory_intervals(problem, schedule)
+    return levels(problem, owner[schedule.device], replace(found, device=owner[found.device]))
 
 
 def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
     """One sentence about the first instant at which a device holds more than its memory; None if none does."""
-    intervals = memory_intervals(problem, schedule)
+    intervals, owner = memory_intervals(problem, schedule), problem.memory_owner
     first: tuple[float, int] | None = None
-    steps = levels(problem, schedule, intervals)
-    for d, (times_s, size_bytes) in enumerate(steps):
+    for d, (times_s, size_bytes) in enumerate(memory_steps(problem, schedule)):
         over = np.flatnonzero(size_bytes > problem.capacity_bytes[d])
         if len(over) and (first is None or times_s[over[0]] < first[0]):
             first = float(times_s[over[0]]), d
     if first is None:
         return None
     now, d = first
-    kept = int(problem.graph.kept_bytes[schedule.device == d].sum())
-    free = int(problem.capacity_bytes[d]) - kept
+    here, is_there = owner[schedule.device] == d, (owner[intervals.device] == d) & (intervals.end_s > now)
+    free = int(problem.capacity_bytes[d]) - int(problem.graph.kept_bytes[here].sum())
     if free < 0:
-        return _kept_overflow(problem, schedule, d)
-    there = (intervals.device == d) & (intervals.start_s < now) & (intervals.end_s > now)
-    free -= int(intervals.size_bytes[there].sum())
-    begins = np.flatnonzero((intervals.device == d) & (intervals.start_s == now) & (intervals.end_s > now))
+        return _kept_overflow(problem, here, d)
+    free -= int(intervals.size_bytes[is_there & (intervals.start_s < now)].sum())
+    begins = np.flatnonzero(is_there & (intervals.start_s == now))
     for who, number, needed in _needs(intervals, begins):
         if needed > free:
             return _sentence(problem, schedule, who, number, d, needed, free, now)
@@ -88,11 +87,11 @@ def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, in
     return [(cause, number, size) for (cause, number), size in sorted(total.items())]
 
 
-def _kept_overflow(problem: Problem, schedule: Schedule, d: int) -> str:
+def _kept_overflow(problem: Problem, here: BoolArray, d: int) -> str:
     graph, device = problem.graph, problem.cluster.devices[d]
     free = device.usable_bytes
-    total = int(graph.kept_bytes[schedule.device == d].sum())
-    for i in np.flatnonzero(schedule.device == d).tolist():
+    total = int(graph.kept_bytes[here].sum())
+    for i in np.flatnonzero(here).tolist():
         needed = int(graph.kept_bytes[i])
         if needed > free:
             return (
@@ -112,20 +111,21 @@ def _sentence(
         return f"op {graph.op_names[number]!r} needs {room}"
     tensor = int(schedule.transfer_tensor[number])
     readers = graph.consumers_of(tensor)
-    reader = graph.op_names[readers[schedule.device[readers] == d][0]]
+    reader = graph.op_names[readers[schedule.device[readers] == schedule.transfer_target[number]][0]]
     producer = graph.op_names[graph.tensor_producer[tensor]]
     return f"an output of op {producer!r}, arriving for op {reader!r}, needs {room}"
 
 
 def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
-    """Workspaces, tensors where they are made, and copies elsewhere. O(e log e)."""
-    graph, n_devices = problem.graph, problem.cluster.n_devices
+    """Workspaces, tensors where they are made, and copies in other memories. O(e log e)."""
+    graph, n_devices, owner = problem.graph, problem.cluster.n_devices, problem.memory_owner
     producer, consumer, tensor = graph.edge_list
     sent, target = schedule.transfer_tensor, schedule.transfer_target
     here = schedule.device[graph.tensor_producer]
     last_use_s = schedule.op_end_s[graph.tensor_producer].copy()
     local = schedule.device[consumer] == schedule.device[producer]
-    np.maximum.at(last_use_s, tensor[local], schedule.op_end_s[consumer[local]])
+    within = owner[schedule.device[consumer]] == owner[schedule.device[producer]]
+    np.maximum.at(last_use_s, tensor[within], schedule.op_end_s[consumer[within]])
     np.maximum.at(last_use_s, sent, schedule.transfer_end_s)
 
     # Each remote read belongs to the one transfer of its tensor to its device.
@@ -139,7 +139,8 @@ def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
     np.minimum.at(first_reader, transfer, consumer[~local])
 
     n, x = graph.n_ops, len(sent)
-    return Intervals(
+    is_copied = owner[here[sent]] != owner[target]
+    found = Intervals(
         device=np.concatenate([schedule.device, here, target]),
         start_s=np.concatenate(
             [schedule.op_start_s, schedule.op_start_s[graph.tensor_producer], schedule.transfer_start_s]
@@ -150,10 +151,11 @@ def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
         number=np.concatenate([np.arange(n), graph.tensor_producer, np.arange(x)]),
         op=np.concatenate([np.arange(n), graph.tensor_producer, first_reader]),
     )
+    return found.chosen(np.concatenate([np.ones(n + graph.n_tensors, np.bool_), is_copied]))
 
 
-def levels(problem: Problem, schedule: Schedule, intervals: Intervals) -> list[tuple[FloatArray, IntArray]]:
-    """`memory_steps` of these intervals and the kept bytes."""
+def levels(problem: Problem, device: IntArray, intervals: Intervals) -> list[tuple[FloatArray, IntArray]]:
+    """Per device, a step function as of `memory_steps`: what its ops keep, ``device`` int64 [n], and its intervals."""
     result = []
     kept = problem.graph.kept_bytes
     for d in range(problem.cluster.n_devices):
@@ -163,7 +165,7 @@ def levels(problem: Problem, schedule: Schedule, intervals: Intervals) -> list[t
             np.concatenate([[0.0], intervals.start_s[mine], intervals.end_s[mine]]), return_inverse=True
         )
         change = np.zeros(len(instants), dtype=np.int64)
-        np.add.at(change, at, np.concatenate([[kept[schedule.device == d].sum()], size, -size]))
+        np.add.at(change, at, np.concatenate([[kept[device == d].sum()], size, -size]))
         level = change.cumsum()
         changes = np.concatenate([[True], np.diff(level) != 0])
         result.append((instants[changes], level[changes]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from strategies import allowed_placements, problems
+from strategies import allowed_placements, problems, with_memory
 
 import baselines.local_search.load_search as search_module
 from baselines.budget import Budget
@@ -40,8 +40,8 @@ def star(n: int, memory_bytes: int = 2**40, communication: str = "overlapped") -
 def throughput_problems(draw: Any, max_ops: int = 9, max_devices: int = 5) -> Problem:
     """Both communication models; the memory of a step in steady state may be much or little."""
     problem = draw(problems(max_ops, max_devices))
-    devices = tuple(replace(d, memory_bytes=d.memory_bytes * draw(st.integers(1, 4))) for d in problem.cluster.devices)
-    cluster = replace(problem.cluster, devices=devices, communication=draw(st.sampled_from(COMMUNICATIONS)))
+    cluster = with_memory(problem.cluster, lambda device: device.memory_bytes * draw(st.integers(1, 4)))
+    cluster = replace(cluster, communication=draw(st.sampled_from(COMMUNICATIONS)))
     return Problem(problem.graph, cluster, THROUGHPUT)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from strategies import allowed_placements, problems
+from strategies import allowed_placements, problems, with_memory
 
 from baselines import METHODS
 from env.bounds import area as area_bounds
@@ -366,8 +366,7 @@ def test_no_bound_exceeds_the_best_step_that_fits_into_little_memory(data: st.Da
     graph = drawn.graph
     share = data.draw(st.sampled_from([0.3, 0.5, 0.8]))
     memory = int(share * (graph.kept_bytes.sum() + graph.tensor_bytes.sum()))
-    devices = tuple(replace(d, memory_bytes=memory * data.draw(st.integers(1, 2))) for d in drawn.cluster.devices)
-    problem = Problem(graph, replace(drawn.cluster, devices=devices))
+    problem = Problem(graph, with_memory(drawn.cluster, lambda _: memory * data.draw(st.integers(1, 2))))
     choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
     orders = np.array(list(itertools.permutations(range(graph.n_ops))), dtype=np.float64)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from strategies import problems
+from strategies import problems, with_memory
 
 from env.bounds import memory_prices
 from env.bounds.bounds import lower_bound
@@ -88,8 +88,7 @@ def tight_problems(draw: st.DrawFn, objective: str) -> Problem:
     graph = drawn.graph
     total = int(graph.kept_bytes.sum() + graph.tensor_bytes.sum())
     shares = st.sampled_from([0.2, 0.4, 0.6, 1.0])
-    own = tuple(replace(d, memory_bytes=math.ceil(total * draw(shares))) for d in drawn.cluster.devices)
-    return Problem(graph, replace(drawn.cluster, devices=own), objective)
+    return Problem(graph, with_memory(drawn.cluster, lambda _: math.ceil(total * draw(shares))), objective)
 
 
 def every_placement(problem: Problem) -> list[list[int]]:

@@ -59,7 +59,7 @@ def test_there_is_a_reason_exactly_when_a_placement_is_infeasible(data: st.DataO
     for d, (times_s, size_bytes) in enumerate(memory_steps(problem, schedule)):
         assert times_s[0] == 0
         assert (times_s[1:] > times_s[:-1]).all()
-        assert size_bytes[-1] == problem.graph.kept_bytes[schedule.device == d].sum()
+        assert size_bytes[-1] == problem.graph.kept_bytes[problem.memory_owner[schedule.device] == d].sum()
 
 
 @pytest.mark.parametrize(

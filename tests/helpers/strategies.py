@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from env.cluster import Cluster, Device, Link
+from env.cluster import LANE, Cluster, Device, Link, both_ways
 from env.problem import Problem
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
@@ -27,7 +29,10 @@ def amounts(whole: bool) -> st.SearchStrategy[float]:
 
 @st.composite
 def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool | None = None) -> Cluster:
-    """Connected clusters: direct links, a switch, a chain of hops, or any uneven mixture."""
+    """Connected clusters: direct links, a switch, a chain of hops, or any uneven mixture; a few with shared memories.
+
+    Devices in the memory of another come last, and beyond ``max_devices``.
+    """
     whole = draw(st.booleans()) if whole is None else whole
     rates = st.sampled_from((1.0, 2.0)) if whole else st.floats(0.1, 10.0)
     n = draw(st.integers(min_devices, max_devices))
@@ -71,7 +76,26 @@ def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool 
             links.append(
                 Link(src, dst, math.inf if free else draw(rates), 0.0 if free else draw(amounts(whole)), exclusive)
             )
-    return Cluster("random", devices, tuple(links))
+    sharing = draw(st.lists(_sharing(devices), max_size=3)) if draw(st.integers(0, 3)) == 0 else []
+    sharers = [replace(device, name=f"{device.name}-{k}") for k, device in enumerate(sharing)]
+    for device in sharers:
+        links += both_ways(device.name, device.memory_of, math.inf, 0.0)
+    return Cluster("random", (*devices, *sharers), tuple(links))
+
+
+def with_memory(cluster: Cluster, size_bytes: Callable[[Device], int]) -> Cluster:
+    """The cluster with other memory; devices that work in the memory of another have that one's."""
+    own = {d.name: replace(d, memory_bytes=size_bytes(d)) for d in cluster.devices if not d.memory_of}
+    sizes = [own[device.memory_of or device.name].memory_bytes for device in cluster.devices]
+    devices = tuple(replace(device, memory_bytes=size) for device, size in zip(cluster.devices, sizes, strict=True))
+    return replace(cluster, devices=devices)
+
+
+def _sharing(devices: Sequence[Device]) -> st.SearchStrategy[Device]:
+    """A device in the memory of one of these, unlike it: a lane, or of another kind or speed."""
+    lanes = [replace(device, kind=LANE, model="", memory_of=device.name) for device in devices]
+    others = [replace(device, kind="gpu", peak_flops={"float32": 2.0}, memory_of=device.name) for device in devices]
+    return st.sampled_from(lanes + others)
 
 
 @st.composite
@@ -129,7 +153,8 @@ def problems(draw: Any, max_ops: int = 9, max_devices: int = 5, whole: bool | No
     """A random graph on a random cluster; at least one placement respects pins and groups."""
     whole = draw(st.booleans()) if whole is None else whole
     cluster = draw(clusters(1, max_devices, whole))
-    return Problem(draw(graphs(max_ops, whole, (cluster.devices[0].kind,), edges)), cluster)
+    kinds = [cluster.devices[0].kind, *(LANE for device in cluster.devices if device.kind == LANE)]
+    return Problem(draw(graphs(max_ops, whole, tuple(dict.fromkeys(kinds)), edges)), cluster)
 
 
 def placements(problem: Problem) -> st.SearchStrategy[NDArray[np.int64]]:

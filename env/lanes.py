@@ -1,0 +1,88 @@
+"""Devices on one memory, and lanes: devices that communicate while the device beside them computes (docs/score.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from env.device import LANE, Device, Link, both_ways
+from graphs.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from env.cluster import Cluster
+    from graphs.arrays import IntArray
+
+_FREE = {"bandwidth_bytes_per_s": float("inf"), "latency_s": 0.0}
+
+
+def with_lanes(cluster: Cluster) -> Cluster:
+    """`cluster`, where every device that has no lane yet has one, behind all other devices."""
+    without = [
+        device
+        for device, lane in zip(cluster.devices, lane_of(cluster.devices).tolist(), strict=True)
+        if lane < 0 and device.kind != LANE
+    ]
+    lanes = [
+        replace(device, name=_lane_name(device), kind=LANE, model="", memory_of=device.memory_of or device.name)
+        for device in without
+    ]
+    links = [link for lane in lanes for link in both_ways(lane.name, lane.memory_of, **_FREE)]
+    return replace(cluster, devices=(*cluster.devices, *lanes), links=(*cluster.links, *links))
+
+
+def lane_of(devices: Sequence[Device]) -> IntArray:
+    """int64 [D]: the number of each device's lane, -1 where it has none."""
+    number = {device.name: d for d, device in enumerate(devices) if device.kind == LANE}
+    return np.array([number.get(_lane_name(device), -1) for device in devices], dtype=np.int64)
+
+
+def memory_owner(devices: Sequence[Device]) -> IntArray:
+    """int64 [D]: the number of the device in whose memory each one works; its own where it has a memory."""
+    number = {device.name: d for d, device in enumerate(devices)}
+    return np.array([number[device.memory_of or device.name] for device in devices], dtype=np.int64)
+
+
+def check_memories(cluster: Cluster) -> None:
+    """Refuse devices on a memory that is not there, that is described twice, or that has a way of its own to it.
+
+    Raises:
+        ClusterError: says which device, and what was expected.
+    """
+    number = cluster.device_index
+    for device in cluster.devices:
+        what = f"device {device.name!r}"
+        if device.kind == LANE and not device.memory_of:
+            raise ClusterError(f"{what} is a lane, and has no memory_of; name the device in whose memory it works.")
+        if not device.memory_of:
+            continue
+        what = f"{what} has memory_of = {device.memory_of!r}"
+        if device.memory_of not in number:
+            raise ClusterError(f"{what}, which is no device of cluster {cluster.name!r}; name one of them.")
+        owner = cluster.devices[number[device.memory_of]]
+        if owner is device or owner.memory_of:
+            own = "itself" if owner is device else f"which works in the memory of {owner.memory_of!r}"
+            raise ClusterError(f"{what}, {own}; name a device that has a memory of its own.")
+        for key in ("memory_bytes", "reserved_bytes"):
+            if getattr(device, key) != getattr(owner, key):
+                raise ClusterError(
+                    f"{what}, but {key} = {getattr(device, key)}; expected that device's {getattr(owner, key)}."
+                )
+        ways = list(_links_at(cluster, device.name))
+        joined = {(link.src, link.dst) for link in ways if link.is_free}
+        if joined != {(device.name, owner.name), (owner.name, device.name)} or len(ways) > len(joined):
+            raise ClusterError(
+                f"{what}; expected one link each way between the two, of infinite bandwidth and without latency, and "
+                "no other link: it has the routes of the device whose memory it works in."
+            )
+
+
+def _links_at(cluster: Cluster, name: str) -> Iterator[Link]:
+    return (link for link in cluster.links if name in (link.src, link.dst))
+
+
+def _lane_name(device: Device) -> str:
+    return f"{device.name}.{LANE}"
