@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from graphs.transforms.collectives import bucketed, reduce
+from graphs.transforms.recompute import recompute
 
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stages import balanced_stages
@@ -14,9 +16,7 @@ from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.collectives import bucketed, reduce
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute import recompute
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.splitting.sharding import STATISTICS
@@ -47,8 +47,8 @@ class Applied:
 def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     """Carry out a strategy.
 
-    The devices are the cluster's, CPUs beside other devices left out, in their order: stages first, then the axes of the
-    mesh, tensor parallelism innermost, so that its parts are neighbours.
+    The devices are the cluster's, CPUs beside other devices left out, in their order: stages first, then the axes of
+    the mesh, tensor parallelism innermost, so that its parts are neighbours.
 
     Raises:
         StrategyError: the mesh is larger than the cluster, or the graph does not allow the strategy.
@@ -70,8 +70,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     if strategy.stages > 1:
         order = _order(strategy)
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
-        stage = balanced_stages(again.graph, op_s, len(order.devices))
-        spelt_out, numbers = sequenced(spelt_out, stage, order.sequences)
+        stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices))
+        spelt_out, numbers = sequenced(spelt_out, np.where(is_apart, -1, stage), order.sequences)
     target = cluster.with_lanes() if exchanged.collectives else cluster
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, of_op, order)
@@ -96,7 +96,7 @@ def _devices(
     lanes = np.array(["lane" in pins for pins in derived.graph.pins], dtype=np.bool_)
     if lanes.any():
         device = np.where(lanes, cluster.lane_of[device], device)
-    return device.astype(np.int64)
+    return np.asarray(device, dtype=np.int64)
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
@@ -111,5 +111,6 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     if found is not None:
         raise StrategyError(
             f"strategy {strategy.text!r} cuts the batch, and op {graph.op_names[found]!r} works with statistics of the "
-            "whole batch, which would change; add '| statistics=local' to take those of each part, or cut something else."
+            "whole batch, which would change; add '| statistics=local' to take those of each part, or cut something "
+            "else."
         )

@@ -1,4 +1,4 @@
-"""What a strategy costs and where: memory by parts, bytes by collective, bubbles, and communication that is waited for."""
+"""What a strategy costs and where: memory by parts, bytes by collective, bubbles, communication that is waited for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from baselines.strategies.applied import Applied
 from env.simulation.simulator import Schedule, Score
-from graphs.arrays import FloatArray, sums
+from graphs.arrays import FloatArray, IntArray, sums
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class StrategyFigures:
 
     Attributes:
         devices: how many devices compute.
-        peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with all
-            other bytes that live for a part of the step); they add up to the peak.
+        peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with
+            all other bytes that live for a part of the step); they add up to the peak.
         exchanged_bytes: by kind of collective, the bytes of the tensors exchanged, once a group of ranks.
         bubble: share of the devices' time, from the step's start to its end, in which they compute nothing.
         exposed_s: mean seconds in which a device computes nothing and communicates or is sent something.
@@ -65,7 +65,7 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     )
 
 
-def _exposed(device: int, what: Applied, schedule: Schedule, home: FloatArray) -> float:
+def _exposed(device: int, what: Applied, schedule: Schedule, home: IntArray) -> float:
     """Seconds in which a device computes nothing while its lane works, or a transfer from or to it is under way."""
     computing = _union(
         *(times[schedule.device == device] for times in (schedule.op_start_s, schedule.op_end_s)),

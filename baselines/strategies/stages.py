@@ -1,24 +1,26 @@
 """Stages of a pipeline: stretches of a graph of about equal time, cut where little is sent.
 
-Forward ops are cut in topological order; backward ops and updates go with the forward ops and parameters they belong to.
+Forward ops are cut in topological order; backward ops and updates go with the forward ops and parameters they belong
+to.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 
 _SLACK = 0.1  # of a stage's time: a cut may stand that far from the place of equal times, where less is sent
 
 
-def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> IntArray:
-    """int64 [n]: the stage of every op, 0 to n_stages - 1.
+def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[IntArray, BoolArray]:
+    """``(stage, is_apart)``, int64 and bool [n]: the stage of every op, 0 to n_stages - 1.
 
-    Ops of one colocation group are of one stage, that of the op of most work. A forward op's time counts with that of
-    the backward ops that mirror it.
+    Ops of one colocation group are of one stage, that of the op of most work. An op that its group takes out of the
+    stretch it lies in is apart: it works for another stage than its own, as a tied embedding does, and has no place
+    among the blocks of a pipeline order. A forward op's time counts with that of the backward ops that mirror it.
 
     Args:
         op_s: float64 [n], seconds of each op, on whatever device.
@@ -38,12 +40,16 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> IntArray
     cuts = _cuts(np.cumsum(work[forward]), _sent_after(graph, forward), n_stages)
     stage = np.full(graph.n_ops, -1, dtype=np.int64)
     stage[forward] = np.searchsorted(cuts, np.arange(len(forward)), side="right")
+    natural = stage.copy()
     for group in np.unique(graph.colocation[graph.colocation >= 0]).tolist():
         members = np.flatnonzero(graph.colocation == group)
         first = members[graph.phase[members] == Phase.FORWARD]
         if len(first):
             stage[members] = stage[first[np.argmax(work[first])]]
-    return _followed(graph, stage)
+    stage = _followed(graph, stage)
+    is_apart = (natural >= 0) & (natural != stage) & (graph.kernels > 0)
+    is_apart[mirrored] = is_apart[graph.forward_of[mirrored]]
+    return stage, is_apart
 
 
 def _sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:

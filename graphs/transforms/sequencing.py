@@ -50,7 +50,7 @@ class BlockMap:
 
     Attributes:
         kind: int64 [n]: 0 forward, 1 backward for inputs, 2 backward for weights; -1 for an op of the whole step.
-        stage: int64 [n], virtual stage.
+        stage: int64 [n], virtual stage; -1 outside all blocks.
         micro_batch: int64 [n]; -1 for an op of the whole step.
         in_lane: bool [n], whether it is communication, which runs beside the blocks.
     """
@@ -69,16 +69,16 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
 
     Args:
         derived: a graph that was chunked, or not: then there is one micro-batch, if any.
-        stage: int64 [source.n_ops], virtual stage of every op of the source.
+        stage: int64 [source.n_ops], virtual stage of every op of the source; -1 for an op outside all blocks.
 
     Raises:
-        MismatchError: not one whole stage number, 0 or more, for each op of the source.
+        MismatchError: not one whole stage number, -1 or more, for each op of the source.
     """
     graph, source = derived.graph, derived.source
     stages = np.asarray(stage)
-    if stages.shape != (source.n_ops,) or stages.dtype.kind not in "iu" or (stages < 0).any():
+    if stages.shape != (source.n_ops,) or stages.dtype.kind not in "iu" or (stages < -1).any():
         raise MismatchError(
-            f"expected a stage number, 0 or more, for each of {source.n_ops} ops of graph {source.name!r}, got "
+            f"expected a stage number, -1 or more, for each of {source.n_ops} ops of graph {source.name!r}, got "
             f"{stages.dtype} of shape {stages.shape}."
         )
     stages = stages.astype(np.int64)
@@ -86,7 +86,7 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     backward = graph.phase != Phase.FORWARD
     kind = np.where(backward, np.where(_feeds_others(derived, stages), 1, 2), 0)
     in_lane = np.array([LANE in pins for pins in graph.pins], dtype=np.bool_)
-    return BlockMap(np.where(of_step, -1, kind), stages[origin], derived.micro_batch, in_lane)
+    return BlockMap(np.where(of_step | (stages[origin] < 0), -1, kind), stages[origin], derived.micro_batch, in_lane)
 
 
 def _feeds_others(derived: Derived, stage: IntArray) -> BoolArray:

@@ -21,6 +21,7 @@ WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
 _OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 STATISTICS = "batch_norm"  # in the kinds of ops whose result depends on what else is in their batch
+_LABEL_COUNT = "nll_loss"
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -157,14 +158,20 @@ class _Walk:
         return Sharding(self.axis, tuple(self.row), written, read, states, share, written_share, halo)
 
     def _keep_statistics_apart(self) -> None:
-        """The backward pass of a batch norm reads the statistics of its own part, as the forward pass did."""
+        """Backward ops that read a figure of their own part, which their forward op wrote beside its result.
+
+        The statistics of a batch norm are local, as the forward pass had them. The number of labels by which a loss is
+        divided is known from the labels, before the step: nothing waits for the losses of the other parts.
+        """
         kinds = self.graph.kinds
         for op, row in enumerate(self.row):
-            if row is not None and STATISTICS in kinds[op]:
-                for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
-                    t = self.input_tensor[e]
-                    if self.written[t] == SUM and STATISTICS in kinds[self.producer[t]]:
-                        self.read[e] = SUM
+            shared = next((word for word in (STATISTICS, _LABEL_COUNT) if word in kinds[op]), None)
+            if row is None or shared is None:
+                continue
+            for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
+                t = self.input_tensor[e]
+                if self.written[t] == SUM and shared in kinds[self.producer[t]]:
+                    self.read[e] = SUM
 
     # -- one op -----------------------------------------------------------------------------------------------
 
