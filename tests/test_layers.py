@@ -30,7 +30,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "jit presets",
         "cluster routes",
         "published problem",
-        "plan units",
+        "plan units collectives",
         "simulation checking",
         "bounds",
         "gym",
