@@ -19,9 +19,9 @@ from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
+from graphs.transforms.splitting.exchange import LANE
 
 BARRIER = "barrier"  # kind of an op that only waits
-LANE = "lane"  # kind of device on which communication runs, beside the blocks
 FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD = "F", "B", "W", "BW"
 _KINDS = {FORWARD: (0,), BACKWARD: (1,), WEIGHTS: (2,), WHOLE_BACKWARD: (1, 2)}
 _LETTERS = (FORWARD, BACKWARD, WEIGHTS)
@@ -85,7 +85,7 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     origin, of_step = derived.origin, derived.micro_batch < 0
     backward = graph.phase != Phase.FORWARD
     kind = np.where(backward, np.where(_feeds_others(derived, stages), 1, 2), 0)
-    in_lane = np.array([LANE in pins for pins in graph.pins], dtype=np.bool_)
+    in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
     return BlockMap(np.where(of_step, -1, kind), stages[origin], derived.micro_batch, in_lane)
 
 
