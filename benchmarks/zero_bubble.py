@@ -69,9 +69,9 @@ def check(path: Path, content: Any) -> Found | None:
         [*rows, *searched],
         Summary("largest difference of a bubble rate of a named order", worst, _LIMIT),
         note="Published rates of interleaved 1F1B let only the first micro-batch of a group wait for the transfer from "
-        "the last device to the first; 'all waits' is what the order takes when every micro-batch does. ZB-1p and ZB-2p are "
-        "not named orders but what the paper's heuristic finds in the memory of p and 2p micro-batches; ours is the order "
-        "`memory` with the same memory, so that less is better there.",
+        "the last device to the first; 'all waits' is what the order takes when every micro-batch does. ZB-1p and "
+        "ZB-2p are no named orders but what the paper's heuristic finds in the memory of p and 2p micro-batches; ours "
+        "is the order `memory` in the same memory, where less is better.",
     )
 
 
