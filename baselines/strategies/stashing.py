@@ -45,7 +45,8 @@ def stages_in_order(graph: OpGraph, device: IntArray) -> IntArray:
         e = int(np.argmax(back))
         raise MismatchError(
             f"op {graph.op_names[consumer[e]]!r} of stage {stage[consumer[e]]} waits for "
-            f"{graph.op_names[producer[e]]!r} of stage {stage[producer[e]]}, so this placement is no pipeline; give each device a stretch of the model."
+            f"{graph.op_names[producer[e]]!r} of stage {stage[producer[e]]}, so this placement is no "
+            "pipeline; give each device a stretch of the model."
         )
     return stage
 
