@@ -19,9 +19,9 @@ from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
+from graphs.transforms.splitting.exchange import LANE
 
 BARRIER = "barrier"  # kind of an op that only waits
-LANE = "lane"  # kind of device on which communication runs, beside the blocks
 FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD = "F", "B", "W", "BW"
 _KINDS = {FORWARD: (0,), BACKWARD: (1,), WEIGHTS: (2,), WHOLE_BACKWARD: (1, 2)}
 _LETTERS = (FORWARD, BACKWARD, WEIGHTS)
@@ -75,18 +75,27 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
         MismatchError: not one whole stage number, -1 or more, for each op of the source.
     """
     graph, source = derived.graph, derived.source
-    stages = np.asarray(stage)
-    if stages.shape != (source.n_ops,) or stages.dtype.kind not in "iu" or (stages < -1).any():
-        raise MismatchError(
-            f"expected a stage number, -1 or more, for each of {source.n_ops} ops of graph {source.name!r}, got "
-            f"{stages.dtype} of shape {stages.shape}."
-        )
-    stages = stages.astype(np.int64)
+    stages = stage_numbers(source, stage)
     origin, of_step = derived.origin, derived.micro_batch < 0
     backward = graph.phase != Phase.FORWARD
     kind = np.where(backward, np.where(_feeds_others(derived, stages), 1, 2), 0)
-    in_lane = np.array([LANE in pins for pins in graph.pins], dtype=np.bool_)
+    in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
     return BlockMap(np.where(of_step | (stages[origin] < 0), -1, kind), stages[origin], derived.micro_batch, in_lane)
+
+
+def stage_numbers(graph: OpGraph, stage: IntArray) -> IntArray:
+    """int64 [n]: these numbers of stages, if they are some of this graph.
+
+    Raises:
+        MismatchError: not one whole number, -1 or more, for each op.
+    """
+    stages = np.asarray(stage)
+    if stages.shape != (graph.n_ops,) or stages.dtype.kind not in "iu" or (stages < -1).any():
+        raise MismatchError(
+            f"expected a stage number, -1 or more, for each of {graph.n_ops} ops of graph {graph.name!r}, got "
+            f"{stages.dtype} of shape {stages.shape}."
+        )
+    return stages.astype(np.int64)
 
 
 def _feeds_others(derived: Derived, stage: IntArray) -> BoolArray:
