@@ -150,7 +150,7 @@ def _per_channel(call: Call) -> list[Letter]:
 
 @LAYERS.on("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(call: Call) -> list[Letter]:
-    """But along channels the statistics change, or are put together between the parts: that is for a strategy to say."""
+    """But along channels statistics change, or are put together between the parts: that is for a strategy to say."""
     x = call["input"]
     rest = ascii_lowercase[: x.ndim - 2]
     vectors = [(slot, "z") for slot in call.inputs if slot is not x]
