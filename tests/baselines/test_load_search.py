@@ -60,24 +60,24 @@ def value_s(problem: Problem, plan: Plan) -> float:
 
 
 def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
-    """What the search charges: kept bytes, tensors wherever they are, the largest workspace of ops that take time."""
+    """What the search charges each memory: kept bytes, tensors, the largest workspace of each device's timed ops."""
+    owner = problem.memory_owner.tolist()
     ops, tensors = problem.graph.records()
     place = dict(zip(problem.graph.op_names, device.tolist(), strict=True))
     charged = [0] * problem.cluster.n_devices
     workspace = [0] * problem.cluster.n_devices
     for op, seconds, allowed in zip(ops, problem.op_s, problem.allowed, strict=True):
-        charged[place[op.name]] += op.kept_bytes
+        charged[owner[place[op.name]]] += op.kept_bytes
         if seconds[allowed].min() > 0:
             workspace[place[op.name]] = max(workspace[place[op.name]], op.workspace_bytes)
     for tensor in tensors:
-        here = {place[tensor.producer]}
-        for d in (
-            {place[name] for name in tensor.consumers} - here
-            if tensor.in_place
-            else {place[name] for name in (tensor.producer, *tensor.consumers)}
-        ):
-            charged[d] += tensor.bytes
-    return [sum(both) for both in zip(charged, workspace, strict=True)]
+        home = owner[place[tensor.producer]]
+        charged[home] += 0 if tensor.in_place else tensor.bytes
+        for d in {place[name] for name in tensor.consumers}:
+            charged[owner[d]] += tensor.bytes if owner[d] != home else 0
+    for d, size in enumerate(workspace):
+        charged[owner[d]] += size
+    return charged
 
 
 def check_state(problem: Problem, state: LoadState) -> None:
@@ -92,7 +92,9 @@ def check_state(problem: Problem, state: LoadState) -> None:
     np.testing.assert_allclose(state.load_s[n_devices:], expected.link_s[links], **close)
     assert expected.link_s.sum() == pytest.approx(expected.link_s[links].sum())
     workspace_bytes = instance.workspace_bytes[state.device["largest"]]
-    np.testing.assert_array_equal(state.device["bytes"] + workspace_bytes, charged_bytes(problem, expected.plan.device))
+    charged = state.device["bytes"].copy()
+    np.add.at(charged, problem.memory_owner, workspace_bytes)
+    np.testing.assert_array_equal(charged, charged_bytes(problem, expected.plan.device))
     for d in range(n_devices):
         here = state.member[d, : state.device["units"][d]]
         assert sorted(here.tolist()) == np.flatnonzero(state.unit["device"] == d).tolist()

@@ -31,7 +31,7 @@ def amounts(whole: bool) -> st.SearchStrategy[float]:
 def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool | None = None) -> Cluster:
     """Connected clusters: direct links, a switch, a chain of hops, or any uneven mixture; a few with shared memories.
 
-    Devices in the memory of another come last, and beyond ``max_devices``.
+    Devices in the memory of another come last.
     """
     whole = draw(st.booleans()) if whole is None else whole
     rates = st.sampled_from((1.0, 2.0)) if whole else st.floats(0.1, 10.0)
@@ -76,7 +76,7 @@ def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool 
             links.append(
                 Link(src, dst, math.inf if free else draw(rates), 0.0 if free else draw(amounts(whole)), exclusive)
             )
-    sharing = draw(st.lists(_sharing(devices), max_size=3)) if draw(st.integers(0, 3)) == 0 else []
+    sharing = draw(st.lists(_sharing(devices), max_size=max_devices - n)) if draw(st.integers(0, 3)) == 0 else []
     sharers = [replace(device, name=f"{device.name}-{k}") for k, device in enumerate(sharing)]
     for device in sharers:
         links += both_ways(device.name, device.memory_of, math.inf, 0.0)
