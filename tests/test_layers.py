@@ -28,7 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "env": (
         "compiling local device",
         "jit presets",
-        "cluster routes",
+        "cluster lanes routes",
         "published problem",
         "plan units collectives",
         "simulation checking",
@@ -53,7 +53,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "learning runtime exporters",
         "verification measured_best",
         "optimization",
-        "comparison",
+        "comparison strategy_comparison",
         "what_if measuring",
         "report",
         "cli",

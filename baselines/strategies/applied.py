@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from graphs.transforms.collectives import bucketed, reduce
-from graphs.transforms.recompute import recompute
 
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stages import balanced_stages
@@ -16,7 +14,9 @@ from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.collectives import reduce
 from graphs.transforms.derived import Derived
+from graphs.transforms.recompute import recompute
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.splitting.sharding import STATISTICS
@@ -63,7 +63,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
-    exchanged = bucketed(whole, strategy.bucket_bytes) if strategy.bucket_bytes else whole
+    exchanged = whole
     spelt_out = reduce(exchanged, strategy.reduce or "ring") if exchanged.collectives else exchanged
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     numbers: FloatArray | None = None

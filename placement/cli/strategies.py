@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from placement.inputs.sources import Source
     from placement.strategy_comparison import StrategyComparison, StrategyRow
 
-_COLUMNS = ("strategy", "step time", "speed-up", "devices", "peak memory", "parameters", "gradients", "optimizer")
-_COLUMNS += ("activations", "bubble", "exposed", "exchanged")
+_COLUMNS = (
+    *("strategy", "step time", "speed-up", "devices", "peak memory", "parameters", "gradients", "optimizer"),
+    *("activations", "bubble", "exposed", "exchanged"),
+)
 
 
 def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) -> None:

@@ -7,10 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from chunked_graphs import chain_of_stages, chunked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_graphs import mlp
+from training_steps import chain_of_stages, chunked, mlp
 
 from baselines.strategies.costs import PipelineCosts, pipeline_costs
 from baselines.strategies.memory_order import memory_order

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from chunked_graphs import chain_of_stages, chunked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_steps import chain_of_stages, chunked
 
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
 from env import Cluster, Plan, Problem, Simulator
@@ -239,5 +239,5 @@ def test_sequences_that_do_not_suit(sequences: tuple[tuple[StageBlock, ...], ...
 
 def test_a_stage_for_every_op_is_asked_for() -> None:
     graph, stage = chain_of_stages(2)
-    with pytest.raises(MismatchError, match="expected a stage number, 0 or more, for each of 16 ops"):
+    with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
         block_map(chunked(graph, 2), stage[1:])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chunked_graphs import chain_of_stages
+from training_steps import chain_of_stages
 
 from baselines.strategies.stashing import stages_in_order, with_stashed_weights
 from env import THROUGHPUT, Cluster, Plan, Problem
@@ -65,5 +65,5 @@ def test_a_placement_that_goes_back_is_no_pipeline() -> None:
 
 def test_a_stage_for_every_op_is_asked_for() -> None:
     graph, stage = chain_of_stages(2)
-    with pytest.raises(MismatchError, match="expected a stage number, 0 or more, for each of 16 ops"):
+    with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
         with_stashed_weights(graph, stage[1:])

@@ -22,6 +22,7 @@ WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a
 _OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 STATISTICS = "batch_norm"  # in the kinds of ops whose result depends on what else is in their batch
 _LABEL_COUNT = "nll_loss"
+SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -152,19 +153,23 @@ class _Walk:
             for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
                 if isinstance(part, Shard) and part.halo:
                     halo[e] = part.halo / (part.extent * part.blocks)
-        self._keep_statistics_apart()
+        self._read_own_parts()
         states = np.array([WHOLE if kept is None else kept for kept in self.state], dtype=np.int64)
         written, read = (np.array(codes, dtype=np.int64) for codes in (self.written, self.read))
         return Sharding(self.axis, tuple(self.row), written, read, states, share, written_share, halo)
 
-    def _keep_statistics_apart(self) -> None:
-        """Backward ops that read a figure of their own part, which their forward op wrote beside its result.
+    def _read_own_parts(self) -> None:
+        """Some ops read the tensors of their own part, however they are cut.
 
-        The statistics of a batch norm are local, as the forward pass had them. The number of labels by which a loss is
-        divided is known from the labels, before the step: nothing waits for the losses of the other parts.
+        Ops that make new tensors read a shape alone. The statistics of a batch norm are local, as the forward pass had
+        them. The number of labels by which a loss is divided is known from the labels, before the step: nothing waits
+        for the losses of the other parts.
         """
         kinds = self.graph.kinds
         for op, row in enumerate(self.row):
+            if row is not None and any(word in kinds[op] for word in SHAPE_ONLY):
+                for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
+                    self.read[e] = self.written[self.input_tensor[e]]
             shared = next((word for word in (STATISTICS, _LABEL_COUNT) if word in kinds[op]), None)
             if row is None or shared is None:
                 continue

@@ -21,7 +21,7 @@ from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
 from graphs.transforms.splitting.zero import Storage, Zero
 
 BATCH = "batch"
@@ -204,11 +204,16 @@ class _Split:
         ptr, tensors = graph.inputs
         consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
         needs = self._needs(consumers, tensors)
+        # An op of the whole step that reads a shape need not wait for the micro-batches.
+        shapes = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
+        needless = shapes[consumers] & ~layout.is_chunked[consumers] & layout.is_chunked[graph.tensor_producer[tensors]]
+        tensors, consumers, needs = tensors[~needless], consumers[~needless], needs[~needless]
+        edge = np.flatnonzero(~needless)
         simple = ~needs.any(axis=1)
         self._direct(tensors[simple], consumers[simple])
         for e in np.flatnonzero(~simple).tolist():
             t, c = int(tensors[e]), int(consumers[e])
-            targets = [int(sharding.read[e]) if needs[e, a] else None for a, sharding in enumerate(layout.mesh)]
+            targets = [int(sharding.read[edge[e]]) if needs[e, a] else None for a, sharding in enumerate(layout.mesh)]
             ids = self.exchanges.converted(t, targets, bool(needs[e, -1]), Phase(int(graph.phase[c])))
             ops = layout.op_ids(c)
             if len(ids) == len(ops) or len(ids) == 1:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_graphs import mlp
+from training_steps import mlp
 
 from graphs import OpGraph, Phase, StrategyError
 from graphs.transforms.derived import Derived
