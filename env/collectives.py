@@ -86,7 +86,7 @@ def collective_s(
         # The server adds up one tensor while the next one arrives.
         spread, collect = (p - 1) * send, (p - 1) * max(send, add) + min(send, add)
     else:
-        sent = (p - 1) / p
+        sent = (p - 1) / p**2 if name == "pairwise" else (p - 1) / p
         spread = _rounds_of_pieces(name, p, group) * network.latency_s + sent * n * network.s_per_byte
         collect = spread + sent * add
     return {"all_reduce": collect + spread, "reduce_scatter": collect, "reduce": collect}.get(kind, spread)

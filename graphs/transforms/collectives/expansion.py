@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
+from graphs.transforms.collectives.rewiring import rewired, taken
 from graphs.transforms.collectives.template import Template, fused_template, template
 from graphs.transforms.derived import Collective, Derived
 
@@ -99,10 +100,10 @@ def _replaced(derived: Derived, batches: list[_Batch], seconds: FloatArray) -> D
         colocation=_colocation(graph, batches, rank_ops, origin)[order],
         time_keys=time_keys,
         time_s=np.where(is_new[:, None], np.nan, time_s[origin])[order],
-        **_tensor_arrays(tensors, edges, number),
+        **rewired(tensors, edges, number),
     )
     source = origin[order]
-    ptr, origins = _taken(derived.origin_ptr, derived.origins, source)
+    ptr, origins = taken(derived.origin_ptr, derived.origins, source)
     return replace(
         derived,
         graph=result,
@@ -224,32 +225,3 @@ def _times(
         for collective, duration in zip(collectives, seconds.tolist(), strict=True):
             time_s[list(collective.ops), keys.index(ANY_DEVICE)] = duration
     return keys, time_s
-
-
-def _tensor_arrays(
-    tensors: list[tuple[Any, ...]], edges: list[tuple[IntArray, IntArray]], number: IntArray
-) -> dict[str, Any]:
-    """The tensors of an `OpGraph`, ops by their new numbers."""
-    producer, size, in_place, transfer_s = (np.concatenate(part) for part in zip(*tensors, strict=True))
-    order = np.argsort(number[producer], kind="stable")
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    tensor, consumer = (np.concatenate(part) for part in zip(*edges, strict=True))
-    pairs = np.unique(rank[tensor] * len(number) + number[consumer])
-    read = pairs // len(number)
-    return {
-        "tensor_producer": number[producer][order],
-        "tensor_bytes": size[order],
-        "tensor_in_place": in_place[order],
-        "tensor_transfer_s": transfer_s[order],
-        "consumer_ptr": pointers(read, len(order)),
-        "consumers": pairs % len(number),
-    }
-
-
-def _taken(ptr: IntArray, values: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Rows of a table in CSR form, in a new order and some of them several times."""
-    length = np.diff(ptr)[rows]
-    starts = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
-    within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
-    return starts, values[np.repeat(ptr[rows], length) + within]

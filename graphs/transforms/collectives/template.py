@@ -16,12 +16,12 @@ class Template:
     """One collective of p ranks as k ops, p last ops and m tensors, whatever its size.
 
     The ops ``0 .. p - 1`` are the first of their ranks and read what the rank gives; one rank alone has none. The last
-    op of rank r has the number k + r and writes what the rank has afterwards. Pieces are equal parts of ``whole`` times
-    the bytes of the collective; ranges of them go round in a circle.
+    op of rank r has the number k + r and writes what the rank has afterwards. Pieces are equal parts of the
+    bytes of the collective; ranges of them go round in a circle.
 
     Attributes:
         algorithm: that carries it out.
-        pieces, whole: as above.
+        pieces: into how many the whole tensor is cut.
         op_rank: int64 [k].
         op_length, op_start: int64 [k], the pieces that the op adds up; length 0 if it only passes on.
         tensor_producer, tensor_start, tensor_length: int64 [m], and which pieces it holds.
@@ -33,7 +33,6 @@ class Template:
     algorithm: str
     ranks: int
     pieces: int
-    whole: int
     op_rank: IntArray
     op_start: IntArray
     op_length: IntArray
@@ -54,7 +53,7 @@ class Template:
         return self._range_bytes(size_bytes, self.tensor_start, self.tensor_length)
 
     def _range_bytes(self, size_bytes: IntArray, start: IntArray, length: IntArray) -> IntArray:
-        total = size_bytes[:, None] * self.whole
+        total = size_bytes[:, None]
 
         def before(piece: IntArray) -> IntArray:
             return piece // self.pieces * total + piece % self.pieces * total // self.pieces
@@ -95,7 +94,7 @@ def template(kind: str, algorithm: str, ranks: int, group: int = 0) -> Template:
     trees = 2 if algorithm == "double_tree" else 1
     draft = _Draft(given, pieces, trees, in_place=kind in ("all_reduce", "reduce_scatter", "reduce"))
     draft.run(rounds_of(kind, algorithm, ranks, group))
-    return draft.finished(algorithm, ranks if kind == "all_to_all" else 1, result)
+    return draft.finished(algorithm, result)
 
 
 @cache
@@ -107,7 +106,6 @@ def fused_template(ranks: int) -> Template:
         algorithm="fused",
         ranks=ranks,
         pieces=1,
-        whole=1,
         op_rank=everyone,
         op_start=none,
         op_length=none,
@@ -191,7 +189,7 @@ class _Draft:
     def _pieces(self, start: int, length: int) -> list[int]:
         return [(start + k) % self.pieces for k in range(length)]
 
-    def finished(self, algorithm: str, whole: int, result: list[range | list[int]]) -> Template:
+    def finished(self, algorithm: str, result: list[range | list[int]]) -> Template:
         k = len(self.op_rank)
         for rank, pieces in enumerate(result):
             self._read({self.holder[rank][piece] for piece in pieces}, k + rank)
@@ -206,7 +204,6 @@ class _Draft:
             algorithm=algorithm,
             ranks=self.ranks,
             pieces=self.pieces,
-            whole=whole,
             op_rank=frozen(np.array(self.op_rank, dtype=np.int64)),
             op_start=start,
             op_length=length,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collective_graphs import one_collective
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.collective_graphs import one_collective
 
 from graphs.errors import GraphError, MismatchError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS, KINDS, Template, carried_out_by, reduce, template

@@ -18,7 +18,7 @@ from graphs.transforms.derived import Collective, Derived
 
 def one_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = False) -> Derived:
     """Rank r makes a tensor, and its part of a collective reads those of all ranks; both run on device r."""
-    given = size_bytes // ranks if kind == "all_gather" else size_bytes
+    given = size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
     ops = [Op(f"make{r}", kernels=0) for r in range(ranks)]
     ops += [Op(f"use{r}", kind=kind, kernels=0) for r in range(ranks)]
     readers = tuple(f"use{r}" for r in range(ranks))

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from collective_graphs import one_collective, star, step_s
+from parallel.collective_graphs import one_collective, star, step_s
 
 from env.cluster import Cluster
 from env.collectives import EXPANDED_RANKS, Interconnect, collective_s, fused_s
@@ -14,7 +14,7 @@ from graphs.transforms.collectives import ALGORITHMS, KINDS, carried_out_by, red
 from graphs.transforms.derived import Collective
 
 RANKS = range(2, 17)
-SIZES = (720720, 720720 * 1000)  # every number of ranks divides them
+UNITS = (720720, 720720 * 1000)  # every number of ranks divides them
 NETWORKS = (
     Interconnect(3.4e-6, 1 / 300e9),
     Interconnect(5e-5, 1 / 1.18e9, 3 / 900e9),
@@ -30,7 +30,7 @@ OWN = [(kind, a) for kind in KINDS for a in ALGORITHMS if carried_out_by(kind, a
 def test_on_an_idle_network_the_simulator_finds_the_formula(kind: str, algorithm: str) -> None:
     for ranks, network in product(RANKS, NETWORKS):
         cluster = star(ranks, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
-        for size in SIZES:
+        for size in (ranks * unit for unit in UNITS):
             found = step_s(reduce(one_collective(kind, ranks, size), algorithm), cluster)
             assert found == pytest.approx(collective_s(kind, algorithm, size, ranks, network), rel=1e-9, abs=1e-18)
 
@@ -69,8 +69,8 @@ def test_fused_is_expanded_on_an_idle_network(kind: str, algorithm: str) -> None
     network = NETWORKS[1]
     for ranks in (2, 7, 16):
         cluster = star(ranks, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
-        before = one_collective(kind, ranks, 720720)
-        seconds = np.array([collective_s(kind, algorithm, 720720, ranks, network)])
+        before = one_collective(kind, ranks, 720720 * ranks)
+        seconds = np.array([collective_s(kind, algorithm, 720720 * ranks, ranks, network)])
         fused = step_s(reduce(before, algorithm, fused_s=seconds), cluster)
         assert fused == pytest.approx(step_s(reduce(before, algorithm), cluster), rel=1e-9)
 
