@@ -76,7 +76,7 @@ def pipeline_costs(problem: Problem, derived: Derived, stage: IntArray, device: 
         MismatchError: a virtual stage has no op of the first micro-batch.
     """
     blocks = block_map(derived, stage)
-    chosen = (blocks.micro_batch == 0) & (derived.part == 0)
+    chosen = (blocks.micro_batch == 0) & (derived.part == 0) & (blocks.kind >= 0)
     n_stages = 1 + int(stage.max())
     ops = np.flatnonzero(chosen)
     seconds = np.zeros((n_stages, 3))

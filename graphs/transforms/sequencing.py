@@ -8,7 +8,7 @@ between two blocks, an op that does nothing and moves nothing, makes it wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -49,7 +49,8 @@ class BlockMap:
     """The block of every op of a chunked graph (n ops).
 
     Attributes:
-        kind: int64 [n]: 0 forward, 1 backward for inputs, 2 backward for weights; -1 for an op of the whole step.
+        kind: int64 [n]: 0 forward, 1 backward for inputs, 2 backward for weights; -1 for an op of the whole step, or
+            one outside the pipeline, whose forward pass an earlier stage waits for.
         stage: int64 [n], virtual stage; -1 outside all blocks.
         micro_batch: int64 [n]; -1 for an op of the whole step.
         in_lane: bool [n], whether it is communication, which runs beside the blocks.
@@ -62,7 +63,7 @@ class BlockMap:
 
 
 def block_map(derived: Derived, stage: IntArray) -> BlockMap:
-    """The block of every op. O(n + e + depth of the graph * e of the source).
+    """The block of every op. O(n + e log e).
 
     An op is in the backward pass for weights if nothing of another stage waits for it, nor any op that mirrors another
     op of the forward pass: what is left to wait for it are gradients of parameters.
@@ -78,9 +79,11 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     stages = stage_numbers(source, stage)
     origin, of_step = derived.origin, derived.micro_batch < 0
     backward = graph.phase != Phase.FORWARD
-    kind = np.where(backward, np.where(_feeds_others(derived, stages), 1, 2), 0)
+    ancestry = _Ancestry.of(derived)
+    kind = np.where(backward, np.where(ancestry.feeds_others(stages), 1, 2), 0)
+    none = of_step | (stages[origin] < 0) | ancestry.is_aside(stages)
     in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
-    return BlockMap(np.where(of_step | (stages[origin] < 0), -1, kind), stages[origin], derived.micro_batch, in_lane)
+    return BlockMap(np.where(none, -1, kind), stages[origin], derived.micro_batch, in_lane)
 
 
 def stage_numbers(graph: OpGraph, stage: IntArray) -> IntArray:
@@ -98,29 +101,60 @@ def stage_numbers(graph: OpGraph, stage: IntArray) -> IntArray:
     return stages.astype(np.int64)
 
 
-def _feeds_others(derived: Derived, stage: IntArray) -> BoolArray:
-    """bool [n]: ops for which a later backward op waits that belongs to another stage, or mirrors another op.
+@dataclass(frozen=True, eq=False)
+class _Ancestry:
+    """Edges among the ops of the source, worked out once for all copies (n ops of the derived graph).
 
-    Worked out once for all copies of an op: on ops of the source, those of each phase apart, since a recomputed op is a
-    copy of a forward op in the backward pass.
+    Ops of each phase stand apart, since a recomputed op is a copy of a forward op in the backward pass.
+
+    Attributes:
+        key: int64 [n], number of an op's origin and phase.
+        edges: (number, number) of producer and consumer, of one phase; the producers in topological order.
     """
-    graph, source = derived.graph, derived.source
-    key = derived.origin * len(Phase) + graph.phase
-    producer, consumer, _ = graph.edge_list
-    chosen = (graph.phase[producer] == Phase.BACKWARD) & (graph.phase[consumer] == Phase.BACKWARD)
-    edges = np.unique(key[producer[chosen]] * (source.n_ops * len(Phase)) + key[consumer[chosen]])
-    low, high = np.divmod(edges, source.n_ops * len(Phase))
-    before, after = low // len(Phase), high // len(Phase)
-    mirrored = source.forward_of
-    other_op = (mirrored[before] >= 0) & (mirrored[after] >= 0) & (mirrored[before] != mirrored[after])
-    feeds: BoolArray = np.zeros(source.n_ops * len(Phase), dtype=np.bool_)
-    feeds[low[(stage[before] != stage[after]) | other_op]] = True
-    while True:
-        more = low[feeds[high] & ~feeds[low]]
-        if not len(more):
-            result: BoolArray = feeds[key]
-            return result
-        feeds[more] = True
+
+    source: OpGraph
+    key: IntArray
+    edges: IntArray
+
+    @staticmethod
+    def of(derived: Derived) -> _Ancestry:
+        graph, source = derived.graph, derived.source
+        key = derived.origin * len(Phase) + graph.phase
+        producer, consumer, _ = graph.edge_list
+        chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
+        size = source.n_ops * len(Phase)
+        low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)
+        order = np.argsort(source.topological_position[low // len(Phase)], kind="stable")
+        return _Ancestry(source, key, np.column_stack([low[order], high[order]]))
+
+    def feeds_others(self, stage: IntArray) -> BoolArray:
+        """bool [n]: ops for which an op of its phase waits that belongs to another stage, or mirrors another op."""
+        before, after = (self.edges // len(Phase)).T
+        mirrored = self.source.forward_of
+        other_op = (mirrored[before] >= 0) & (mirrored[after] >= 0) & (mirrored[before] != mirrored[after])
+        feeds = np.zeros(self.source.n_ops * len(Phase), dtype=np.int64)
+        feeds[self.edges[(stage[before] != stage[after]) | other_op, 0]] = 1
+        return self._carried(feeds, self.edges[::-1], max)[self.key] > 0
+
+    def is_aside(self, stage: IntArray) -> BoolArray:
+        """bool [n]: ops that an earlier stage waits for in the forward pass, or that wait for one in the backward pass.
+
+        As an embedding does whose weights are tied to those of the head, and which so runs on the last stage's device.
+        """
+        of_key = np.repeat(np.where(stage < 0, len(stage), stage), len(Phase))
+        backward = self.edges[:, 0] % len(Phase) == Phase.BACKWARD
+        down = self._carried(of_key, self.edges[~backward][::-1], min)
+        up = self._carried(of_key, self.edges[backward][:, ::-1], min)
+        return (np.minimum(down, up) < of_key)[self.key]
+
+    def _carried(self, values: IntArray, edges: IntArray, best: Callable[[int, int], int]) -> IntArray:
+        """Values of ops, each the best of its own and those that edges (to, from) lead to it, however far."""
+        found, pairs, before = values.tolist(), edges.tolist(), None
+        while before != found:  # once more than needed; in this order one pass mostly does
+            before = list(found)
+            for to, from_ in pairs:
+                found[to] = best(found[to], found[from_])
+        return np.array(found, dtype=np.int64)
 
 
 def sequenced(
@@ -130,7 +164,7 @@ def sequenced(
 
     Ops keep their numbers; barriers follow them, and have the part of the mesh, the micro-batch and an origin of the
     block that they let begin, and so belong on its device. Inside a block ops are in the order of the source. Ops of
-    the whole step, such as updates, run as soon as they are ready, their communication after that of blocks.
+    the whole step, such as updates, and ops of no block run as soon as they are ready, their communication last.
 
     Args:
         derived: a chunked graph.
