@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand
 from graphs.capture.rows import dtensor
+from graphs.capture.rows.dispatch import Places
 from graphs.capture.rows.layers import LAYERS
 from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
 from graphs.capture.rows.memory import Elsewhere, digits
@@ -22,7 +23,8 @@ from graphs.rows import Part, Partial, Replicate, Shard
 
 def add_rows(drafts: Drafts) -> None:
     """Enter into drafts and states the ways in which they may be split."""
-    spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call)]
+    places = Places()
+    spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call, places)]
     first_update = len(drafts.calls)
     for number, (_, gradients, state) in enumerate(drafts.updates):
         operands = (*gradients, Operand(state, None, state.info))
@@ -43,17 +45,19 @@ def add_rows(drafts: Drafts) -> None:
 # -- letters of calls --------------------------------------------------------------------------------------------------
 
 
-def _spelled(number: int, call: DraftCall) -> Iterator[Spelled]:
+def _spelled(number: int, call: DraftCall, places: Places) -> Iterator[Spelled]:
     outputs = tuple(None if out is None else out.info.layout for out in call.outputs)
     try:
-        letters = _letters(call.target, call.args, call.kwargs, outputs)
+        seen, letters = _letters(call.target, call.args, call.kwargs, outputs)
     except TypeError as error:  # an argument that cannot be a cache key
         if "unhashable" not in str(error):
             raise
-        letters = _letters.__wrapped__(call.target, call.args, call.kwargs, outputs)
+        seen, letters = _letters.__wrapped__(call.target, call.args, call.kwargs, outputs)
     operands = (*call.inputs, *(out for out in call.outputs if out is not None))
     n_tensors = sum(out is not None for out in call.outputs)
     if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
+        if seen is not None:
+            letters = places.letters(call, seen, letters)
         yield from _spelled_all(number, letters, operands)
 
 
@@ -79,10 +83,10 @@ def _in_memory(cut: Cut, operand: Operand) -> MemoryCut | None:
 
 
 @lru_cache(maxsize=65536)
-def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Letter, ...]:
-    """What may be split of a call, by our rules or DTensor's."""
+def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Call | None, tuple[Letter, ...]]:
+    """A call as rules see it, and what may be split of it, by our rules or DTensor's."""
     if not isinstance(target, OpOverload):
-        return ()
+        return None, ()
     name = target._schema.name.partition("::")[2]
     arguments, results = slots_of(args, kwargs, _names(target), outputs)
     call = Call(name, arguments, results)
@@ -90,7 +94,7 @@ def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Letter,
     found = tuple(rule(call)) if rule is not None else None
     if found is None:
         found = tuple(dtensor.letters(target, args, kwargs, sum(out is not None for out in outputs)))
-    return tuple(letter for letter in found if letter.size > 1) + tuple(linear_letters(call))
+    return call, (*(letter for letter in found if letter.size > 1), *linear_letters(call))
 
 
 @cache
@@ -214,7 +218,7 @@ def _rows(
             row = _row(word, parts, call, inputs)
             if row is not None:
                 for operand in one.partial:
-                    if operand.value is not None:
+                    if operand.value is not None and operand not in inputs:
                         sums.setdefault(operand.value, set()).add(word)
                 yield row
 

@@ -76,7 +76,7 @@ def _windows(call: Call, x: Slot, out: Slot, kernel: Sequence[int]) -> list[Lett
         halo = max(padding, reach - stride - padding, 0)
         if made > 1:
             cuts = (Cut(x.number, (2 + i,), stride, halo), Cut(out.number, (2 + i,)))
-            found.append(Letter(made, cuts, word=_SPATIAL[len(kernel) - 1 - i]))
+            found.append(Letter(made, cuts, word=_image_word(len(kernel), i)))
     return found
 
 
@@ -93,8 +93,12 @@ def _gradient_windows(call: Call, grad: Slot, x: Slot, results: Sequence[Slot | 
         cuts = [Cut(slot.number, (2 + i,), 1, halo) for slot in (grad, x)]
         cuts += [Cut(results[0].number, (2 + i,))] if results[0] is not None else []
         partial = tuple(slot.number for slot in results[1:] if slot is not None)
-        found.append(Letter(length, tuple(cuts), partial, _SPATIAL[len(kernel) - 1 - i]))
+        found.append(Letter(length, tuple(cuts), partial, _image_word(len(kernel), i)))
     return found
+
+
+def _image_word(n_dims: int, i: int) -> str:
+    return "sequence" if n_dims == 1 else _SPATIAL[n_dims - 1 - i]
 
 
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1))

@@ -51,12 +51,14 @@ class Letter:
         cuts: where it stands.
         partial: numbers of the tensors that are sums over it.
         word: what it is, where the call says so: ``"heads"``, ``"channels"`` ...
+        is_named: it is that and nothing else, whatever its dimensions are elsewhere.
     """
 
     size: int
     cuts: tuple[Cut, ...] = ()
     partial: tuple[int, ...] = ()
     word: str = ""
+    is_named: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Dimensions:
 
         Not those of images: each layer has its own number of rows, and cuts them wherever they can be cut.
         """
-        spelled = [one for one in spelled if one.letter.word not in _IMAGE]
+        spelled = [one for one in spelled if one.letter.word not in _IMAGE and not one.letter.is_named]
         for one in spelled:
             for cut in one.cuts:
                 for digit in cut.digits:
@@ -85,7 +85,7 @@ class Dimensions:
     def link(self, spelled: list[Spelled]) -> None:
         """Tie together what letters tie together, and give it the words that they know."""
         for one in spelled:
-            for low, high in one.segments:
+            for low, high in one.segments if not one.letter.is_named else ():
                 atoms = [atom for cut in one.cuts for atom in self._atoms(cut, low, high)]
                 for atom in atoms[1:]:
                     self._union(atoms[0], atom)
@@ -99,6 +99,8 @@ class Dimensions:
 
     def word(self, one: Spelled, low: int, high: int) -> str:
         """What a stretch of a letter is called."""
+        if one.letter.is_named:
+            return one.letter.word
         atoms = [atom for cut in one.cuts for atom in self._atoms(cut, low, high)]
         return WORDS[min((self._rank.get(self._find(atom), len(WORDS) - 1) for atom in atoms), default=-1)]
 

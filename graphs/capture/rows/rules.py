@@ -16,7 +16,18 @@ POINTWISE = {
     *("lift_fresh_copy", "bernoulli_", "bernoulli", "uniform_", "normal_", "exponential_", "native_dropout", "dropout"),
     *("dropout_", "alpha_dropout", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "empty_like"),
     *("randint_like", "clone", "native_dropout_backward", "huber_loss_backward", "nan_to_num", "log_sigmoid_forward"),
-    *("log_sigmoid_backward", "rrelu_with_noise", "float", "half", "bool", "long", "int", "double", "feature_dropout"),
+    *(
+        "log_sigmoid_backward",
+        "rrelu_with_noise",
+        "float",
+        "half",
+        "bool",
+        "long",
+        "int",
+        "double",
+        "floor_divide",
+        "remainder",
+    ),
     *("mse_loss_backward", "smooth_l1_loss_backward", "binary_cross_entropy_backward", "prelu", "masked_scale"),
 }
 # A sum of arguments, and what a number makes of it.
@@ -24,12 +35,16 @@ _LINEAR = {
     *("add", "add_", "sub", "sub_", "neg", "neg_", "clone", "_to_copy", "to", "contiguous", "copy_", "cat", "stack"),
     *("slice_backward", "select_backward", "reshape", "flatten", "sum", "mean", "constant_pad_nd"),
 }
+_LINEAR_COUNTS = {"to", "_to_copy", "cumsum"}
 _SCALED = {"mul", "mul_", "div", "div_"}
 
 
 def linear_letters(call: Call) -> Iterator[Letter]:
     """How a call hands on sums."""
     outputs = [slot for slot in call.outputs if slot is not None]
+    if call.name in _LINEAR_COUNTS and len(call.inputs) == 1:  # sizes of groups are integers
+        yield handed_on(call.inputs, outputs)
+        return
     inputs = [slot for slot in call.inputs if slot.is_float]
     if not inputs or not all(slot.is_float for slot in outputs):
         return
@@ -160,7 +175,16 @@ def _cat(call: Call) -> list[Letter]:
     names = ascii_lowercase[: out.ndim]
     dim %= out.ndim
     inner = names[:dim] + names[dim + 1 :] if call.name == "stack" else f"{names[:dim]}.{names[dim + 1 :]}"
-    return einsum(*((part, inner) for part in parts), into=[(out, f"{names[:dim]}.{names[dim + 1 :]}")])
+    letters = einsum(*((part, inner) for part in parts), into=[(out, f"{names[:dim]}.{names[dim + 1 :]}")])
+    return letters if call.name == "stack" else [*letters, *_blocks(out, parts, dim)]
+
+
+def _blocks(whole: Slot, parts: list[Slot], dim: int) -> list[Letter]:
+    """Equal blocks along a dimension, say query, key and value: all of them may be split in the same way."""
+    sizes = {part.shape[dim] for part in parts}
+    if len(sizes) != 1 or sum(part.shape[dim] for part in parts) != whole.shape[dim]:
+        return []
+    return [Letter(sizes.pop(), tuple(Cut(slot.number, (dim,)) for slot in (*parts, whole)))]
 
 
 @RULES.on("split", "split_with_sizes", "chunk", "unbind", "split_with_sizes_copy")
@@ -169,7 +193,9 @@ def _split(call: Call) -> list[Letter]:
     dim = (call["dim"] or 0) % x.ndim
     names = ascii_lowercase[: x.ndim]
     outer = names[:dim] + ("" if call.name == "unbind" else ".") + names[dim + 1 :]
-    return einsum((x, f"{names[:dim]}.{names[dim + 1 :]}"), into=[(out, outer) for out in call.outputs])
+    letters = einsum((x, f"{names[:dim]}.{names[dim + 1 :]}"), into=[(out, outer) for out in call.outputs])
+    parts = [out for out in call.outputs if out is not None]
+    return letters if call.name == "unbind" else [*letters, *_blocks(x, parts, dim)]
 
 
 @RULES.on("constant_pad_nd", "pad")
@@ -210,9 +236,13 @@ def _reduced(call: Call, dim: object, is_sum: bool) -> list[Letter]:
 
 @RULES.on("zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "new_zeros", "new_ones", "new_full")
 def _made(call: Call) -> list[Letter]:
-    inputs = call.inputs[:1]
-    same = inputs and inputs[0].shape == call.output.shape
-    return aligned(inputs if same else [], [call.output])
+    inputs, out = call.inputs[:1], call.output
+    if not inputs or inputs[0].shape == out.shape or not inputs[0].ndim or not out.ndim:
+        return aligned(inputs, [out])
+    # ``new_zeros`` only asks for the number format: any stretch of its argument will do for a stretch of its rows.
+    size = math.gcd(inputs[0].shape[0], out.shape[0])
+    shared = Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in (inputs[0], out)))
+    return [shared, *(letter for letter in aligned([], [out], [0]))]
 
 
 @RULES.on("reshape", "flatten", "clone", "view_copy", "_reshape_copy", "unflatten", "_reshape_alias_copy")
