@@ -170,7 +170,7 @@ def test_the_bound_holds_and_nothing_beats_a_proven_optimum(number: int) -> None
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problem=problems())
+@given(problem=problems(shared=True))
 def test_pins_colocation_and_memory_hold(problem: Problem) -> None:
     try:
         start = single(problem)
