@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,10 +78,9 @@ def brute_force_s(problem: Problem) -> float:
     return best
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
-    n = data.draw(st.integers(2, 4), label="ops")
+def tiny_graph(data: st.DataObject, most: int) -> OpGraph:
+    """Two ops or more, whose times, tensors and memory are small whole numbers."""
+    n = data.draw(st.integers(2, most), label="ops")
     numbers = st.integers(0, 5).map(float)
     ops = [
         Op(
@@ -96,10 +96,10 @@ def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
     for i in range(n):
         readers = data.draw(st.lists(st.integers(i + 1, n - 1), unique=True, max_size=2)) if i < n - 1 else []
         tensors.append(Tensor(f"o{i}", data.draw(st.integers(0, 3)), tuple(f"o{j}" for j in readers)))
-    graph = OpGraph.build(ops, tensors, "tiny")
-    speeds = data.draw(st.sampled_from([(1.0, 1.0), (1.0, 2.0)]))
-    memory = data.draw(st.sampled_from([2**40, 12, 7]))
-    problem = Problem(graph, cluster(speeds, memory, star=data.draw(st.booleans())))
+    return OpGraph.build(ops, tensors, "tiny")
+
+
+def check_against_brute_force(problem: Problem) -> None:
     try:
         start = single(problem)
     except InfeasibleError:
@@ -110,6 +110,25 @@ def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
     assert found.lower_bound_s <= best_s * (1 + 1e-9)
     if best_s > 0 and lower_bound(problem).value_s < best_s:
         assert found.lower_bound_s == pytest.approx(best_s, rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
+    graph = tiny_graph(data, 4)
+    speeds = data.draw(st.sampled_from([(1.0, 1.0), (1.0, 2.0)]))
+    memory = data.draw(st.sampled_from([2**40, 12, 7]))
+    check_against_brute_force(Problem(graph, cluster(speeds, memory, star=data.draw(st.booleans()))))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_it_finds_what_brute_force_finds_where_two_devices_share_a_memory(data: st.DataObject) -> None:
+    graph, memory = tiny_graph(data, 3), data.draw(st.sampled_from([12, 8, 5]))
+    pair = cluster((1.0, 2.0), memory)
+    beside = replace(pair.devices[1], name="beside", memory_of="d0")
+    links = (*pair.links, *both_ways("d0", "beside", math.inf, 0.0))
+    check_against_brute_force(Problem(graph, Cluster("shared", (*pair.devices, beside), links)))
 
 
 def test_a_device_idles_where_that_is_better() -> None:
@@ -170,7 +189,7 @@ def test_the_bound_holds_and_nothing_beats_a_proven_optimum(number: int) -> None
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problem=problems())
+@given(problem=problems(shared=True))
 def test_pins_colocation_and_memory_hold(problem: Problem) -> None:
     try:
         start = single(problem)

@@ -37,9 +37,9 @@ def star(n: int, memory_bytes: int = 2**40, communication: str = "overlapped") -
 
 
 @st.composite
-def throughput_problems(draw: Any, max_ops: int = 9, max_devices: int = 5) -> Problem:
+def throughput_problems(draw: Any, max_ops: int = 9, max_devices: int = 5, shared: bool = False) -> Problem:
     """Both communication models; the memory of a step in steady state may be much or little."""
-    problem = draw(problems(max_ops, max_devices))
+    problem = draw(problems(max_ops, max_devices, shared=shared))
     cluster = with_memory(problem.cluster, lambda device: device.memory_bytes * draw(st.integers(1, 4)))
     cluster = replace(cluster, communication=draw(st.sampled_from(COMMUNICATIONS)))
     return Problem(problem.graph, cluster, THROUGHPUT)
@@ -101,7 +101,7 @@ def check_state(problem: Problem, state: LoadState) -> None:
 
 
 @settings(max_examples=150)
-@given(throughput_problems(), st.data())
+@given(throughput_problems(shared=True), st.data())
 def test_loads_and_memory_are_right_after_every_move(problem: Problem, data: st.DataObject) -> None:
     units = Units.of(problem)
     assume(problem.cluster.n_devices > 1)
@@ -126,7 +126,7 @@ def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str
 
 
 @settings(max_examples=60)
-@given(throughput_problems(), st.data())
+@given(throughput_problems(shared=True), st.data())
 def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: st.DataObject) -> None:
     starts = data.draw(st.lists(allowed_placements(problem), min_size=1, max_size=3))
     starts = [start for start in starts if loads(problem, Plan(start)).feasible]

@@ -71,7 +71,7 @@ def optimum(problem: Problem) -> float:
 @given(st.data())
 def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) -> None:
     """Snapshots, early ends, tails kept up to date and the memory short cut change no time and no verdict."""
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     simulator = Simulator(problem)
     device = data.draw(allowed_placements(problem))
     order = data.draw(st.none() | orders(problem))
@@ -115,7 +115,7 @@ def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_never_worse_than_a_start_and_always_allowed(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placed = [data.draw(allowed_placements(problem)) for _ in range(2)]
     starts = [plan for device in placed if value(problem, plan := Plan(device)) < math.inf]
     if not starts:

@@ -83,7 +83,7 @@ def returns_to_a_device(quotient: Quotient, placed: IntArray) -> bool:
 
 @st.composite
 def small_problems(draw: st.DrawFn) -> Problem:
-    problem = draw(problems(max_ops=6, max_devices=3, edges=8))
+    problem = draw(problems(max_ops=6, max_devices=3, edges=8, shared=True))
     cluster = replace(problem.cluster, communication=draw(st.sampled_from(COMMUNICATIONS)))
     return Problem(problem.graph, cluster, "throughput")
 

@@ -60,7 +60,7 @@ def with_room(problem: Problem) -> Problem:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> None:
-    problem = data.draw(problems(max_ops=4, max_devices=3, edges=5))
+    problem = data.draw(problems(max_ops=4, max_devices=3, edges=5, shared=True))
     n = problem.graph.n_ops
     choices = [np.flatnonzero(problem.allowed[members[0]]).tolist() for members in problem.units]
     placements = np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
@@ -362,7 +362,7 @@ def test_everything_kept_and_the_largest_working_set_must_fit_together() -> None
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_bound_exceeds_the_best_step_that_fits_into_little_memory(data: st.DataObject) -> None:
-    drawn = data.draw(problems(max_ops=4, max_devices=3, edges=6))
+    drawn = data.draw(problems(max_ops=4, max_devices=3, edges=6, shared=True))
     graph = drawn.graph
     share = data.draw(st.sampled_from([0.3, 0.5, 0.8]))
     memory = int(share * (graph.kept_bytes.sum() + graph.tensor_bytes.sum()))

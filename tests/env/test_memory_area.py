@@ -84,7 +84,7 @@ def test_memory_counts_between_head_and_tail() -> None:
 @st.composite
 def tight_problems(draw: st.DrawFn, objective: str) -> Problem:
     """Up to five ops that hardly fit on two or three unlike devices."""
-    drawn = draw(problems(max_ops=5, max_devices=3, edges=5))
+    drawn = draw(problems(max_ops=5, max_devices=3, edges=5, shared=True))
     graph = drawn.graph
     total = int(graph.kept_bytes.sum() + graph.tensor_bytes.sum())
     shares = st.sampled_from([0.2, 0.4, 0.6, 1.0])

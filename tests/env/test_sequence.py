@@ -89,7 +89,7 @@ def assert_same_times(got: Schedule, expected: Schedule | ReferenceResult) -> No
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_schedule_is_repeated_by_its_own_sequence(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placement = data.draw(placements(problem))
     explicit = data.draw(orders(problem)) if data.draw(st.booleans()) else None
     simulator = Simulator(problem)
@@ -107,7 +107,7 @@ def test_any_schedule_is_repeated_by_its_own_sequence(data: st.DataObject) -> No
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree_on_any_sequence(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placement = data.draw(placements(problem))
     order, moves = data.draw(sequences(problem, placement))
     graph, cluster = problem.graph, problem.cluster
@@ -128,7 +128,7 @@ def test_simulators_and_checker_agree_on_any_sequence(data: st.DataObject) -> No
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_the_schedule_of_a_sequence_is_a_sequence_that_repeats_it(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placement = data.draw(placements(problem))
     order, moves = data.draw(sequences(problem, placement))
     simulator = Simulator(problem)

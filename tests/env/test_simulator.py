@@ -55,7 +55,7 @@ def only_infeasible(complaints: list[str]) -> bool:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placement = data.draw(placements(problem))
     score, schedule = Simulator(problem).schedule(Plan(placement), priority)
     same((score, schedule), simulate_reference(problem.graph, problem.cluster, Plan(placement), priority))
@@ -68,7 +68,7 @@ def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> Non
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree_on_an_explicit_order(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     placement, order = data.draw(placements(problem)), data.draw(orders(problem))
     score, schedule = Simulator(problem).schedule(Plan(placement, order))
     same((score, schedule), simulate_reference(problem.graph, problem.cluster, Plan(placement, order)))
@@ -102,7 +102,7 @@ def test_simulators_agree_on_larger_graphs(priority: str) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_a_batch_scores_like_single_placements_and_always_the_same(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     simulator = Simulator(problem)
     rows = np.array(data.draw(st.lists(placements(problem), min_size=1, max_size=5)))
     priority = data.draw(st.sampled_from(PRIORITIES))

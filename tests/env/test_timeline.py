@@ -53,7 +53,7 @@ def test_what_fits_has_no_reason() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_there_is_a_reason_exactly_when_a_placement_is_infeasible(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems(shared=True))
     score, schedule = Simulator(problem).schedule(Plan(data.draw(placements(problem))))
     assert (overflow_reason(problem, schedule) is None) == score.feasible
     for d, (times_s, size_bytes) in enumerate(memory_steps(problem, schedule)):

@@ -28,10 +28,12 @@ def amounts(whole: bool) -> st.SearchStrategy[float]:
 
 
 @st.composite
-def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool | None = None) -> Cluster:
-    """Connected clusters: direct links, a switch, a chain of hops, or any uneven mixture; a few with shared memories.
+def clusters(
+    draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool | None = None, shared: bool = False
+) -> Cluster:
+    """Connected clusters: direct links, a switch, a chain of hops, or any uneven mixture.
 
-    Devices in the memory of another come last.
+    Where memories may be ``shared``, devices in the memory of another come last.
     """
     whole = draw(st.booleans()) if whole is None else whole
     rates = st.sampled_from((1.0, 2.0)) if whole else st.floats(0.1, 10.0)
@@ -76,7 +78,7 @@ def clusters(draw: Any, min_devices: int = 1, max_devices: int = 5, whole: bool 
             links.append(
                 Link(src, dst, math.inf if free else draw(rates), 0.0 if free else draw(amounts(whole)), exclusive)
             )
-    sharing = draw(st.lists(_sharing(devices), max_size=max_devices - n)) if draw(st.integers(0, 3)) == 0 else []
+    sharing = draw(st.lists(_sharing(devices), max_size=max_devices - n)) if shared else []
     sharers = [replace(device, name=f"{device.name}-{k}") for k, device in enumerate(sharing)]
     for device in sharers:
         links += both_ways(device.name, device.memory_of, math.inf, 0.0)
@@ -149,10 +151,17 @@ def _op(draw: Any, i: int, whole: bool, sizes: st.SearchStrategy[int], kinds: tu
 
 
 @st.composite
-def problems(draw: Any, max_ops: int = 9, max_devices: int = 5, whole: bool | None = None, edges: int = 14) -> Problem:
+def problems(
+    draw: Any,
+    max_ops: int = 9,
+    max_devices: int = 5,
+    whole: bool | None = None,
+    edges: int = 14,
+    shared: bool = False,
+) -> Problem:
     """A random graph on a random cluster; at least one placement respects pins and groups."""
     whole = draw(st.booleans()) if whole is None else whole
-    cluster = draw(clusters(1, max_devices, whole))
+    cluster = draw(clusters(1, max_devices, whole, shared))
     kinds = [cluster.devices[0].kind, *(LANE for device in cluster.devices if device.kind == LANE)]
     return Problem(draw(graphs(max_ops, whole, tuple(dict.fromkeys(kinds)), edges)), cluster)
 
