@@ -27,8 +27,10 @@ pytestmark = [
 
 NAMES = [
     *("alexnet", "vgg16", "inception_v3", "resnet50", "resnet152", "nasnet_large"),
+    *("vit_b16", "vit_l16", "unet"),
     *("rnnlm", "nmt2", "nmt4", "nmt8", "gnmt", "s2vt"),
-    *("bert_base", "gpt2", "transformer_moe", "two_tower"),
+    *("bert_base", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_long"),
+    *("llama3_8b", "llama3_70b", "mixtral_8x7b", "transformer_moe", "two_tower"),
 ]
 
 # Parameters as published, counted once where tied: in the papers to three digits, here by the reference releases.
@@ -41,6 +43,15 @@ PUBLISHED_PARAMETERS = {
     "nasnet_large": 88_753_150,  # without the auxiliary classifier
     "bert_base": 110_106_428,  # with both pre-training heads
     "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "mixtral_8x7b": 46_702_792_704,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "unet": 31_030_658,
 }
 
 # Multiply-adds of one image in billions, as the papers state them.
