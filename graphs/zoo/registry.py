@@ -124,9 +124,9 @@ MODELS: dict[str, ModelSpec] = {
     ),
     "gpt2": ModelSpec(
         name="gpt2",
-        summary="12-layer causal language model, embedding tied to the output layer, 1024 tokens",
+        summary="12-layer causal language model, fused attention, embedding tied to the output layer, 512 tokens",
         source="Radford et al. 2019",
-        batch_size=8,
+        batch_size=64,
         build="graphs.zoo.transformers:gpt2",
     ),
     "gpt2_medium": ModelSpec(
@@ -152,7 +152,7 @@ MODELS: dict[str, ModelSpec] = {
     ),
     "gpt_long": ModelSpec(
         name="gpt_long",
-        summary="gpt2 with fused attention on 32,768 tokens",
+        summary="gpt2 on 32,768 tokens",
         source="Radford et al. 2019; length ours",
         batch_size=1,
         build="graphs.zoo.transformers:gpt_long",
