@@ -32,7 +32,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "published problem",
         "plan units collectives",
         "simulation checking",
-        "bounds",
+        "bounds collective_times",
         "gym",
         "__init__",
     ),

@@ -21,6 +21,7 @@ from placement.report.words import format_percent
 from placement.solving.methods import measure
 
 if TYPE_CHECKING:
+    from env.collective_times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
     from placement.solving.answer import Answer
@@ -174,6 +175,29 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
         table.add_row(show(cluster.name), "\n".join(devices), str(len(cluster.links)), show_line(cluster.summary))
     about = "`placement clusters NAME` shows devices, links and where the figures come from."
     return [table, Text(f"{about}\n{PEAK}", "dim")]
+
+
+def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
+    """Time against size for each algorithm, the quickest of each size in bold and marked."""
+    table = _table("bytes", *found.seconds)
+    for k, (size, best) in enumerate(zip(found.sizes, found.best, strict=True)):
+        cells = [
+            Text(f"{'* ' if name == best else ''}{format_seconds(row[k])}", style="bold" if name == best else "")
+            for name, row in found.seconds.items()
+        ]
+        table.add_row(format_power_of_two(size), *cells)
+    ranks = f"* quickest; ranks in this order: {', '.join(map(show, found.devices))}"
+    groups = f"; hierarchical: groups of {found.group}" if found.group else ""
+    return [table, Text(f"{ranks}{groups}. Spelt out and scored with contention, on idle links.", "dim")]
+
+
+def format_power_of_two(size_bytes: int) -> str:
+    """``"64 KiB"``."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes} {unit}"
+        size_bytes //= 1024
+    return f"{size_bytes} GiB"
 
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:

@@ -13,6 +13,7 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
+    from env.collective_times import CollectiveTimes
     from placement.measuring.doubts import MeasuredMachine
 
 
@@ -45,6 +46,22 @@ class ClustersOptions:
             help="With --measure: take that many CPU cores as devices, instead of all cores or all GPUs and the CPU.",
         ),
     ] = None
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            help="Time an all-reduce of 1 KiB to 1 GiB on the named cluster by each algorithm, and where they cross.",
+        ),
+    ] = False
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            metavar="COUNT",
+            show_default=False,
+            help="With --collectives: how many devices take part, instead of all.",
+        ),
+    ] = None
 
 
 def clusters(given: ClustersOptions) -> None:
@@ -62,6 +79,9 @@ def clusters(given: ClustersOptions) -> None:
         from placement.inputs.sources import read_cluster
 
         cluster = read_cluster(given.name)
+        if given.collectives:
+            _show_collectives(cluster, given)
+            return
         _write(given, cluster)
         if not _printed(given, cluster) and not given.output:
             emit_rich(*cluster_details(cluster))
@@ -77,6 +97,13 @@ def _check(given: ClustersOptions) -> None:
         raise typer.BadParameter(f"--measure is about this machine, not about {given.name}; leave one of them out.")
     if given.devices is not None and not given.measure:
         raise typer.BadParameter("--devices says what to --measure; give it too.")
+    if given.collectives and (given.name is None or given.measure or given.as_toml or given.output):
+        raise typer.BadParameter(
+            f"--collectives needs the name of a cluster, one of {', '.join(PRESETS)}, and goes without --measure, "
+            "--toml and --output."
+        )
+    if given.ranks is not None and not given.collectives:
+        raise typer.BadParameter("--ranks says how many devices --collectives are between; give it too.")
     check_outputs(given.output, inputs=[given.name])
 
 
@@ -111,6 +138,43 @@ def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
     elif given.as_toml:
         emit(cluster.to_toml())
     return given.as_json or given.as_toml
+
+
+def _show_collectives(cluster: Cluster, given: ClustersOptions) -> None:
+    from env.collective_times import collective_times
+
+    found = collective_times(cluster, given.ranks)
+    if given.as_json:
+        emit_json(
+            {
+                "cluster": cluster.name,
+                "cluster_hash": cluster.hash,
+                "collective": found.kind,
+                "devices": list(found.devices),
+                "group": found.group,
+                "verdict": _verdict(cluster, found),
+                "crossings": [{"bytes": size, "algorithm": name} for size, name in found.crossings],
+                "sizes": [
+                    {"bytes": size, "best": best, "seconds": {name: row[k] for name, row in found.seconds.items()}}
+                    for k, (size, best) in enumerate(zip(found.sizes, found.best, strict=True))
+                ],
+            }
+        )
+        return
+    from placement.cli.tables import collectives_table
+
+    emit(_verdict(cluster, found))
+    emit_rich(*collectives_table(found))
+
+
+def _verdict(cluster: Cluster, found: CollectiveTimes) -> str:
+    """Which algorithm is the quickest from which size on, in a sentence."""
+    from placement.cli.tables import format_power_of_two
+
+    (_, first), *rest = found.crossings
+    turns = "".join(f", {name} from {format_power_of_two(size)} on" for size, name in rest)
+    what = found.kind.replace("_", "-")
+    return f"{what} among {len(found.devices)} devices of {cluster.name}: {first} is the quickest{turns}"
 
 
 def _measured_now(devices: int | None) -> MeasuredMachine:

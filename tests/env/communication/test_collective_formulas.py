@@ -6,9 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from parallel.collective_graphs import one_collective, star, step_s
+from parallel.collective_graphs import star, step_s
 
 from env.cluster import Cluster
+from env.collective_times import lone_collective
 from env.collectives import EXPANDED_RANKS, Interconnect, collective_s, fused_s
 from graphs.transforms.collectives import ALGORITHMS, KINDS, carried_out_by, reduce
 from graphs.transforms.derived import Collective
@@ -31,7 +32,7 @@ def test_on_an_idle_network_the_simulator_finds_the_formula(kind: str, algorithm
     for ranks, network in product(RANKS, NETWORKS):
         cluster = star(ranks, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
         for size in (ranks * unit for unit in UNITS):
-            found = step_s(reduce(one_collective(kind, ranks, size), algorithm), cluster)
+            found = step_s(reduce(lone_collective(kind, ranks, size), algorithm), cluster)
             assert found == pytest.approx(collective_s(kind, algorithm, size, ranks, network), rel=1e-9, abs=1e-18)
 
 
@@ -58,7 +59,7 @@ def test_the_formulas_are_those_of_the_textbook(ranks: int) -> None:
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 12])
 def test_hierarchical_with_groups_of_any_size(group: int) -> None:
     network = Interconnect(1e-5, 1e-9, 1e-10)
-    derived = reduce(one_collective("all_reduce", 12, 720720), "hierarchical", group)
+    derived = reduce(lone_collective("all_reduce", 12, 720720), "hierarchical", group)
     cluster = star(12, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
     expected = collective_s("all_reduce", "hierarchical", 720720, 12, network, group)
     assert step_s(derived, cluster) == pytest.approx(expected, rel=1e-9)
@@ -69,7 +70,7 @@ def test_fused_is_expanded_on_an_idle_network(kind: str, algorithm: str) -> None
     network = NETWORKS[1]
     for ranks in (2, 7, 16):
         cluster = star(ranks, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
-        before = one_collective(kind, ranks, 720720 * ranks)
+        before = lone_collective(kind, ranks, 720720 * ranks)
         seconds = np.array([collective_s(kind, algorithm, 720720 * ranks, ranks, network)])
         fused = step_s(reduce(before, algorithm, fused_s=seconds), cluster)
         assert fused == pytest.approx(step_s(reduce(before, algorithm), cluster), rel=1e-9)
@@ -82,7 +83,7 @@ def test_only_collectives_of_many_ranks_are_fused() -> None:
     assert np.isnan(seconds[0])
     assert seconds[1] == collective_s("all_reduce", "ring", 1000, many, network)
     assert (
-        step_s(reduce(one_collective("all_reduce", many, 1000), "ring", fused_s=seconds[1:]), star(many, 1, 1, 0))
+        step_s(reduce(lone_collective("all_reduce", many, 1000), "ring", fused_s=seconds[1:]), star(many, 1, 1, 0))
         == (seconds[1])
     )
 

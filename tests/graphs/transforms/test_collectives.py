@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel.collective_graphs import one_collective
 
+from env.collective_times import lone_collective
 from graphs.errors import GraphError, MismatchError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS, KINDS, Template, carried_out_by, reduce, template
 from graphs.transforms.derived import Collective
@@ -101,7 +101,7 @@ def template_own(form: Template) -> list[int]:
 )
 def test_a_rank_sends_each_byte_as_often_as_the_algorithm_says(algorithm: str, ranks: int, size_bytes: int) -> None:
     """2 (p - 1) n bytes cross between ranks, and (p - 1) n are added up, also where p does not divide n."""
-    before = one_collective("all_reduce", ranks, size_bytes)
+    before = lone_collective("all_reduce", ranks, size_bytes)
     after = reduce(before, algorithm)
     graph = after.graph
     producer, consumer, tensor = graph.edge_list
@@ -114,7 +114,7 @@ def test_a_rank_sends_each_byte_as_often_as_the_algorithm_says(algorithm: str, r
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_derived_ops_know_where_they_come_from(algorithm: str) -> None:
-    before = replace(one_collective("all_reduce", 6, 6000, in_place=True), n_micro_batches=2)
+    before = replace(lone_collective("all_reduce", 6, 6000, in_place=True), n_micro_batches=2)
     before = replace(before, micro_batch=np.arange(12) % 2)
     after = reduce(before, algorithm)
     assert (after.collectives, after.source, after.n_micro_batches) == ((), before.graph, 2)
@@ -132,7 +132,7 @@ def test_derived_ops_know_where_they_come_from(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_ops_of_a_rank_stay_together(algorithm: str) -> None:
-    after = reduce(one_collective("all_reduce", 5, 5000), algorithm)
+    after = reduce(lone_collective("all_reduce", 5, 5000), algorithm)
     graph = after.graph
     of_rank = np.array([name.startswith("use") for name in graph.op_names])
     groups = {(int(g), int(p)) for g, p in zip(graph.colocation[of_rank], after.part[of_rank], strict=True)}
@@ -142,18 +142,18 @@ def test_the_ops_of_a_rank_stay_together(algorithm: str) -> None:
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    before = one_collective("all_reduce", 1, 100)
+    before = lone_collective("all_reduce", 1, 100)
     assert reduce(before, "ring").graph.hash == reduce(before, "butterfly").graph.hash
     assert reduce(before, "ring").graph.n_edges == 1
 
 
 def test_without_collectives_nothing_changes() -> None:
-    before = replace(one_collective("all_reduce", 3, 100), collectives=())
+    before = replace(lone_collective("all_reduce", 3, 100), collectives=())
     assert reduce(before, "ring") is before
 
 
 def test_fused_ranks_wait_for_each_other_and_take_the_time_given() -> None:
-    after = reduce(one_collective("all_gather", 4, 400), "ring", fused_s=np.array([2.5]))
+    after = reduce(lone_collective("all_gather", 4, 400), "ring", fused_s=np.array([2.5]))
     graph = after.graph
     last = [graph.op_names.index(f"use{r}") for r in range(4)]
     assert graph.time_keys == ("*",)
@@ -172,7 +172,7 @@ def test_what_an_algorithm_does_not_know_another_one_carries_out() -> None:
 
 
 def test_bad_input() -> None:
-    before = one_collective("all_reduce", 6, 600)
+    before = lone_collective("all_reduce", 6, 600)
     with pytest.raises(UnknownNameError, match="did you mean 'ring'"):
         reduce(before, "rin")
     with pytest.raises(UnknownNameError, match="unknown collective 'all_sum'"):

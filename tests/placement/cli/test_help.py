@@ -17,7 +17,9 @@ COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 
 OPTIONS = {
     "models": ["--help", "--json", "--train", "NAMES"],
-    "clusters": ["--devices", "--help", "--json", "--measure", "--output", "--toml", "-o", "NAME"],
+    "clusters": [
+        *["--collectives", "--devices", "--help", "--json", "--measure", "--output", "--ranks", "--toml", "-o", "NAME"],
+    ],
     "capture": [*COMMON, "--output", "-o", "GRAPH"],
     "compare": [
         *COMMON,

@@ -63,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("models", ["models", "alexnet"]),
         ("clusters NAME", ["clusters", "every.toml"]),
+        ("clusters NAME --collectives", ["clusters", "2xK40-pcie", "--collectives"]),
         ("capture", ["capture", "g.json"]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),

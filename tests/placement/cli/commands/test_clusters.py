@@ -64,3 +64,27 @@ def test_misspelt_keys_of_a_cluster_have_near_names(tmp_path: Path) -> None:
         (tmp_path / "c.toml").write_text(text, encoding="utf-8")
         with pytest.raises(ClusterError, match=expected.replace("?", r"\?")):
             Cluster.from_toml(tmp_path / "c.toml")
+
+
+def test_collectives_are_timed_and_their_crossings_said_first(call: Call) -> None:
+    code, out, err = call("clusters", "8xA100-nvswitch", "--collectives")
+    assert (code, err) == (0, "")
+    first, *rest = out.splitlines()
+    assert first.startswith("all-reduce among 8 devices of 8xA100-nvswitch: doubling is the quickest, butterfly from ")
+    assert sum(line.strip().startswith(("1 KiB", "512 MiB", "1 GiB")) for line in rest) == 3
+    assert all(line.count("* ") == 1 for line in rest if "iB " in line)
+    document = json.loads(call("clusters", "8xA100-nvswitch", "--collectives", "--ranks", "4", "--json")[1])
+    assert document["devices"] == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    assert document["crossings"][0] == {"bytes": 1024, "algorithm": document["sizes"][0]["best"]}
+    largest = document["sizes"][-1]
+    assert largest["bytes"] == 2**30
+    assert largest["seconds"][largest["best"]] == min(largest["seconds"].values())
+
+
+def test_bad_collectives(call: Call) -> None:
+    refused(call("clusters", "--collectives"), "--collectives needs the name of a cluster")
+    refused(call("clusters", "4xV100-pcie", "--collectives", "--toml"), "goes without --measure, --toml and --output")
+    refused(call("clusters", "4xV100-pcie", "--ranks", "2"), "--ranks says how many devices --collectives")
+    refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "5"), "has 4 devices that compute; give 2 to 4")
+    refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "1"), "give 2 to 4")
+    refused(call("clusters", "1xV100", "--collectives"), "a collective needs two or more")

@@ -1,0 +1,125 @@
+"""How long one collective takes on a cluster by each algorithm: spelt out, and scored by the simulator.
+
+Unlike the formulas of `env.collectives`, this sees contention: ports shared by several devices, routes that meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import networkx as nx
+import numpy as np
+
+from env.cluster import UNLIMITED_BYTES, Cluster
+from env.collectives import Interconnect, fused_s
+from env.plan import Plan
+from env.problem import Problem
+from env.simulation.simulator import Simulator
+from graphs.errors import ClusterError
+from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.transforms.collectives import ALGORITHMS, reduce
+from graphs.transforms.derived import Collective, Derived
+
+SIZES = tuple(2**k for k in range(10, 31))  # 1 KiB to 1 GiB
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Seconds of one kind of collective on devices of a cluster.
+
+    Attributes:
+        kind: such as ``"all_reduce"``.
+        devices: names of the ranks' devices.
+        group: ranks in a group of the hierarchical algorithm; 0: the largest divisor up to the root of their number.
+        sizes: bytes of the whole tensor, increasing.
+        seconds: by algorithm, one for each size.
+    """
+
+    kind: str
+    devices: tuple[str, ...]
+    group: int
+    sizes: tuple[int, ...]
+    seconds: dict[str, tuple[float, ...]]
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The quickest algorithm for each size; of equally quick ones that which is named first."""
+        # Times that differ by rounding alone are equal.
+        return tuple(
+            min(self.seconds, key=lambda name: float(f"{self.seconds[name][k]:.9e}")) for k in range(len(self.sizes))
+        )
+
+    @property
+    def crossings(self) -> tuple[tuple[int, str], ...]:
+        """The size from which on each algorithm is the quickest, increasing."""
+        pairs = zip(self.best, self.sizes, strict=True)
+        return tuple((next(run)[1], name) for name, run in groupby(pairs, key=lambda pair: pair[0]))
+
+
+def collective_times(
+    cluster: Cluster,
+    ranks: int | None = None,
+    kind: str = "all_reduce",
+    sizes: Sequence[int] = SIZES,
+    algorithms: Sequence[str] = ALGORITHMS,
+) -> CollectiveTimes:
+    """Score one collective for each size and algorithm on the first devices of a cluster, CPUs beside others left out.
+
+    Args:
+        ranks: how many devices take part; None: all.
+
+    Raises:
+        ClusterError: fewer than two devices, or more ranks than devices.
+        UnknownNameError: an unknown kind or algorithm.
+    """
+    devices = cluster.compute_devices.tolist()
+    if len(devices) < 2:
+        raise ClusterError(f"cluster {cluster.name!r} has one device that computes; a collective needs two or more.")
+    if ranks is not None and not 2 <= ranks <= len(devices):
+        raise ClusterError(
+            f"{ranks} ranks were asked for on cluster {cluster.name!r}, which has {len(devices)} devices that compute; "
+            f"give 2 to {len(devices)}."
+        )
+    chosen = devices[:ranks]
+    group = host_size(cluster, chosen)
+    # A tensor of any size is to be timed, so memory does not count here.
+    roomy = replace(cluster, devices=tuple(replace(d, memory_bytes=UNLIMITED_BYTES) for d in cluster.devices))
+    seconds = {
+        name: tuple(_step_s(roomy, chosen, lone_collective(kind, len(chosen), size), name, group) for size in sizes)
+        for name in algorithms
+    }
+    return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), group, tuple(sizes), seconds)
+
+
+def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = False) -> Derived:
+    """A graph of nothing else: rank r makes a tensor, and its part of a collective reads those of all ranks."""
+    given = size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
+    ops = [Op(f"make{r}", kernels=0) for r in range(ranks)]
+    ops += [Op(f"use{r}", kind=kind, kernels=0) for r in range(ranks)]
+    readers = tuple(f"use{r}" for r in range(ranks))
+    tensors = [Tensor(f"make{r}", given, readers, in_place=in_place) for r in range(ranks)]
+    tensors += [Tensor(f"use{r}", size_bytes, in_place=in_place) for r in range(ranks)]
+    collective = Collective(kind, "dp", tuple(range(ranks, 2 * ranks)), size_bytes)
+    alone = Derived.identity(OpGraph.build(ops, tensors, name=kind))
+    return replace(alone, part=np.tile(np.arange(ranks), 2), collectives=(collective,))
+
+
+def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
+    """How many devices in a row the fastest routes join, as those of a host; 0 where there are no such groups."""
+    chosen = np.array(devices, dtype=np.int64)
+    bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(chosen, chosen)].copy()
+    np.fill_diagonal(bandwidth, 0.0)
+    near = nx.from_numpy_array((bandwidth == bandwidth.max()).astype(int))
+    hosts = [sorted(host) for host in nx.connected_components(near)]
+    size = len(hosts[0])
+    regular = all(host == list(range(host[0], host[0] + size)) and host[0] % size == 0 for host in hosts)
+    return size if regular and 1 < size < len(chosen) else 0
+
+
+def _step_s(cluster: Cluster, devices: Sequence[int], alone: Derived, algorithm: str, group: int) -> float:
+    fused = fused_s(alone.collectives, algorithm, [Interconnect.among(cluster, devices)], group)
+    derived = reduce(alone, algorithm, group, fused)
+    device = np.array(devices, dtype=np.int64)[derived.part]
+    return Simulator(Problem(derived.graph, cluster)).score(Plan(device)).step_time_s

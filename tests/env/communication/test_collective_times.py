@@ -1,0 +1,65 @@
+"""Collectives timed on a cluster, contention and all."""
+
+from __future__ import annotations
+
+import pytest
+from parallel.collective_graphs import star
+
+from env.cluster import Cluster
+from env.collective_times import collective_times, host_size
+from env.collectives import Interconnect, collective_s
+from graphs.errors import ClusterError, UnknownNameError
+from graphs.transforms.collectives import ALGORITHMS
+
+
+def test_on_a_switch_of_full_ports_the_times_are_the_formulas() -> None:
+    found = collective_times(star(4, 1e-6, 1e-9, 1e-11), sizes=(4096, 2**20))
+    network = Interconnect(1e-6, 1e-9, 1e-11)
+    assert set(found.seconds) == set(ALGORITHMS)
+    for name, seconds in found.seconds.items():
+        assert seconds == pytest.approx([collective_s("all_reduce", name, size, 4, network) for size in found.sizes])
+
+
+def test_few_bytes_want_few_rounds_and_many_bytes_want_pieces() -> None:
+    found = collective_times(star(8, 1e-6, 1e-9, 1e-12), sizes=(8, 2**20))
+    assert found.best == ("doubling", "butterfly")
+    assert found.crossings == ((8, "doubling"), (2**20, "butterfly"))
+
+
+def test_equally_quick_algorithms_cross_nowhere() -> None:
+    found = collective_times(
+        star(2, 1e-6, 1e-9, 0.0), sizes=tuple(2**k for k in range(10, 20)), algorithms=("ring", "butterfly")
+    )
+    assert found.crossings == ((1024, "ring"),)
+
+
+def test_contention_is_seen() -> None:
+    """Four hosts share a slow port each: among 16 devices a butterfly crowds them, a hierarchy does not."""
+    cluster = Cluster.preset("16xV100-10gbe")
+    size = 2**26
+    found = collective_times(cluster, sizes=(size,))
+    network = Interconnect.among(cluster, range(16))
+    assert found.group == 4
+    assert found.seconds["butterfly"][0] > 1.5 * collective_s("all_reduce", "butterfly", size, 16, network)
+    assert found.best == ("hierarchical",)
+
+
+def test_hosts_are_found_by_their_links() -> None:
+    assert host_size(Cluster.preset("2x8xH100-ib"), range(16)) == 8
+    assert host_size(Cluster.preset("2x8xH100-ib"), range(8)) == 0
+    assert host_size(Cluster.preset("2x8xH100-ib"), range(12)) == 0
+    assert host_size(Cluster.preset("8xA100-nvswitch"), range(8)) == 0
+
+
+def test_cpus_beside_other_devices_take_no_part() -> None:
+    found = collective_times(Cluster.preset("2xK40-pcie"), sizes=(1024,), algorithms=("ring",))
+    assert found.devices == ("gpu0", "gpu1")
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ClusterError, match="'1xV100' has one device that computes; a collective needs two or more"):
+        collective_times(Cluster.preset("1xV100"))
+    with pytest.raises(ClusterError, match=r"9 ranks were asked for .* which has 8 devices that compute; give 2 to 8"):
+        collective_times(Cluster.preset("8xA100-nvswitch"), 9)
+    with pytest.raises(UnknownNameError, match="unknown algorithm 'rings'"):
+        collective_times(Cluster.preset("8xA100-nvswitch"), algorithms=("rings",))
