@@ -5,6 +5,7 @@
 DIR holds any number of files; which check takes a file is told by its content, not by its name. Formats:
 
 * JSON list of settings with `bubble_rate`: Zero Bubble pipelines (Qi et al., ICLR 2024), `benchmarks/zero_bubble.py`.
+* CSV of `gpus,bytes,seconds`: a measured all-reduce, `benchmarks/allreduce.py`.
 
 A file that no check takes is named and left out. Exit code 1 says that a summary figure does not hold.
 """
@@ -21,11 +22,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import allreduce
 import zero_bubble
 from checks import Check, Found
 from table import Printer
 
-CHECKS: Sequence[Check] = (zero_bubble.check,)
+CHECKS: Sequence[Check] = (
+    zero_bubble.check,
+    allreduce.check,
+)
 
 
 def main() -> int:
