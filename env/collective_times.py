@@ -12,8 +12,8 @@ from itertools import groupby
 import networkx as nx
 import numpy as np
 
-from env.cluster import UNLIMITED_BYTES, Cluster
-from env.collectives import Interconnect, fused_s
+from env.cluster import Cluster
+from env.collectives import fused_s
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -32,14 +32,12 @@ class CollectiveTimes:
     Attributes:
         kind: such as ``"all_reduce"``.
         devices: names of the ranks' devices.
-        group: ranks in a group of the hierarchical algorithm; 0: the largest divisor up to the root of their number.
         sizes: bytes of the whole tensor, increasing.
         seconds: by algorithm, one for each size.
     """
 
     kind: str
     devices: tuple[str, ...]
-    group: int
     sizes: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
 
@@ -83,14 +81,32 @@ def collective_times(
             f"give 2 to {len(devices)}."
         )
     chosen = devices[:ranks]
-    group = host_size(cluster, chosen)
-    # A tensor of any size is to be timed, so memory does not count here.
-    roomy = replace(cluster, devices=tuple(replace(d, memory_bytes=UNLIMITED_BYTES) for d in cluster.devices))
-    seconds = {
-        name: tuple(_step_s(roomy, chosen, lone_collective(kind, len(chosen), size), name, group) for size in sizes)
-        for name in algorithms
-    }
-    return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), group, tuple(sizes), seconds)
+    names = [_with_hosts(name, cluster, chosen) for name in algorithms]
+    seconds = {name: tuple(lone_collective_s(cluster, chosen, kind, size, name) for size in sizes) for name in names}
+    return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), tuple(sizes), seconds)
+
+
+def quickest(
+    cluster: Cluster, collectives: Sequence[Collective], devices: Sequence[Sequence[int]], algorithms: Sequence[str]
+) -> tuple[str, ...]:
+    """The algorithm that is the quickest for each collective alone, its size rounded up to a power of two.
+
+    Args:
+        devices: of each collective's ranks, by number.
+        algorithms: among which to choose.
+    """
+    found: dict[tuple[str, tuple[int, ...], int], str] = {}
+    result = []
+    for collective, ranks in zip(collectives, devices, strict=True):
+        kind, size = collective.kind, 1 << max(collective.bytes - 1, 0).bit_length()
+        key = kind, tuple(ranks), size
+        if key not in found:
+            names = [_with_hosts(name, cluster, ranks) for name in algorithms]
+            # Times that differ by rounding alone are equal.
+            seconds = {name: float(f"{lone_collective_s(cluster, ranks, kind, size, name):.9e}") for name in names}
+            found[key] = min(seconds, key=seconds.__getitem__)
+        result.append(found[key])
+    return tuple(result)
 
 
 def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = False) -> Derived:
@@ -118,8 +134,16 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
     return size if regular and 1 < size < len(chosen) else 0
 
 
-def _step_s(cluster: Cluster, devices: Sequence[int], alone: Derived, algorithm: str, group: int) -> float:
-    fused = fused_s(alone.collectives, algorithm, [Interconnect.among(cluster, devices)], group)
-    derived = reduce(alone, algorithm, group, fused)
+def lone_collective_s(cluster: Cluster, devices: Sequence[int], kind: str, size_bytes: int, algorithm: str) -> float:
+    """Seconds of one collective among devices, by number, of a cluster where nothing else happens."""
+    alone = lone_collective(kind, len(devices), size_bytes)
+    fused = fused_s(cluster, alone.collectives, [algorithm], [devices])
+    derived = reduce(alone, algorithm, fused)
     device = np.array(devices, dtype=np.int64)[derived.part]
     return Simulator(Problem(derived.graph, cluster)).score(Plan(device)).step_time_s
+
+
+def _with_hosts(algorithm: str, cluster: Cluster, devices: Sequence[int]) -> str:
+    """The hierarchical algorithm with the hosts of the devices for groups, where there are any."""
+    size = host_size(cluster, devices) if algorithm == "hierarchical" else 0
+    return f"{algorithm}{size}" if size else algorithm

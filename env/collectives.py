@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.transforms.collectives.expansion import MOVED_PER_BYTE
-from graphs.transforms.collectives.rounds import Rounds, carried_out_by, checked_group, rounds_of
+from graphs.transforms.collectives.rounds import Rounds, carried_out_by, group_size, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from env.cluster import Cluster
+    from graphs.arrays import FloatArray
     from graphs.transforms.derived import Collective
 
 EXPANDED_RANKS = 16  # a collective of more ranks is fused: its ops grow with the square of their number
@@ -55,29 +56,24 @@ class Interconnect:
         return Interconnect(latency_s, 1.0 / bandwidth, adding)
 
 
-def collective_s(
-    kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect, group: int = 0
-) -> float:
+def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect) -> float:
     """Seconds of one collective on an idle network.
 
     Args:
         kind: one of `graphs.transforms.collectives.KINDS`.
         algorithm: one of `graphs.transforms.collectives.ALGORITHMS`.
         size_bytes: of the whole tensor, as `Collective.bytes`.
-        group: ranks in a group of the hierarchical algorithm; 0: as `reduce` chooses.
 
     Raises:
         UnknownNameError: an unknown kind or algorithm.
-        GraphError: the ranks do not divide into groups.
     """
     name = carried_out_by(kind, algorithm)
-    group = checked_group(name, ranks, group)
     p, n = ranks, size_bytes
     if p == 1:
         return 0.0
     send, add = network.latency_s + n * network.s_per_byte, n * network.adding_s_per_byte
     if name in ("double_tree", "doubling"):
-        return _by_recurrence(rounds_of(kind, name, p, group), n / (2 if name == "double_tree" else 1), network)
+        return _by_recurrence(rounds_of(kind, name, p), n / (2 if name == "double_tree" else 1), network)
     spread: float
     if name == "tree":
         depth = (p - 1).bit_length()
@@ -87,34 +83,33 @@ def collective_s(
         spread, collect = (p - 1) * send, (p - 1) * max(send, add) + min(send, add)
     else:
         sent = (p - 1) / p**2 if name == "pairwise" else (p - 1) / p
-        spread = _rounds_of_pieces(name, p, group) * network.latency_s + sent * n * network.s_per_byte
+        spread = _rounds_of_pieces(name, p) * network.latency_s + sent * n * network.s_per_byte
         collect = spread + sent * add
     return {"all_reduce": collect + spread, "reduce_scatter": collect, "reduce": collect}.get(kind, spread)
 
 
 def fused_s(
-    collectives: Sequence[Collective], algorithm: str, networks: Sequence[Interconnect], group: int = 0
-) -> np.ndarray:
+    cluster: Cluster, collectives: Sequence[Collective], algorithms: Sequence[str], devices: Sequence[Sequence[int]]
+) -> FloatArray:
     """float64, for `reduce`: seconds of each collective of more than `EXPANDED_RANKS` ranks, NaN for the others.
 
     Args:
-        networks: what the ranks of each collective have between them.
+        algorithms, devices: of each collective, and by number those of its ranks.
     """
-    return np.array(
-        [
-            collective_s(c.kind, algorithm, c.bytes, len(c.ops), network, group)
-            if len(c.ops) > EXPANDED_RANKS
-            else np.nan
-            for c, network in zip(collectives, networks, strict=True)
-        ]
-    )
+    result = np.full(len(collectives), np.nan)
+    for c, (collective, name, ranks) in enumerate(zip(collectives, algorithms, devices, strict=True)):
+        if len(ranks) > EXPANDED_RANKS:
+            network = Interconnect.among(cluster, ranks)
+            result[c] = collective_s(collective.kind, name, collective.bytes, len(ranks), network)
+    return result
 
 
-def _rounds_of_pieces(algorithm: str, p: int, group: int) -> int:
+def _rounds_of_pieces(algorithm: str, p: int) -> int:
     """Rounds in which each rank comes from its own piece to all p."""
     if algorithm == "butterfly":
         return (p - 1).bit_length()
-    return p // group - 1 + group - 1 if algorithm == "hierarchical" else p - 1
+    group = group_size(algorithm, p)
+    return p // group - 1 + group - 1 if group else p - 1
 
 
 def _by_recurrence(rounds: Rounds, size_bytes: float, network: Interconnect) -> float:

@@ -187,8 +187,7 @@ def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
         ]
         table.add_row(format_power_of_two(size), *cells)
     ranks = f"* quickest; ranks in this order: {', '.join(map(show, found.devices))}"
-    groups = f"; hierarchical: groups of {found.group}" if found.group else ""
-    return [table, Text(f"{ranks}{groups}. Spelt out and scored with contention, on idle links.", "dim")]
+    return [table, Text(f"{ranks}. Spelt out and scored with contention, on idle links.", "dim")]
 
 
 def format_power_of_two(size_bytes: int) -> str:

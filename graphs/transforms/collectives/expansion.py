@@ -20,7 +20,7 @@ _ITEM_BYTES |= {"bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5
 MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
 
 
-def reduce(derived: Derived, algorithm: str, group: int = 0, fused_s: FloatArray | None = None) -> Derived:
+def reduce(derived: Derived, algorithm: str | Sequence[str], fused_s: FloatArray | None = None) -> Derived:
     """Put an algorithm in the place of every collective of a derived graph.
 
     The op of a rank stays as the last one of its rank: it writes the result. Before it come ops that add up what others
@@ -29,25 +29,25 @@ def reduce(derived: Derived, algorithm: str, group: int = 0, fused_s: FloatArray
     op that takes the time given and starts when all ranks are ready.
 
     Args:
-        algorithm: one of `graphs.transforms.collectives.ALGORITHMS`; which of them stands in where it does not know the
-            kind of a collective, `carried_out_by` tells.
-        group: ranks in a group of the hierarchical algorithm; 0: the largest divisor up to the root of their number.
+        algorithm: one of `graphs.transforms.collectives.ALGORITHMS`, or one for each of ``derived.collectives``;
+            ``"hierarchical8"`` has groups of 8 ranks. Where one does not know the kind of a collective,
+            `carried_out_by` tells which one stands in.
         fused_s: float64, for each of ``derived.collectives`` the seconds it takes fused, or NaN to spell it out.
 
     Raises:
         UnknownNameError: an unknown algorithm or kind of collective.
-        GraphError: ranks do not divide into groups of that size, or the op of a rank reads no tensor of its own place.
-        MismatchError: not one time for each collective.
+        GraphError: the op of a rank reads no tensor of its own place.
+        MismatchError: not one time, or not one algorithm, for each collective.
     """
     seconds = np.full(len(derived.collectives), np.nan) if fused_s is None else np.asarray(fused_s, dtype=np.float64)
-    if seconds.shape != (len(derived.collectives),):
-        raise MismatchError(
-            f"expected one time for each of {len(derived.collectives)} collectives, got {seconds.shape}."
-        )
+    names = [algorithm] * len(derived.collectives) if isinstance(algorithm, str) else algorithm
+    for what, given in (("time", len(seconds)), ("algorithm", len(names))):
+        if given != len(derived.collectives):
+            raise MismatchError(f"expected one {what} for each of {len(derived.collectives)} collectives, got {given}.")
     batches: dict[Template, list[int]] = {}
-    for c, (collective, fused) in enumerate(zip(derived.collectives, ~np.isnan(seconds), strict=True)):
+    for c, (collective, name) in enumerate(zip(derived.collectives, names, strict=True)):
         ranks = len(collective.ops)
-        form = fused_template(ranks) if fused else template(collective.kind, algorithm, ranks, group)
+        form = template(collective.kind, name, ranks) if np.isnan(seconds[c]) else fused_template(ranks)
         batches.setdefault(form, []).append(c)
     if not batches:
         return derived

@@ -9,11 +9,15 @@ ranks is no power of two; Sanders, Speck and Träff 2009 (doi:10.1016/j.parco.20
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from graphs.errors import GraphError, UnknownNameError
+from graphs.errors import UnknownNameError
 
+_HIERARCHICAL, _DIGITS = "hierarchical", "0123456789"
+_WITH_GROUP = re.compile(_HIERARCHICAL + "[1-9][0-9]{0,5}")
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -42,22 +46,24 @@ class Round:
 Rounds = tuple[Round, ...]
 
 
-def rounds_of(kind: str, algorithm: str, ranks: int, group: int) -> Rounds:
+def rounds_of(kind: str, algorithm: str, ranks: int) -> Rounds:
     """The rounds of a collective; `algorithm` knows the kind (`carried_out_by`)."""
+    group = group_size(algorithm, ranks)
     if kind == "all_to_all":
         return _pairwise(ranks, lambda source, target: source * ranks + target)
     if algorithm == "doubling":
         return _recursive_doubling(ranks)
-    spread = _SPREAD[algorithm](ranks, group)
+    spread = _SPREAD[algorithm.rstrip(_DIGITS)](ranks, group)
     collect = tuple(Round(tuple(send.backwards for send in part.sends), True) for part in reversed(spread))
     if kind == "all_reduce":
         return collect + spread
     return spread if kind in ("all_gather", "broadcast") else collect
 
 
-def own_piece(algorithm: str, rank: int, ranks: int, group: int) -> int:
+def own_piece(algorithm: str, rank: int, ranks: int) -> int:
     """The piece that a rank gives to an all-gather and has after a reduce-scatter."""
-    if algorithm != "hierarchical":
+    group = group_size(algorithm, ranks)
+    if not group:
         return rank
     # What a group holds together after its inner reduce-scatter are neighbours.
     return rank % group * (ranks // group) + rank // group
@@ -75,7 +81,7 @@ def carried_out_by(kind: str, algorithm: str) -> str:
     """
     if kind not in KINDS:
         raise UnknownNameError("collective", kind, KINDS)
-    if algorithm not in ALGORITHMS:
+    if algorithm not in ALGORITHMS and not _WITH_GROUP.fullmatch(algorithm):
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
     if kind == "all_to_all":
         return "pairwise"
@@ -86,19 +92,17 @@ def carried_out_by(kind: str, algorithm: str) -> str:
     return {"doubling": "butterfly"}.get(algorithm, "ring" if algorithm in _WHOLE else algorithm)
 
 
-def checked_group(algorithm: str, ranks: int, group: int) -> int:
-    """How many ranks are in a group of the hierarchical algorithm; 0 asks for the largest divisor up to the root.
+def group_size(algorithm: str, ranks: int) -> int:
+    """How many ranks are in a group of ``"hierarchical"``, 0 of any other algorithm.
 
-    Raises:
-        GraphError: the ranks do not divide into such groups.
+    ``"hierarchical8"`` asks for 8, and has as many as divide both 8 and the ranks; without a number it is the largest
+    divisor of the ranks up to their root.
     """
-    if algorithm != "hierarchical":
+    if not algorithm.startswith(_HIERARCHICAL):
         return 0
-    if not group:
-        return max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)
-    if group < 1 or ranks % group:
-        raise GraphError(f"{ranks} ranks do not divide into groups of {group}; give a divisor of {ranks}.")
-    return group
+    if algorithm != _HIERARCHICAL:
+        return math.gcd(int(algorithm.removeprefix(_HIERARCHICAL)), ranks)
+    return max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)
 
 
 # -- gathering: every rank has a piece, and in the end all of them ------------------------------------------

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen
-from graphs.transforms.collectives.rounds import Rounds, carried_out_by, checked_group, own_piece, rounds_of
+from graphs.transforms.collectives.rounds import Rounds, carried_out_by, own_piece, rounds_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,22 +62,17 @@ class Template:
 
 
 @cache
-def template(kind: str, algorithm: str, ranks: int, group: int = 0) -> Template:
+def template(kind: str, algorithm: str, ranks: int) -> Template:
     """The template of a collective.
-
-    Args:
-        group: how many ranks form a group of the hierarchical algorithm; 0: the largest divisor up to the root of p.
 
     Raises:
         UnknownNameError: an unknown kind or algorithm.
-        GraphError: the ranks do not divide into groups.
     """
     algorithm = carried_out_by(kind, algorithm)
-    group = checked_group(algorithm, ranks, group)
     pieces = {"all_to_all": ranks * ranks}.get(kind) or {"tree": 1, "doubling": 1, "server": 1, "double_tree": 2}.get(
         algorithm, ranks
     )
-    own = [own_piece(algorithm, r, ranks, group) for r in range(ranks)]
+    own = [own_piece(algorithm, r, ranks) for r in range(ranks)]
     given: list[range | list[int]]
     result: list[range | list[int]]
     everything = range(pieces)
@@ -93,7 +88,7 @@ def template(kind: str, algorithm: str, ranks: int, group: int = 0) -> Template:
         result[1:] = [[]] * (ranks - 1)
     trees = 2 if algorithm == "double_tree" else 1
     draft = _Draft(given, pieces, trees, in_place=kind in ("all_reduce", "reduce_scatter", "reduce"))
-    draft.run(rounds_of(kind, algorithm, ranks, group))
+    draft.run(rounds_of(kind, algorithm, ranks))
     return draft.finished(algorithm, result)
 
 

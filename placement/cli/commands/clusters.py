@@ -151,7 +151,6 @@ def _show_collectives(cluster: Cluster, given: ClustersOptions) -> None:
                 "cluster_hash": cluster.hash,
                 "collective": found.kind,
                 "devices": list(found.devices),
-                "group": found.group,
                 "verdict": _verdict(cluster, found),
                 "crossings": [{"bytes": size, "algorithm": name} for size, name in found.crossings],
                 "sizes": [

@@ -59,9 +59,9 @@ def test_the_formulas_are_those_of_the_textbook(ranks: int) -> None:
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 12])
 def test_hierarchical_with_groups_of_any_size(group: int) -> None:
     network = Interconnect(1e-5, 1e-9, 1e-10)
-    derived = reduce(lone_collective("all_reduce", 12, 720720), "hierarchical", group)
+    derived = reduce(lone_collective("all_reduce", 12, 720720), f"hierarchical{group}")
     cluster = star(12, network.latency_s, network.s_per_byte, network.adding_s_per_byte)
-    expected = collective_s("all_reduce", "hierarchical", 720720, 12, network, group)
+    expected = collective_s("all_reduce", f"hierarchical{group}", 720720, 12, network)
     assert step_s(derived, cluster) == pytest.approx(expected, rel=1e-9)
 
 
@@ -77,15 +77,14 @@ def test_fused_is_expanded_on_an_idle_network(kind: str, algorithm: str) -> None
 
 
 def test_only_collectives_of_many_ranks_are_fused() -> None:
-    network, many = Interconnect(1e-6, 1e-9), EXPANDED_RANKS + 1
+    many = EXPANDED_RANKS + 1
+    cluster = star(many, 1e-6, 1e-9, 0.0)
     listed = [Collective("all_reduce", "dp", tuple(range(p)), 1000) for p in (EXPANDED_RANKS, many)]
-    seconds = fused_s(listed, "ring", [network, network])
+    seconds = fused_s(cluster, listed, ["ring"] * 2, [range(EXPANDED_RANKS), range(many)])
     assert np.isnan(seconds[0])
-    assert seconds[1] == collective_s("all_reduce", "ring", 1000, many, network)
-    assert (
-        step_s(reduce(lone_collective("all_reduce", many, 1000), "ring", fused_s=seconds[1:]), star(many, 1, 1, 0))
-        == (seconds[1])
-    )
+    assert seconds[1] == pytest.approx(collective_s("all_reduce", "ring", 1000, many, Interconnect(1e-6, 1e-9)))
+    fused = reduce(lone_collective("all_reduce", many, 1000), "ring", fused_s=seconds[1:])
+    assert step_s(fused, cluster) == seconds[1]
 
 
 def test_the_figures_of_a_cluster() -> None:

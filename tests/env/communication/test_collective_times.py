@@ -6,10 +6,11 @@ import pytest
 from parallel.collective_graphs import star
 
 from env.cluster import Cluster
-from env.collective_times import collective_times, host_size
+from env.collective_times import collective_times, host_size, quickest
 from env.collectives import Interconnect, collective_s
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS
+from graphs.transforms.derived import Collective
 
 
 def test_on_a_switch_of_full_ports_the_times_are_the_formulas() -> None:
@@ -39,9 +40,8 @@ def test_contention_is_seen() -> None:
     size = 2**26
     found = collective_times(cluster, sizes=(size,))
     network = Interconnect.among(cluster, range(16))
-    assert found.group == 4
     assert found.seconds["butterfly"][0] > 1.5 * collective_s("all_reduce", "butterfly", size, 16, network)
-    assert found.best == ("hierarchical",)
+    assert found.best == ("hierarchical4",)
 
 
 def test_hosts_are_found_by_their_links() -> None:
@@ -49,6 +49,16 @@ def test_hosts_are_found_by_their_links() -> None:
     assert host_size(Cluster.preset("2x8xH100-ib"), range(8)) == 0
     assert host_size(Cluster.preset("2x8xH100-ib"), range(12)) == 0
     assert host_size(Cluster.preset("8xA100-nvswitch"), range(8)) == 0
+
+
+def test_the_quickest_is_found_for_each_collective_apart() -> None:
+    cluster = Cluster.preset("16xV100-10gbe")
+    listed = [Collective(kind, "dp", tuple(range(p)), size) for kind, p, size in CASES]
+    devices: list[range] = [range(16), range(16), range(4)]
+    assert quickest(cluster, listed, devices, ALGORITHMS) == ("tree", "hierarchical4", "butterfly")
+
+
+CASES = (("all_reduce", 16, 1000), ("all_reduce", 16, 10**8), ("all_gather", 4, 10**8))
 
 
 def test_cpus_beside_other_devices_take_no_part() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from env.collective_times import lone_collective
 from graphs.errors import GraphError, MismatchError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS, KINDS, Template, carried_out_by, reduce, template
+from graphs.transforms.collectives.rounds import own_piece
 from graphs.transforms.derived import Collective
 
 Value = frozenset[int]  # the ranks whose pieces were added up
@@ -88,10 +89,7 @@ def check_results(kind: str, form: Template) -> None:
 
 
 def template_own(form: Template) -> list[int]:
-    from graphs.transforms.collectives.rounds import checked_group, own_piece
-
-    group = checked_group(form.algorithm, form.ranks, 0)
-    return [own_piece(form.algorithm, rank, form.ranks, group) for rank in range(form.ranks)]
+    return [own_piece(form.algorithm, rank, form.ranks) for rank in range(form.ranks)]
 
 
 @given(
@@ -147,6 +145,16 @@ def test_one_rank_exchanges_nothing() -> None:
     assert reduce(before, "ring").graph.n_edges == 1
 
 
+def test_each_collective_may_have_an_algorithm_of_its_own() -> None:
+    both = {name: reduce(lone_collective("all_reduce", 4, 100), [name]).graph for name in ("ring", "tree")}
+    assert both["ring"].n_ops != both["tree"].n_ops
+    # Groups are of as many ranks as divide what was asked for.
+    assert (
+        template("all_reduce", "hierarchical8", 12).op_rank.size
+        == template("all_reduce", "hierarchical4", 12).op_rank.size
+    )
+
+
 def test_without_collectives_nothing_changes() -> None:
     before = replace(lone_collective("all_reduce", 3, 100), collectives=())
     assert reduce(before, "ring") is before
@@ -177,8 +185,10 @@ def test_bad_input() -> None:
         reduce(before, "rin")
     with pytest.raises(UnknownNameError, match="unknown collective 'all_sum'"):
         reduce(replace(before, collectives=(Collective("all_sum", "dp", tuple(range(6, 12)), 600),)), "ring")
-    with pytest.raises(GraphError, match="6 ranks do not divide into groups of 4; give a divisor of 6"):
-        reduce(before, "hierarchical", 4)
+    with pytest.raises(UnknownNameError, match="hierarchical0"):
+        reduce(before, "hierarchical0")
+    with pytest.raises(MismatchError, match="one algorithm for each of 1 collectives, got 2"):
+        reduce(before, ["ring", "tree"])
     with pytest.raises(MismatchError, match="one time for each of 1 collectives"):
         reduce(before, "ring", fused_s=np.zeros(2))
     with pytest.raises(GraphError, match="'use0' takes part in a collective and reads no tensor of its own place"):
