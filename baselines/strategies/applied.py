@@ -62,6 +62,12 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
             f"{len(devices)}; take a smaller mesh or a larger cluster."
         )
+    if strategy.order == "pipedream":
+        raise StrategyError(
+            f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "
+            "each updates the weights; compare synchronous orders, e.g. 1f1b, or use the method pipedream with the "
+            "objective throughput."
+        )
     _check_statistics(graph, strategy)
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
