@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from baselines.strategies.costs import pipeline_costs
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
@@ -52,6 +54,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
 
     Raises:
         StrategyError: the mesh is larger than the cluster, or the graph does not allow the strategy.
+        InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
     devices = cluster.compute_devices
     if strategy.devices > len(devices):
@@ -59,20 +62,31 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
             f"{len(devices)}; take a smaller mesh or a larger cluster."
         )
+    if strategy.order == "pipedream":
+        raise StrategyError(
+            f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "
+            "each updates the weights; compare synchronous orders, e.g. 1f1b, or use the method pipedream with the "
+            "objective throughput."
+        )
     _check_statistics(graph, strategy)
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
     exchanged = bucketed(whole, strategy.bucket_bytes) if strategy.bucket_bytes else whole
     spelt_out = reduce(exchanged, strategy.reduce or "ring") if exchanged.collectives else exchanged
+    target = cluster.with_lanes() if exchanged.collectives else cluster
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     numbers: FloatArray | None = None
     if strategy.stages > 1:
-        order = _order(strategy)
+        order = _order(strategy) if strategy.order != MEMORY_ORDER else None
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
-        stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices))
-        spelt_out, numbers = sequenced(spelt_out, np.where(is_apart, -1, stage), order.sequences)
-    target = cluster.with_lanes() if exchanged.collectives else cluster
+        stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
+        in_blocks = np.where(is_apart, -1, stage)
+        if order is None:
+            device = _devices(spelt_out, target, devices, stage[spelt_out.origin], None)
+            costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
+            order = memory_order(costs, strategy.micro_batches)
+        spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, of_op, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])

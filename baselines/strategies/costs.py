@@ -24,6 +24,7 @@ class PipelineCosts:
             and W free of it, below zero.
         transfer_s: V - 1 times from each virtual stage to the next, and back.
         memory_bytes: of each of p devices, for what is held.
+        names: of the p devices, for people.
 
     Raises:
         MismatchError: lengths that do not belong together, or a stage that frees less than it leaves.
@@ -34,6 +35,7 @@ class PipelineCosts:
     held_bytes: tuple[tuple[float, float, float], ...]
     transfer_s: tuple[float, ...]
     memory_bytes: tuple[float, ...]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.devices)
@@ -97,6 +99,7 @@ def pipeline_costs(problem: Problem, derived: Derived, stage: IntArray, device: 
         held_bytes=_triples(_held(derived, blocks, chosen, n_stages)),
         transfer_s=tuple(_hops(problem, blocks, chosen, on)),
         memory_bytes=tuple((problem.capacity_bytes - kept - largest)[used].tolist()),
+        names=tuple(problem.cluster.devices[d].name for d in used),
     )
 
 

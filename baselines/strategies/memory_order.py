@@ -21,23 +21,31 @@ _COLUMN = {FORWARD: 0, BACKWARD: 1, WEIGHTS: 2}
 _Skeleton = list[list[StageBlock]]
 
 
-def memory_order(costs: PipelineCosts, micro_batches: int) -> PipelineOrder:
-    """The fastest order found, by the longest time from a device's first block to its last. O(candidates * V m p).
+def memory_order(costs: PipelineCosts, micro_batches: int, own_clocks: bool = False) -> PipelineOrder:
+    """The order found that ends first; of those that end at one time, the one that holds least.
 
-    Candidates are 1F1B with more or fewer micro-batches ahead, or where a device has several stages the named orders
-    that lay them out so, and one micro-batch after the other, which needs least.
+    Candidates are 1F1B with more or fewer micro-batches ahead and the named orders with B and W apart, or where a
+    device has several stages the named orders that lay them out so, and one micro-batch after the other, which needs
+    least. O(candidates * V m p).
+
+    Args:
+        costs: of the blocks.
+        micro_batches: m.
+        own_clocks: count each device's time from its own first block, as where no update waits for other devices.
 
     Raises:
         InfeasibleError: a device cannot hold a single micro-batch, so that no order meets the limit.
     """
     _refuse_what_never_fits(costs)
-    found = [
-        filled
-        for skeleton in _skeletons(costs, micro_batches)
-        if (filled := _with_weights(costs, skeleton)) is not None
-    ]
-    assert found, "one micro-batch at a time fits"
-    return min(found, key=lambda filled: filled[0])[1]
+    runs = [run for skeleton in _skeletons(costs, micro_batches) if (run := _carried_out(costs, skeleton)) is not None]
+    assert runs, "one micro-batch at a time fits"
+
+    def time_s(devices: list[_Device]) -> tuple[float, float]:
+        ends = [device.free_s - (device.first_s if own_clocks else 0.0) for device in devices]
+        return max(ends), max(device.most_held for device in devices)
+
+    best = min(runs, key=time_s)
+    return PipelineOrder(MEMORY_ORDER, costs.devices, tuple(tuple(device.sequence) for device in best))
 
 
 def _refuse_what_never_fits(costs: PipelineCosts) -> None:
@@ -45,8 +53,9 @@ def _refuse_what_never_fits(costs: PipelineCosts) -> None:
         mine = [held for held, device in zip(costs.held_bytes, costs.devices, strict=True) if device == d]
         needed = sum(held[0] for held in mine) + max(0.0, *(held[1] for held in mine))
         if needed > limit:
+            name = costs.names[d] if costs.names else f"device {d}"
             raise InfeasibleError(
-                f"no order of the pipeline meets the memory limit: device {d} must hold {format_bytes(needed)} of a "
+                f"no order of the pipeline meets the memory limit: {name} must hold {format_bytes(needed)} of a "
                 f"single micro-batch for its backward pass, where {format_bytes(max(limit, 0))} are free; use more "
                 "micro-batches, more stages or recomputation.",
                 math.ceil(needed - limit),
@@ -54,15 +63,17 @@ def _refuse_what_never_fits(costs: PipelineCosts) -> None:
 
 
 def _skeletons(costs: PipelineCosts, m: int) -> Iterator[_Skeleton]:
-    """Sequences of F and B for each device; none of them deadlocks."""
+    """Sequences of F and B for each device, or of all three; none of them deadlocks."""
     stages, p = len(costs.devices), len(costs.memory_bytes)
     if costs.devices == tuple(range(p)):
         for ahead in sorted(_numbers_ahead(costs, m)):
             yield [_one_forward_one_backward(s, m, a) for s, a in enumerate(ahead)]
     for name in ORDERS:
-        if stages > p and stages % p == 0 and not (name == "interleaved" and m % p):
+        if stages % p == 0 and not (name == "interleaved" and m % p):
             order = _named(name, p, m, stages // p)
             if order is not None and order.devices == costs.devices:
+                if any(block.kind == WEIGHTS for block in order.sequences[0]):
+                    yield [list(blocks) for blocks in order.sequences]
                 yield [
                     [StageBlock(b.kind[0], b.stage, b.micro_batch) for b in blocks if b.kind != WEIGHTS]
                     for blocks in order.sequences
@@ -106,30 +117,32 @@ def _one_forward_one_backward(stage: int, m: int, ahead: int) -> list[StageBlock
     return [*forward[:ahead], *(block for pair in pairs for block in pair), *backward[m - ahead :]]
 
 
-def _with_weights(costs: PipelineCosts, skeleton: _Skeleton) -> tuple[float, PipelineOrder] | None:
-    """The time of a skeleton with W put in, and the order; None where the memory does not suffice for it."""
-    p = len(skeleton)
+def _carried_out(costs: PipelineCosts, skeleton: _Skeleton) -> list[_Device] | None:
+    """The devices after a skeleton, with W put in where it has none; None where the memory does not suffice for it."""
     shape = PipelineOrder(MEMORY_ORDER, costs.devices, ())
-    lanes = [_Device(costs, d) for d in range(p)]
+    devices = [_Device(costs, d) for d in range(len(skeleton))]
+    is_whole = any(block.kind == WEIGHTS for block in skeleton[0])
     left = [list(reversed(blocks)) for blocks in skeleton]
     end_s: dict[StageBlock, float] = {}
     while any(left):
-        for device, blocks in zip(reversed(lanes), reversed(left), strict=True):
+        for device, blocks in zip(reversed(devices), reversed(left), strict=True):
             if not blocks:
                 continue
             needed = blocks_before(block := blocks[-1], shape)
             if any(before not in end_s for before in needed):
                 continue
             ready_s = max((end_s[before] + costs.arrival_s(before, block) for before in needed), default=0.0)
+            if is_whole:
+                device.waiting.clear()
             if not device.make_room(block):
                 return None
-            device.fill(ready_s, max(other.idle_s for other in lanes))
+            device.fill(ready_s, max(other.idle_s for other in devices))
             end_s[block] = device.run(block, ready_s)
             blocks.pop()
-    for device in lanes:
-        device.fill(math.inf, 0.0)
-    time_s = max(device.free_s - device.first_s for device in lanes)
-    return time_s, PipelineOrder(MEMORY_ORDER, costs.devices, tuple(tuple(device.sequence) for device in lanes))
+    for device in devices:
+        if not is_whole:
+            device.fill(math.inf, 0.0)
+    return devices
 
 
 class _Device:
@@ -137,7 +150,7 @@ class _Device:
 
     def __init__(self, costs: PipelineCosts, number: int) -> None:
         self.costs, self.limit = costs, costs.memory_bytes[number]
-        self.free_s = self.first_s = self.idle_s = self.held = 0.0
+        self.free_s = self.first_s = self.idle_s = self.held = self.most_held = 0.0
         self.sequence: list[StageBlock] = []
         self.waiting: list[StageBlock] = []  # W that may run
 
@@ -151,6 +164,7 @@ class _Device:
         column = _COLUMN[block.kind]
         self.free_s = start_s + self.costs.seconds[block.stage][column]
         self.held += self.costs.held_bytes[block.stage][column]
+        self.most_held = max(self.most_held, self.held)
         self.sequence.append(block)
         if block.kind == BACKWARD:
             self.waiting.append(StageBlock(WEIGHTS, block.stage, block.micro_batch))

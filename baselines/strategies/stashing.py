@@ -12,11 +12,35 @@ from dataclasses import replace
 
 import numpy as np
 
+from baselines.strategies.stages import balanced_stages
+from env.cluster import Cluster
+from env.plan import Plan
+from env.problem import THROUGHPUT, Problem
 from graphs.arrays import IntArray
-from graphs.errors import MismatchError
+from graphs.errors import MismatchError, StrategyError
 from graphs.kept import trained_bytes
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.sequencing import stage_numbers
+
+
+def asynchronous(graph: OpGraph, cluster: Cluster, n_stages: int) -> tuple[Problem, Plan]:
+    """PipeDream's pipeline of stages of about equal time, for the objective throughput.
+
+    Stage s runs on the s-th of the cluster's main devices. `env.simulation.loads.loads` gives the seconds for each
+    mini-batch, and memory in steady state with all versions of the weights.
+
+    Raises:
+        StrategyError: fewer devices, or fewer ops that take time, than stages.
+    """
+    devices = cluster.compute_devices
+    if n_stages > len(devices):
+        raise StrategyError(
+            f"a pipeline of {n_stages} stages needs as many devices, and cluster {cluster.name!r} has {len(devices)}; "
+            "take fewer stages or a larger cluster."
+        )
+    op_s = Problem(graph, cluster).op_s[:, devices].mean(axis=1)
+    stage, _ = balanced_stages(graph, op_s, n_stages)
+    return Problem(with_stashed_weights(graph, stage), cluster, THROUGHPUT), Plan(devices[stage])
 
 
 def stages_in_order(graph: OpGraph, device: IntArray) -> IntArray:

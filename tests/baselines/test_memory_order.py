@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_steps import chain_of_stages, chunked, mlp
 
+from baselines.strategies.applied import applied
 from baselines.strategies.costs import PipelineCosts, pipeline_costs
 from baselines.strategies.memory_order import memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
@@ -18,6 +19,7 @@ from env import Cluster, Plan, Problem, Simulator
 from graphs import Derived, InfeasibleError, MismatchError, OpGraph
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import chunk
+from graphs.transforms.strategy import Strategy
 
 _COLUMN = {"F": 0, "B": 1, "W": 2}
 
@@ -141,3 +143,28 @@ def test_costs_of_a_graph() -> None:
     assert costs.transfer_s == (pytest.approx(problem.transfer_s(0, 0, 1)),)
     named = derived.graph.op_names.index
     assert costs.seconds[1] == tuple(problem.op_s[named(f"{kind}1#0"), 1] for kind in "fbw")
+
+
+def test_a_strategy_asks_for_it_and_gets_a_step_that_fits() -> None:
+    graph = mlp(batch=1 << 14, width=1024, layers=8)
+    roomy = Cluster.preset("8xA100-nvswitch")
+    cluster = replace(roomy, devices=tuple(replace(d, memory_bytes=120 << 20, reserved_bytes=0) for d in roomy.devices))
+    fits = {}
+    for order in ("gpipe", "zb-h2", "memory"):
+        what = applied(graph, cluster, Strategy.parse(f"pp4 {order} mb16"))
+        fits[order] = Simulator(what.problem).score(what.plan).feasible
+    assert fits == {"gpipe": False, "zb-h2": False, "memory": True}
+    small = replace(cluster, devices=tuple(replace(d, memory_bytes=1 << 20) for d in cluster.devices))
+    with pytest.raises(InfeasibleError, match=r"no order of the pipeline meets the memory limit: gpu0 must hold "):
+        applied(graph, small, Strategy.parse("pp4 memory mb16"))
+
+
+@pytest.mark.parametrize("m", [4, 16])
+def test_it_is_never_later_than_the_orders_with_weights_apart(m: int) -> None:
+    graph = mlp(batch=1 << 14, width=1024, layers=8)
+    cluster = Cluster.preset("8xA100-nvswitch")
+    ends = {}
+    for order in ("zb-h1", "zb-h2", "memory"):
+        what = applied(graph, cluster, Strategy.parse(f"pp4 {order} mb{m}"))
+        ends[order] = Simulator(what.problem).score(what.plan).step_time_s
+    assert ends["memory"] <= min(ends.values()) * (1 + 1e-9)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_tree import ROOT
 from training_steps import chain_of_stages, chunked
 
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
 from env import Cluster, Plan, Problem, Simulator
-from graphs import MismatchError, UnknownNameError
+from graphs import MismatchError, Op, OpGraph, Phase, Tensor, UnknownNameError
 from graphs.transforms.sequencing import BARRIER, StageBlock, block_map, sequenced
 
 
@@ -241,3 +242,36 @@ def test_a_stage_for_every_op_is_asked_for() -> None:
     graph, stage = chain_of_stages(2)
     with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
         block_map(chunked(graph, 2), stage[1:])
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_pictures_in_the_docs_are_of_these_orders(name: str) -> None:
+    page = (ROOT / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    order = pipeline_order(name, 4, 8, 2 if name == "interleaved" else 1)
+    shown = page.split(f"### `{name}`\n")[1].split("```\n")[1]
+    assert shown == order.drawn() + "\n"
+
+
+def test_a_tied_embedding_stands_outside_the_pipeline() -> None:
+    """The embedding runs on the last stage's device, with the head whose weights it shares."""
+    ops = [
+        Op("embed", flops=1.0),
+        Op("f0", flops=1.0),
+        Op("head", flops=1.0),
+        Op("head/backward", phase=Phase.BACKWARD, forward_of="head", flops=1.0),
+        Op("head/weight", phase=Phase.BACKWARD, forward_of="head", flops=1.0),
+        Op("f0/backward", phase=Phase.BACKWARD, forward_of="f0", flops=1.0),
+        Op("embed/weight", phase=Phase.BACKWARD, forward_of="embed", flops=1.0),
+        Op("sum", phase=Phase.BACKWARD, flops=1.0),
+        Op("update", phase=Phase.UPDATE, flops=1.0),
+    ]
+    edges = ["embed f0", "f0 head", "head head/backward", "head/backward f0/backward", "f0/backward embed/weight"]
+    edges += ["head head/weight", "head/weight sum", "embed/weight sum", "sum update"]
+    tensors = [Tensor(producer, 4, (consumer,)) for producer, consumer in (edge.split() for edge in edges)]
+    graph = OpGraph.build(ops, tensors)
+    stage = np.array([1, 0, 1, 1, 1, 0, 1, 1, 1])
+    derived = chunked(graph, 4)
+    blocks = block_map(derived, stage)
+    outside = {name for name, kind in zip(derived.graph.op_names, blocks.kind.tolist(), strict=True) if kind < 0}
+    assert outside == {f"{name}#{i}" for name in ("embed", "embed/weight", "sum") for i in range(4)} | {"update"}
+    sequenced(derived, stage, pipeline_order("1f1b", 2, 4).sequences)

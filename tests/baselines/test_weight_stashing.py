@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from training_steps import chain_of_stages
 
-from baselines.strategies.stashing import stages_in_order, with_stashed_weights
+from baselines.strategies.applied import applied
+from baselines.strategies.stashing import asynchronous, stages_in_order, with_stashed_weights
 from env import THROUGHPUT, Cluster, Plan, Problem
 from env.simulation.loads import loads
 from graphs import MismatchError, Op, OpGraph, Tensor
+from graphs.errors import StrategyError
+from graphs.transforms.strategy import Strategy
 
 MIB = 1 << 20
 
@@ -67,3 +70,21 @@ def test_a_stage_for_every_op_is_asked_for() -> None:
     graph, stage = chain_of_stages(2)
     with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
         with_stashed_weights(graph, stage[1:])
+
+
+def test_asynchronous_stages_set_the_pace_and_keep_their_versions() -> None:
+    graph, stage = chain_of_stages(4)
+    cluster = Cluster.preset("8xA100-nvswitch")
+    problem, plan = asynchronous(graph, cluster, 4)
+    assert np.array_equal(plan.device, stage)
+    found = loads(problem, plan)
+    assert found.value_s == pytest.approx(problem.op_s[:, 0].sum() / 4, rel=0.05)
+    kept = np.bincount(plan.device, problem.graph.parameter_bytes).tolist()
+    assert kept == [2 * MIB * versions for versions in (4, 3, 2, 1)]
+    with pytest.raises(StrategyError, match="a pipeline of 9 stages needs as many devices, and cluster"):
+        asynchronous(graph, cluster, 9)
+
+
+def test_as_a_strategy_it_is_refused_in_one_sentence() -> None:
+    with pytest.raises(StrategyError, match="'pp4 pipedream mb1' has no step of its own"):
+        applied(chain_of_stages(4)[0], Cluster.preset("8xA100-nvswitch"), Strategy.parse("pp4 pipedream"))
