@@ -1,4 +1,4 @@
-"""Every kind of op of the zoo, split by every letter of its rule and computed with numbers, all parts in one process."""
+"""Every kind of op of the zoo, split by every letter of its rule and computed with numbers in one process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from graphs.capture import capture
 from graphs.capture.rows import assembly
+from graphs.capture.trace import Layout, flat
 from graphs.rows import BATCH_STATISTICS
 from graphs.zoo import MODELS, build
 
@@ -39,7 +40,7 @@ class Layers(nn.Module):
         x = nn.functional.interpolate(self.up(x), scale_factor=2.0)
         x = nn.functional.avg_pool2d(nn.functional.max_pool2d(x, 2), 2)
         x = self.line(x.flatten(2)).transpose(1, 2)
-        heads = x.unflatten(2, (2, 4)).transpose(1, 2)
+        heads = x.view(3, -1, 2, 4).transpose(1, 2)
         x = nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
         x, _ = self.attention(x, x, x)
         result: torch.Tensor = self.recurrent(x)[0]
@@ -69,7 +70,7 @@ def check(calls: list[RecordedCall]) -> set[str]:
         name = call.target._schema.name.partition("::")[2]
         if name in _DRAWN:
             continue
-        n_inputs = sum(type(leaf).__name__ == "Layout" for leaf in assembly.flat((call.args, call.kwargs)))
+        n_inputs = sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
         for letter in call.letters:
             if not letter.cuts or any(len(cut.dims) > 1 for cut in letter.cuts):
                 continue  # sums handed on, copies in another shape

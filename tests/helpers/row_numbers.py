@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,11 +44,8 @@ def wrong_numbers(call: RecordedCall, letter: Letter, n_parts: int) -> str | Non
     tensors = [tensor(leaf, generator) for leaf in flat((call.args, call.kwargs)) if type(leaf) is Layout]
     whole = _run(call, tensors, letter, None)
     bounds = [letter.size * i // n_parts for i in range(n_parts + 1)]
-    pieces = [
-        _run(call, _cut(tensors, letter, low, high), letter, high - low)
-        for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
-    shares = [(high - low) / letter.size for low, high in zip(bounds, bounds[1:], strict=False)]
+    pieces = [_run(call, _cut(tensors, letter, low, high), letter, high - low) for low, high in pairwise(bounds)]
+    shares = [(high - low) / letter.size for low, high in pairwise(bounds)]
     cut_dims = {cut.slot: cut.dims[0] for cut in letter.cuts}
     units = {cut.slot: cut.unit for cut in letter.cuts}
     for i, result in enumerate(whole):
@@ -57,7 +55,8 @@ def wrong_numbers(call: RecordedCall, letter: Letter, n_parts: int) -> str | Non
             joined = _joined(parts, cut_dims[slot], result.shape[cut_dims[slot]] // (letter.size * units[slot]))
         elif slot in letter.partial:
             is_mean = _is_mean(call) and i == 0
-            joined = sum(part * (share if is_mean else 1) for part, share in zip(parts, shares, strict=True))
+            scaled = [part * share if is_mean else part for part, share in zip(parts, shares, strict=True)]
+            joined = torch.stack(scaled).sum(0)
         else:
             joined = parts[-1]
         if joined.shape != result.shape or not torch.allclose(joined.double(), result.double(), atol=1e-9):

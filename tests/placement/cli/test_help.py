@@ -18,7 +18,7 @@ COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 OPTIONS = {
     "models": ["--help", "--json", "--train", "NAMES"],
     "clusters": ["--devices", "--help", "--json", "--measure", "--output", "--toml", "-o", "NAME"],
-    "capture": [*COMMON, "--output", "-o", "GRAPH"],
+    "capture": [*COMMON, "--explain", "--output", "-o", "GRAPH"],
     "compare": [
         *COMMON,
         *SEARCHING,
