@@ -14,7 +14,7 @@ BATCH = "batch"
 TENSOR = frozenset(("heads", "features", "channels", "experts", "vocabulary"))
 UPDATES = "an update works on parameters, which have no samples"
 NO_SAMPLES = "nothing that it reads has samples"
-NO_RULE = "there is no rule for its kind"
+NO_RULE = "it has nothing to split, or there is no rule for its kind"
 TOGETHER = "it takes the samples together"
 
 

@@ -136,6 +136,10 @@ ScorerOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="How much of the work can be split along which axis, and what cannot, and why."),
+]
 Html = Annotated[
     Path | None,
     typer.Option(

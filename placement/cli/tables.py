@@ -23,6 +23,7 @@ from placement.solving.methods import measure
 if TYPE_CHECKING:
     from env.collective_times import CollectiveTimes
     from graphs.opgraph import OpGraph
+    from graphs.transforms.coverage import Coverage
     from placement.comparison import Comparison
     from placement.solving.answer import Answer
     from placement.solving.result import Result
@@ -140,6 +141,19 @@ def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[Renderable
         f"kept all step  {kept_words(graph)}",
         f"on one device  {format_bytes(figures['peak_bytes'])} at its peak{held}",
     ]
+
+
+def coverage_tables(found: Coverage) -> list[RenderableType]:
+    """How much of a graph's work can be split along each axis; what cannot be split along the batch."""
+    shares = _table("can be split by", "share of the FLOPs", "")
+    for axis, share in found.shares.items():
+        shares.add_row(show(axis), f"{share:.1%}", ProgressBar(total=1.0, completed=share, width=BAR_WIDTH))
+    if not found.unsplit:
+        return [shares, "every op can be split by batch"]
+    unsplit = _table("not by batch", "ops", "share of the FLOPs", "because", left=("because",))
+    for one in found.unsplit:
+        unsplit.add_row(show(one.kind), f"{one.ops:,}", f"{one.share:.1%}", one.reason)
+    return [shares, unsplit]
 
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:

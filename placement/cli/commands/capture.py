@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +13,7 @@ from placement.cli.reading import HowToRead, read_graph
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
+    from graphs.transforms.coverage import Coverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,18 @@ class CaptureOptions(HowToRead):
     train: options.Train = False
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    explain: options.Explain = False
     as_json: options.Json = False
 
 
 def capture(given: CaptureOptions) -> None:
-    """Read or capture a graph and save it as JSON."""
-    if given.output is None and not given.as_json:
+    """Read or capture a graph and save it as JSON, or explain how it can be split."""
+    if given.output is None and not given.as_json and not given.explain:
         from placement.inputs.sources import check_name
 
         check_name(given.graph)
         raise typer.BadParameter(
-            "capture saves a graph; say where with --output FILE, or print its figures with --json."
+            "capture saves a graph; say where with --output FILE, or print its figures with --json or --explain."
         )
     check_outputs(given.output, inputs=[given.graph])
     captured = read_graph(given.graph, given).graph
@@ -43,12 +45,20 @@ def capture(given: CaptureOptions) -> None:
 
         save_graph(captured, given.output)
     figures = _figures(captured) | {"file": None if given.output is None else str(given.output)}
+    found = _coverage(captured) if given.explain else None
     if given.as_json:
-        emit_json(figures)
+        emit_json(figures if found is None else figures | asdict(found))
         return
-    from placement.cli.tables import graph_figures
+    from placement.cli.tables import coverage_tables, graph_figures
 
-    emit_rich(*graph_figures(captured, figures), f"saved to {given.output}")
+    saved = [] if given.output is None else [f"saved to {given.output}"]
+    emit_rich(*graph_figures(captured, figures), *([] if found is None else coverage_tables(found)), *saved)
+
+
+def _coverage(graph: OpGraph) -> Coverage:
+    from graphs.transforms.coverage import coverage
+
+    return coverage(graph)
 
 
 def _figures(graph: OpGraph) -> dict[str, Any]:

@@ -20,7 +20,7 @@ OPTIONS = {
     "clusters": [
         *["--collectives", "--devices", "--help", "--json", "--measure", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
-    "capture": [*COMMON, "--output", "-o", "GRAPH"],
+    "capture": [*COMMON, "--explain", "--output", "-o", "GRAPH"],
     "compare": [
         *COMMON,
         *SEARCHING,

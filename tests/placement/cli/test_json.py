@@ -14,6 +14,7 @@ import pytest
 from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.rows import SplitRow
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
 from placement.measuring.trial import DeviceTrial, Trial
@@ -87,6 +88,14 @@ def test_the_fields_of_a_what_if_and_of_a_check_are_too(folder: Path, capsys: py
     capsys.readouterr()
     assert run(["verify", "p.json", "--json"]) == 0
     assert printed(json.loads(capsys.readouterr().out), set()) == documented("verify")
+
+
+def test_the_fields_of_an_explained_capture_are_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (SplitRow((), (), "batch"), SplitRow((), (), "features"))
+    save_graph(OpGraph.build([Op("a", flops=1.0, split_rows=rows), Op("b")], [], "g"), "rows.json")
+    assert run(["capture", "rows.json", "--explain", "--json"]) == 0
+    known = documented("capture") | documented("capture --explain")
+    assert printed(json.loads(capsys.readouterr().out), known) == known
 
 
 def test_the_fields_of_a_profile_are_too(
