@@ -11,6 +11,7 @@ from graphs.errors import (
     InfeasibleError,
     MismatchError,
     PlacementError,
+    StrategyError,
     UnknownNameError,
 )
 from graphs.files import load_graph, save_graph
@@ -38,6 +39,7 @@ __all__ = [
     "Shard",
     "SplitRow",
     "State",
+    "StrategyError",
     "Tensor",
     "UnknownNameError",
     "by_module",

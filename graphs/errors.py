@@ -111,6 +111,10 @@ class BoundError(PlacementError):
     """A lower bound above a value that was reached; the message names the method that gave it."""
 
 
+class StrategyError(PlacementError):
+    """A strategy that cannot be read, or that a graph or a cluster does not allow."""
+
+
 class RankError(PlacementError):
     """A run on several processes that has failed; the message names rank, op and reason."""
 

@@ -10,6 +10,7 @@ ratio. With several `kinds` of device, times differ between them by up to the fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -168,6 +169,57 @@ _TOPCUOGLU_EDGES = {
     (8, 10): 11,
     (9, 10): 13,
 }
+
+
+def convolution_chain(n_layers: int, with_norm: bool = False) -> OpGraph:
+    """The training step of convolutions in a row, each 3x3 over 4 channels of 25 images of 64x64: maps of 1.5625 MiB.
+
+    A convolution's gradients of input and of weights are two ops; the latter reads its input map. With norm each layer
+    is a convolution, a batch norm and a ReLU, whose gradients read the convolution's map and the layer's: twice as much
+    waits for the backward pass.
+    """
+    ops = [Op("images", "input", kernels=0)]
+    reads: dict[str, list[str]] = {}
+
+    def add(name: str, kind: str, flops: float, inputs: Sequence[str], of: str | None = None) -> str:
+        layer = (of or name) if kind.startswith("conv") else None  # its ops share its weights
+        phase, kept = (Phase.BACKWARD, 0) if of else (Phase.FORWARD, _KERNEL_BYTES if layer else 0)
+        moved = (len(inputs) + 1.0) * _MAP_BYTES
+        op = Op(name, kind, flops, moved, colocation=layer, phase=phase, forward_of=of)
+        ops.append(replace(op, parameter_bytes=kept, gradient_bytes=kept))
+        for source in inputs:
+            reads.setdefault(source, []).append(name)
+        return name
+
+    values = _MAP_BYTES / 4
+    last = "images"
+    inputs: list[str] = []
+    for i in range(n_layers):
+        inputs.append(last)
+        last = add(f"conv{i}", "conv", 72 * values, [last])
+        if with_norm:
+            last = add(f"relu{i}", "relu", values, [add(f"norm{i}", "batch_norm", 5 * values, [last])])
+    loss = add("loss", "loss", values, [last])
+    last = add("loss.input", "loss_backward", values, [last, loss], of="loss")
+    in_place: set[str] = set()
+    for i in reversed(range(n_layers)):
+        if with_norm:
+            last = add(f"relu{i}.input", "relu_backward", values, [last, f"relu{i}"], of=f"relu{i}")
+            last = add(f"norm{i}.input", "batch_norm_backward", 10 * values, [last, f"conv{i}"], of=f"norm{i}")
+        in_place.add(add(f"conv{i}.weight", "conv_weight", 72 * values, [last, inputs[i]], of=f"conv{i}"))
+        if i:
+            last = add(f"conv{i}.input", "conv_input", 72 * values, [last], of=f"conv{i}")
+    size = dict.fromkeys(in_place, _KERNEL_BYTES) | {"loss": 4}
+    tensors = [
+        Tensor(op.name, size.get(op.name, _MAP_BYTES), tuple(reads.get(op.name, ())), in_place=op.name in in_place)
+        for op in ops
+    ]
+    origin = Origin("generator", train=True, batch_size=25)
+    return OpGraph.build(ops, tensors, f"convolutions-{n_layers}", origin)
+
+
+_MAP_BYTES = 25 * 4 * 64 * 64 * 4
+_KERNEL_BYTES = 4 * 4 * 3 * 3 * 4
 
 
 # -- shared parts ------------------------------------------------------------------------------------------------

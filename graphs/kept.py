@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphs.arrays import IntArray
 from graphs.formatting import format_bytes
 from graphs.opgraph import OpGraph, Phase
+from graphs.optimizers import OPTIMIZERS
+
+_USUAL = OPTIMIZERS["momentum"]  # where nobody said which
 
 
 def kept_words(graph: OpGraph) -> str:
@@ -25,3 +29,16 @@ def activation_bytes(graph: OpGraph) -> int:
     producer, consumer, tensor = graph.edge_list
     saved = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.BACKWARD)
     return int(graph.tensor_memory_bytes[np.unique(tensor[saved])].sum())
+
+
+def trained_bytes(graph: OpGraph) -> IntArray:
+    """int64 [n]: parameters that each op keeps and the step trains, one copy of them; 0 without a backward pass.
+
+    As many bytes as their gradients have. Where kept bytes have no parts, the share of one copy among those that the
+    optimizer keeps.
+    """
+    if not (graph.phase != Phase.FORWARD).any():
+        return np.zeros(graph.n_ops, dtype=np.int64)
+    if graph.gradient_bytes.any():
+        return graph.gradient_bytes
+    return graph.kept_bytes // OPTIMIZERS.get(graph.origin.optimizer or "", _USUAL).kept_copies

@@ -13,6 +13,21 @@ from dataclasses import dataclass
 
 from graphs.errors import GraphError
 
+# Kinds of ops that, split along anything but channels, compute other statistics, unless parts put theirs together.
+BATCH_STATISTICS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *(
+            "batch_norm",
+            "native_batch_norm",
+            "native_batch_norm_backward",
+            "cudnn_batch_norm",
+            "_batch_norm_with_update",
+        ),
+        *("cudnn_batch_norm_backward", "batch_norm_backward", "_native_batch_norm_legit"),
+    )
+)
+
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
 _ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+))?")
 

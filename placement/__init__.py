@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphs.capture import capture
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
     from graphs.zoo import build
     from placement.comparison import Comparison, compare
     from placement.exporters.exporting import export
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from placement.optimization import METHODS, optimize
     from placement.runtime.application import apply
     from placement.solving.result import Result
+    from placement.strategy_comparison import StrategyComparison, compare_strategies
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -37,12 +39,15 @@ __all__ = [
     "Executor",
     "OpGraph",
     "Result",
+    "Strategy",
+    "StrategyComparison",
     "Training",
     "Verification",
     "apply",
     "build",
     "capture",
     "compare",
+    "compare_strategies",
     "export",
     "load_graph",
     "optimize",
@@ -60,12 +65,15 @@ _HOME = {
     "Executor": "placement.measuring.executor",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
+    "Strategy": "graphs.transforms.strategy",
+    "StrategyComparison": "placement.strategy_comparison",
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
     "apply": "placement.runtime.application",
     "build": "graphs.zoo",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
+    "compare_strategies": "placement.strategy_comparison",
     "export": "placement.exporters.exporting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",

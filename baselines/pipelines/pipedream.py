@@ -24,15 +24,14 @@ from env.problem import Problem
 from env.simulation.loads import loads
 from env.units import Units
 from graphs.formatting import format_bytes, format_seconds
+from graphs.kept import trained_bytes
 from graphs.opgraph import FloatArray, IntArray, Phase
-from graphs.optimizers import OPTIMIZERS
 
 _Find = Callable[
     [LayerProfile, float, bool], Partition | None
 ]  # layers, memory in bytes, whether stages may be replicated
 _LONGEST = 1000  # layers of the chain that is cut; takes about a second on 16 devices
 _LONGEST_HIERARCHICAL = 256  # there, all pairs of first and last layer are looked at, not only those that end the chain
-_PROFILED = OPTIMIZERS["momentum"]  # PipeDream's SGD
 
 
 def pipedream(problem: Problem, seed: int) -> Plan:
@@ -100,13 +99,10 @@ def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_p
     stashed[tensor[backward[consumer]]] = True
     stashed &= ~backward[graph.tensor_producer]
     kept = np.bincount(at, graph.kept_bytes, n).astype(np.float64)
-    weights = np.bincount(at, graph.gradient_bytes, n).astype(np.float64)
-    if not weights.any():
-        weights = kept / OPTIMIZERS.get(graph.origin.optimizer or "", _PROFILED).kept_copies
     return LayerProfile(
         time_s=np.bincount(at_unit, time_s, n).astype(np.float64),
         sent_bytes=np.maximum(crossing, 0.0),
-        weight_bytes=weights if backward.any() else np.zeros(n),
+        weight_bytes=np.bincount(at, trained_bytes(graph), n).astype(np.float64),
         kept_bytes=kept,
         stashed_bytes=np.bincount(at[graph.tensor_producer], graph.tensor_bytes * stashed, n).astype(np.float64),
     )

@@ -27,6 +27,7 @@ from graphs.capture.optimizers import optimizer_named
 from graphs.capture.program import Program, program_of
 from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_training
+from graphs.capture.rows import add_rows
 from graphs.capture.trace import Trace
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph, Origin
@@ -104,6 +105,7 @@ def capture_program(
         fake = Faker(FakeTensorMode(allow_non_fake_inputs=True))
         trace = _trace(model, positional, keywords, train, loss, fake)
         drafts = lower(trace, chosen)
+        add_rows(drafts)
         origin = _origin(train, "op", chosen, positional, keywords)
         graph = emit(drafts, name or type(model).__name__, origin)
     leaves = argument_leaves(model, positional, keywords)

@@ -4,12 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
-from graphs.capture.trace import PARAMETER
+from graphs.capture.trace import PARAMETER, TensorInfo
 from graphs.opgraph import Phase
+from graphs.rows import Part
+
+
+@dataclass(eq=False, slots=True)
+class Root:
+    """Memory of its own, which views share.
+
+    Attributes:
+        info: the tensor as its producer writes it, or the state as it is.
+        size_bytes: its size.
+        value: number of its current version, None while nothing in the step has written it.
+        state: number of the state that it is, if it is one.
+    """
+
+    info: TensorInfo
+    size_bytes: int
+    value: int | None = None
+    state: int | None = None
+
+
+class Operand(NamedTuple):
+    """A tensor that a call reads or writes: a version of a root, through a view."""
+
+    root: Root
+    value: int | None
+    info: TensorInfo
+
+
+class DraftCall(NamedTuple):
+    """The call that a draft was made of, for those who ask how it may be split.
+
+    Attributes:
+        draft: number of the draft.
+        target: what is called.
+        args, kwargs: its arguments with a `Layout` for each tensor.
+        inputs: its tensor arguments, in order.
+        outputs: its results, flat; None for what is no tensor.
+        written: the arguments written in place, as they are afterwards.
+        gathers: it reads no more of its first argument than it writes.
+    """
+
+    draft: int
+    target: Any
+    args: Any
+    kwargs: Any
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand | None, ...]
+    written: tuple[Operand, ...]
+    gathers: bool
+
+
+@dataclass(slots=True, eq=False)
+class DraftRow:
+    """A way to split a draft.
+
+    Attributes:
+        axis: as in `graphs.rows.SplitRow`.
+        values, states: the part of each tensor and state that is not replicated, by number.
+        whole_bytes: bytes read that every part has in full.
+        is_whole: nothing is divided: every part does the whole work.
+    """
+
+    axis: str
+    values: dict[int, Part]
+    states: dict[int, Part]
+    whole_bytes: float = 0.0
+    is_whole: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +94,7 @@ class Draft:
         mirror: forward draft a backward draft belongs to.
         call: number of the leaf module call it was made in, None outside.
         number: of the op it became, None while it is none.
+        rows: the ways in which it may be split.
     """
 
     label: str
@@ -45,6 +113,7 @@ class Draft:
     mirror: int | None = None
     call: int | None = None
     number: int | None = None
+    rows: list[DraftRow] = field(default_factory=list)
 
     @property
     def is_input(self) -> bool:
@@ -90,6 +159,7 @@ class StateUse:
         trained: an update op writes it.
         trained_copies: tensors of its size kept beside it: gradients, and states of the optimizer.
         written: some op of the step writes it.
+        rows: the ways in which it may be split: an axis and the part of it.
     """
 
     name: str
@@ -99,6 +169,7 @@ class StateUse:
     trained: bool = False
     written: bool = False
     trained_copies: tuple[int, int] = (0, 0)
+    rows: list[tuple[str, Part]] = field(default_factory=list)
 
     @property
     def module(self) -> str:
@@ -115,7 +186,9 @@ class Drafts:
     """Findings of one walk over a trace; `inputs` come first in ``ops``.
 
     ``of_node``: the draft of each node of the trace that computes; ``of_state``: the state each placeholder stands for;
-    ``memory``: for each node a number for every piece of memory that its value lies in, nested as the value is.
+    ``memory``: for each node a number for every piece of memory that its value lies in, nested as the value is;
+    ``calls``: the calls of drafts; ``sources``: (draft, tensor) of each input; ``updates``: (draft, gradients,
+    parameter) of each update; ``roots``: of each state.
     """
 
     ops: list[Draft] = field(default_factory=list)
@@ -124,6 +197,10 @@ class Drafts:
     of_node: dict[fx.Node, int] = field(default_factory=dict)
     of_state: dict[fx.Node, int] = field(default_factory=dict)
     memory: dict[fx.Node, Any] = field(default_factory=dict)
+    calls: list[DraftCall] = field(default_factory=list)
+    sources: list[tuple[int, Operand]] = field(default_factory=list)
+    updates: list[tuple[int, tuple[Operand, ...], Root]] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)
 
     def add(self, draft: Draft) -> int:
         self.ops.append(draft)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from networkx.utils import UnionFind
 
-from graphs.capture.drafts import Draft, Drafts, Value
+from graphs.capture.drafts import Draft, DraftRow, Drafts, StateUse, Value
 from graphs.capture.trace import CONSTANT
 from graphs.errors import CaptureError
 from graphs.module_paths import prefixes
 from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
+from graphs.rows import Replicate, Shard, SplitRow, State
 
 # A read-only table this small is simply there on every device that reads it (rotary frequencies, literals).
 _TINY_BYTES = 1024
+_REPLICATE = Replicate()
 
 
 def emit(drafts: Drafts, name: str, origin: Origin) -> OpGraph:
@@ -30,8 +32,8 @@ def emit(drafts: Drafts, name: str, origin: Origin) -> OpGraph:
     groups = _groups(drafts, users)
     _share_tables(drafts, alive, users, groups)
     kept = _kept_bytes(drafts, alive, users)
-    ops, tensors = _records(drafts, alive, groups, kept)
-    return OpGraph.build(ops, tensors, name, origin)
+    ops, tensors = _records(drafts, alive, groups, kept, users)
+    return OpGraph.build(ops, tensors, name, origin, _states(drafts, users, ops))
 
 
 def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:
@@ -83,8 +85,11 @@ def _share_tables(drafts: Drafts, alive: list[bool], users: list[list[int]], gro
         source = drafts.add(Draft(state.kind, state.kind, state.name, state.dtype, kernels=0))
         alive.append(True)
         value = drafts.add_value(Value(source, state.size_bytes))
+        drafts.ops[source].rows = [DraftRow(axis, {value: part}, {}) for axis, part in state.rows]
         for i in users[number]:
             drafts.ops[i].inputs.append(value)
+            for row in drafts.ops[i].rows:
+                row.values[value] = row.states.get(number, Replicate())
         users[number] = [source]
 
 
@@ -100,7 +105,7 @@ def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> li
             for prefix in prefixes(op.module):
                 first_in.setdefault(prefix, i)
     for state, ops in zip(drafts.states, users, strict=True):
-        if state.kind == CONSTANT and state.size_bytes <= _TINY_BYTES:
+        if _is_tiny(state):
             continue
         owner = ops[0] if ops else next(first_in[p] for p in prefixes(state.module) if p in first_in)
         for part, copies in enumerate((1, *state.trained_copies)):
@@ -108,8 +113,25 @@ def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> li
     return kept
 
 
+def _is_tiny(state: StateUse) -> bool:
+    return state.kind == CONSTANT and state.size_bytes <= _TINY_BYTES
+
+
+def _states(drafts: Drafts, users: list[list[int]], ops: list[Op]) -> list[State]:
+    """The states that some op uses and that are counted."""
+    return [
+        State(
+            state.name,
+            tuple(ops[number].name for number in sorted(drafts.ops[i].number or 0 for i in of_state)),
+            *(copies * state.size_bytes for copies in (1, *state.trained_copies)),
+        )
+        for state, of_state in zip(drafts.states, users, strict=True)
+        if of_state and not _is_tiny(state)
+    ]
+
+
 def _records(
-    drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[list[int]]
+    drafts: Drafts, alive: list[bool], groups: UnionFind, kept: list[list[int]], users: list[list[int]]
 ) -> tuple[list[Op], list[Tensor]]:
     # Data that is there before the step first, then program order.
     order = sorted((i for i in range(len(drafts.ops)) if alive[i]), key=lambda i: drafts.ops[i].kernels > 0)
@@ -121,6 +143,7 @@ def _records(
         members[groups[i]] = members.get(groups[i], 0) + 1
     readers = drafts.readers(alive)
     used = [bool(readers[v]) or value.is_result for v, value in enumerate(drafts.values)]
+    rows = _Rows(drafts, users, used)
     ops = [
         Op(
             name=names[i],
@@ -137,6 +160,7 @@ def _records(
             forward_of=names.get(op.mirror) if op.mirror is not None else None,
             dtype=op.dtype,
             module=op.module,
+            split_rows=rows.of(i),
         )
         for i, op in ((i, drafts.ops[i]) for i in order)
     ]
@@ -167,3 +191,35 @@ def _names(drafts: Drafts, order: list[int]) -> dict[int, str]:
         taken.add(name)
         names[i] = name
     return names
+
+
+class _Rows:
+    """Rows of drafts as rows of ops: parts in the order of tensors and states, and the work that is not divided."""
+
+    def __init__(self, drafts: Drafts, users: list[list[int]], used: list[bool]) -> None:
+        self._drafts = drafts
+        self._used = used
+        self._states: list[list[int]] = [[] for _ in drafts.ops]
+        for number, ops in enumerate(users):
+            for i in ops if not _is_tiny(drafts.states[number]) else ():
+                self._states[i].append(number)
+
+    def of(self, i: int) -> tuple[SplitRow, ...]:
+        """Rows of a draft."""
+        values, op = self._drafts.values, self._drafts.ops[i]
+        if not op.rows:
+            return ()
+        ops = self._drafts.ops
+        inputs = sorted(op.inputs, key=lambda v: (ops[values[v].producer].number or 0, v))
+        outputs = [v for v in op.outputs if self._used[v]]
+        return tuple(self._row(row, op, inputs, outputs, self._states[i]) for row in op.rows)
+
+    def _row(self, row: DraftRow, op: Draft, inputs: list[int], outputs: list[int], states: list[int]) -> SplitRow:
+        read = [*(row.values.get(v, _REPLICATE) for v in inputs), *(row.states.get(s, _REPLICATE) for s in states)]
+        written = [row.values.get(v, _REPLICATE) for v in outputs]
+        values = self._drafts.values
+        undivided = [v for v, part in zip(outputs, written, strict=True) if not isinstance(part, Shard)]
+        whole = row.whole_bytes + sum(values[v].size_bytes for v in undivided) if op.kernels else 0.0
+        if row.is_whole:
+            whole = op.moved_bytes + _written_bytes(self._drafts, op, self._used)
+        return SplitRow(tuple(read), tuple(written), row.axis, op.flops if row.is_whole else 0.0, float(whole))

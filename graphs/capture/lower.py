@@ -1,6 +1,6 @@
 """From a traced step to drafts: views folded, writes versioned, states owned once.
 
-Every tensor of the trace belongs to a `_Root`, the tensor whose memory it shares. A view has its base's root and is no
+Every tensor of the trace belongs to a `Root`, the tensor whose memory it shares. A view has its base's root and is no
 op. A write in place makes a new version of the root, so the graph is functional and later readers depend on the writer.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from graphs.capture.costs import Signature, cost, limited_calls, signature, subgraph_flops
-from graphs.capture.drafts import Draft, Drafts, StateUse, Value
+from graphs.capture.drafts import Draft, DraftCall, Drafts, Operand, Root, StateUse, Value
 from graphs.capture.optimizers import update_draft
 from graphs.capture.trace import (
     CONSTANT,
@@ -53,26 +53,17 @@ def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
     return walk.drafts
 
 
-@dataclass(eq=False, slots=True)
-class _Root:
-    """Memory of its own. ``value``: number of its current version, None while nothing in the step has written it."""
-
-    size_bytes: int
-    value: int | None = None
-    state: int | None = None
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Number:
     """A Python number computed from tensors (``item``, sizes): who reads it reads them."""
 
-    roots: tuple[_Root, ...]
+    roots: tuple[Root, ...]
 
 
 class _Read(NamedTuple):
     """A tensor argument; ``info`` is None for one that is only read through a number."""
 
-    root: _Root
+    root: Root
     info: TensorInfo | None
 
 
@@ -87,7 +78,7 @@ class _CallFacts(NamedTuple):
 
 
 class _Walk:
-    """One pass over a trace in program order. ``_roots[node]``: its `_Root`, `_Number` or a tuple of them."""
+    """One pass over a trace in program order. ``_roots[node]``: its `Root`, `_Number` or a tuple of them."""
 
     def __init__(self, trace: Trace) -> None:
         self.drafts = Drafts()
@@ -99,7 +90,7 @@ class _Walk:
 
     def _open_states(self) -> None:
         """One root for states whose memory overlaps (tied weights), several for neighbours in one storage."""
-        known: dict[int, list[tuple[range, _Root]]] = {}
+        known: dict[int, list[tuple[range, Root]]] = {}
         for node, state in self._trace.states.items():
             memory = state.info.memory
             of_storage = known.setdefault(state.info.storage, [])
@@ -115,11 +106,13 @@ class _Walk:
                 self._roots[node] = self._state_root(state)
                 of_storage.append((memory, self._roots[node]))
 
-    def _state_root(self, state: TracedState) -> _Root:
+    def _state_root(self, state: TracedState) -> Root:
         layout = state.info.layout
         use = StateUse(state.name, state.kind, layout.distinct_bytes, dtype_name(layout.dtype))
         self.drafts.states.append(use)
-        return _Root(layout.distinct_bytes, state=len(self.drafts.states) - 1)
+        root = Root(state.info, layout.distinct_bytes, state=len(self.drafts.states) - 1)
+        self.drafts.roots.append(root)
+        return root
 
     # -- nodes ----------------------------------------------------------------------------------------------
 
@@ -140,7 +133,8 @@ class _Walk:
         label = self._trace.inputs.get(node, node.name)
         draft = self.drafts.add(Draft(label, "input", "", dtype_name(info.layout.dtype), kernels=0))
         self.drafts.of_node[node] = draft
-        self._roots[node] = self._new_root(draft, info)
+        root = self._roots[node] = self._new_root(draft, info)
+        self.drafts.sources.append((draft, Operand(root, root.value, info)))
 
     def _attribute(self, graph: fx.Graph, node: fx.Node) -> None:
         owner = graph.owning_module
@@ -169,7 +163,8 @@ class _Walk:
 
     def _tensor_call(self, call: _CallFacts, subgraphs: list[fx.GraphModule]) -> None:
         node, facts, reads, written, outputs = call
-        counted = cost(node.target, layouts(node.args), layouts(node.kwargs), layouts(node))
+        args, kwargs = layouts(node.args), layouts(node.kwargs)
+        counted = cost(node.target, args, kwargs, layouts(node))
         roots = [_base(call, i, counted.aliases) for i in range(len(outputs))]
         fresh = [info for info, root in zip(outputs, roots, strict=True) if root is None and info is not None]
         # A view, memory not yet written, a single number made from nothing, or a step counter: no work, no op.
@@ -183,10 +178,18 @@ class _Walk:
             draft.kernels = counted.kernels
         for i, info in enumerate(outputs):
             if roots[i] is None and info is not None:
-                roots[i] = _Root(info.layout.size_bytes) if number is None else self._new_root(number, info)
+                roots[i] = Root(info, info.layout.size_bytes) if number is None else self._new_root(number, info)
         if number is not None:
+            inputs = tuple(_operands(reads))
             for read in written:
                 self._write(number, read.root)
+            results = tuple(
+                None if root is None or info is None else Operand(root, root.value, info)
+                for root, info in zip(roots, outputs, strict=True)
+            )
+            after = tuple(_operands(written))
+            call_of = DraftCall(number, node.target, args, kwargs, inputs, results, after, facts.gathers)
+            self.drafts.calls.append(call_of)
         self._roots[node] = nested(value_of(node), iter(roots))
 
     def _draft(self, call: _CallFacts) -> int:
@@ -217,12 +220,12 @@ class _Walk:
                 self.drafts.states[state].written |= facts.statistics
         return number
 
-    def _new_root(self, draft: int, info: TensorInfo) -> _Root:
+    def _new_root(self, draft: int, info: TensorInfo) -> Root:
         size_bytes = info.layout.size_bytes
         value = Value(draft, size_bytes, is_float=info.layout.dtype.is_floating_point)
-        return _Root(size_bytes, self.drafts.add_value(value))
+        return Root(info, size_bytes, self.drafts.add_value(value))
 
-    def _write(self, number: int, root: _Root) -> None:
+    def _write(self, number: int, root: Root) -> None:
         draft = self.drafts.ops[number]
         if root.state is None:
             root.value = self.drafts.add_value(Value(number, root.size_bytes, is_fresh=False))
@@ -233,14 +236,14 @@ class _Walk:
 
     def _reads_of(self, node: Any) -> Iterator[_Read]:
         roots = self._roots.get(node) if isinstance(node, fx.Node) else None
-        if isinstance(roots, _Root):
+        if isinstance(roots, Root):
             info = value_of(node)
             yield _Read(roots, info if isinstance(info, TensorInfo) else None)
         elif isinstance(roots, _Number):
             yield from (_Read(root, None) for root in roots.roots)
         elif isinstance(roots, tuple):
             for root, info in zip(flat(roots), flat(value_of(node)), strict=True):
-                if isinstance(root, _Root):
+                if isinstance(root, Root):
                     yield _Read(root, info)
 
     # -- after the last node --------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ class _Walk:
         numbers: dict[int, int] = {}
         for node, root in self._roots.items():
             self.drafts.memory[node] = _numbered(root, numbers)
-            if isinstance(root, _Root) and root.state is not None and node.op in ("placeholder", "get_attr"):
+            if isinstance(root, Root) and root.state is not None and node.op in ("placeholder", "get_attr"):
                 self.drafts.of_state[node] = root.state
 
     def link_mirrors(self) -> None:
@@ -303,19 +306,26 @@ class _Walk:
             use = self.drafts.states[state]
             if use.trained:
                 continue
-            values = [read.root.value for read in self._reads_of(gradient) if read.root.value is not None]
-            self.drafts.add(update_draft(use, state, values, optimizer))
+            reads = tuple(_operands(self._reads_of(gradient)))
+            values = [value for _, value, _ in reads if value is not None]
+            number = self.drafts.add(update_draft(use, state, values, optimizer))
+            self.drafts.updates.append((number, reads, self._roots[parameter]))
             for value in values:
                 self.drafts.values[value].gradient_of.append(state)
+
+
+def _operands(reads: Iterable[_Read]) -> Iterator[Operand]:
+    """The tensors among what is read, as they are now."""
+    return (Operand(read.root, read.root.value, read.info) for read in reads if read.info is not None)
 
 
 def _numbered(root: Any, numbers: dict[int, int]) -> Any:
     if isinstance(root, tuple):
         return tuple(_numbered(item, numbers) for item in root)
-    return numbers.setdefault(id(root), len(numbers)) if isinstance(root, _Root) else None
+    return numbers.setdefault(id(root), len(numbers)) if isinstance(root, Root) else None
 
 
-def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> _Root | None:
+def _base(call: _CallFacts, number: int, aliases: tuple[int | None, ...]) -> Root | None:
     """The root whose memory output ``number`` shares, None if it has its own."""
     info = call.outputs[number]
     if info is None:

@@ -1,1 +1,1 @@
-"""Transforms: graph in, graph out, without knowing devices or times; a file or room for each, so far `coarsen`."""
+"""Transforms: graph in, graph out, without knowing devices or times; a room for each, and a `Strategy` lists them."""

@@ -35,7 +35,8 @@ class Collective:
         kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_to_all"``.
         axis: name of the mesh axis along which the ranks lie.
         ops: number of each rank's op in the derived graph, by rank.
-        bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, or has after an all-gather.
+        bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, has after an all-gather, or
+            all ranks together give to an all-to-all.
     """
 
     kind: str

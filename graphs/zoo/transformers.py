@@ -1,16 +1,17 @@
-"""Transformers: BERT-base and GPT-2, with attention as plain matrix products that any device runs the same way.
+"""Transformers: BERT-base and GPT-2, with attention as plain matrix products that any device runs the same way; for
+long sequences it is one fused op.
 
 Papers: J. Devlin, M.-W. Chang, K. Lee, K. Toutanova, "BERT: pre-training of deep bidirectional transformers", 2019,
 section 3 (12 layers, hidden 768, 12 heads) and appendix A.2 (sequences of 128 with 20 masked words for most steps);
-A. Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3 and Table 2 (12 layers,
-width 768, context 1024). Both papers train with larger batches spread over many devices; the batches here are one
-device's share.
+A. Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3 and Table 2 (12 layers
+of width 768 to 48 of 1600, context 1024). Both papers train with larger batches spread over many devices; the batches
+here are one device's share.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -150,7 +151,7 @@ def bert_base(small: bool, batch_size: int | None) -> ZooModel:
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """``tokens`` in a sequence, which is the whole context."""
+    """``tokens`` in a sequence, which is the whole context; ``fused`` attention never has all scores in memory."""
 
     batch_size: int = 8
     tokens: int = 1024
@@ -159,12 +160,13 @@ class GPT2Config:
     heads: int = 12
     vocabulary: int = 50_257
     dropout: float = 0.1
+    fused: bool = False
 
 
 class GPT2Layer(nn.Module):
     """Self-attention and a feed-forward network on normalised inputs, each added to its input.
 
-    x [N, T, D] and mask [T, T] to the same shape as x.
+    x [N, T, D] and mask [T, T] to the same shape as x; no mask asks for fused causal attention.
     """
 
     def __init__(self, config: GPT2Config) -> None:
@@ -179,10 +181,14 @@ class GPT2Layer(nn.Module):
         self.contract = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         parts = self.query_key_value(self.norm_attention(x)).chunk(3, dim=2)
         query, key, value = (split_heads(part, self.heads) for part in parts)
-        x = x + self.dropout(self.project(attend(query, key, value, mask, self.dropout)))
+        if mask is None:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        else:
+            attended = attend(query, key, value, mask, self.dropout)
+        x = x + self.dropout(self.project(attended))
         inner = self.contract(F.gelu(self.expand(self.norm_inner(x)), approximate="tanh"))
         result: Tensor = x + self.dropout(inner)
         return result
@@ -191,7 +197,7 @@ class GPT2Layer(nn.Module):
 class GPT2(nn.Module):
     """Words [N, T] to the logits of the next word [N, T, V]; with labels [N, T], to the mean cross-entropy."""
 
-    mask: Tensor
+    mask: Tensor | None
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -201,7 +207,7 @@ class GPT2(nn.Module):
         self.layers = nn.ModuleList(GPT2Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
-        self.register_buffer("mask", causal_mask(config.tokens), persistent=False)
+        self.register_buffer("mask", None if config.fused else causal_mask(config.tokens), persistent=False)
         init_normal(self)
         self.output.weight = self.word_embedding.weight
 
@@ -213,9 +219,35 @@ class GPT2(nn.Module):
         return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+_SMALL_GPT2 = GPT2Config(2, tokens=6, layers=2, width=16, heads=2, vocabulary=20)
+
+
 def gpt2(small: bool, batch_size: int | None) -> ZooModel:
     """GPT-2 of 12 layers, on sequences of 1024 words."""
-    config = GPT2Config(2, tokens=6, layers=2, width=16, heads=2, vocabulary=20) if small else GPT2Config()
+    return _gpt2(_SMALL_GPT2 if small else GPT2Config(), batch_size)
+
+
+def gpt2_medium(small: bool, batch_size: int | None) -> ZooModel:
+    """GPT-2 of 24 layers, on sequences of 1024 words."""
+    return _gpt2(_SMALL_GPT2 if small else GPT2Config(layers=24, width=1024, heads=16), batch_size)
+
+
+def gpt2_large(small: bool, batch_size: int | None) -> ZooModel:
+    """GPT-2 of 36 layers, on sequences of 1024 words."""
+    return _gpt2(_SMALL_GPT2 if small else GPT2Config(layers=36, width=1280, heads=20), batch_size)
+
+
+def gpt2_xl(small: bool, batch_size: int | None) -> ZooModel:
+    """GPT-2 of 48 layers, on sequences of 1024 words."""
+    return _gpt2(_SMALL_GPT2 if small else GPT2Config(layers=48, width=1600, heads=25), batch_size)
+
+
+def gpt_long(small: bool, batch_size: int | None) -> ZooModel:
+    """GPT-2 of 12 layers, on sequences of 32,768 words, with fused attention and no dropout inside it."""
+    return _gpt2(replace(_SMALL_GPT2, fused=True) if small else GPT2Config(1, tokens=32_768, fused=True), batch_size)
+
+
+def _gpt2(config: GPT2Config, batch_size: int | None) -> ZooModel:
     config = in_batches(config, batch_size)
     words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
     return ZooModel(GPT2(config), (words,), (words, torch.randint_like(words, config.vocabulary)))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 MODELS = (
-    *("alexnet", "vgg16", "inception_v3", "resnet50", "resnet152", "nasnet_large", "rnnlm", "nmt2", "nmt4", "nmt8"),
-    *("gnmt", "s2vt", "bert_base", "gpt2", "transformer_moe", "two_tower"),
+    *("alexnet", "vgg16", "inception_v3", "resnet50", "resnet152", "nasnet_large", "vit_b16", "vit_l16", "unet"),
+    *("rnnlm", "nmt2", "nmt4", "nmt8", "gnmt", "s2vt", "bert_base", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"),
+    *("gpt_long", "llama3_8b", "llama3_70b", "mixtral_8x7b", "transformer_moe", "two_tower"),
 )
 CLUSTERS = (
     *("1xV100", "2xK40-pcie", "4xK40-pcie", "8xK40-pcie", "4xV100-pcie", "8xV100-nvlink", "8xA100-nvswitch"),

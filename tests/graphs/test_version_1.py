@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_an_old_file_is_the_graph_that_is_captured_today(
 ) -> None:
     old = load_graph(DATA / f"version_1_{file}.json")
     new = capture(Net(), (torch.zeros(3, dtype=torch.int64),), None, True, granularity=granularity, optimizer=optimizer)
-    assert old == new
+    assert old == replace(new, split_rows=(), states=())  # which version 1 knew nothing of
     assert old.hash == new.hash == digest
     assert old.origin == Origin("unknown", True, granularity, optimizer)
     assert new.origin == Origin("capture", True, granularity, optimizer, batch_size=3)

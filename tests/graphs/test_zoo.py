@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from graphs.errors import UnknownNameError
 from graphs.zoo import MODELS, ZooModel, build
+from graphs.zoo.decoders import DecoderConfig, GroupedAttention, SparseMixture, rotary_tables, rotate
 from graphs.zoo.mixture import MixtureConfig, Router
 from graphs.zoo.nasnet import FactorizedReduction, NASNetA, NASNetConfig
 from graphs.zoo.recurrent import LSTMCell
+from graphs.zoo.transformers import GPT2, GPT2Config
 
 # torch.export warns about its own use of deprecated internals, which depends on the torch version.
 pytestmark = [
@@ -27,8 +30,10 @@ pytestmark = [
 
 NAMES = [
     *("alexnet", "vgg16", "inception_v3", "resnet50", "resnet152", "nasnet_large"),
+    *("vit_b16", "vit_l16", "unet"),
     *("rnnlm", "nmt2", "nmt4", "nmt8", "gnmt", "s2vt"),
-    *("bert_base", "gpt2", "transformer_moe", "two_tower"),
+    *("bert_base", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_long"),
+    *("llama3_8b", "llama3_70b", "mixtral_8x7b", "transformer_moe", "two_tower"),
 ]
 
 # Parameters as published, counted once where tied: in the papers to three digits, here by the reference releases.
@@ -41,6 +46,15 @@ PUBLISHED_PARAMETERS = {
     "nasnet_large": 88_753_150,  # without the auxiliary classifier
     "bert_base": 110_106_428,  # with both pre-training heads
     "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "mixtral_8x7b": 46_702_792_704,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "unet": 31_030_658,
 }
 
 # Multiply-adds of one image in billions, as the papers state them.
@@ -231,8 +245,35 @@ def test_tied_weights_are_one_parameter() -> None:
         assert model.get_parameter(f"{output}.weight") is model.get_parameter("word_embedding.weight")
 
 
-def test_gpt2_does_not_look_into_the_future() -> None:
-    zoo_model = small("gpt2")
+def test_language_model_loss_is_the_mean_over_steps() -> None:
+    zoo_model = small("rnnlm")
+    model = zoo_model.model.eval()
+    words, labels = zoo_model.train_args
+    logits = torch.stack(model(words), dim=1)
+    torch.testing.assert_close(model(words, labels), F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def test_unet_loses_a_margin_as_in_the_paper() -> None:
+    zoo_model = build("unet")
+    assert zoo_model.model(*zoo_model.args).shape == (MODELS["unet"].batch_size, 2, 388, 388)
+
+
+def test_rotary_embedding_sees_distances_only() -> None:
+    """The product of a rotated query and key depends on how far apart they are, not on where."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 12, 8)
+    tables = rotary_tables(12, 8, base=10_000.0)
+    scores = (rotate(query, *tables) @ rotate(key, *tables).transpose(2, 3))[0, 0]
+    for distance in range(-11, 12):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert scores[0].std() > 0
+    torch.testing.assert_close(rotate(query, *tables).norm(dim=3), query.norm(dim=3))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_long", "llama3_8b"])
+def test_decoders_do_not_look_into_the_future(name: str) -> None:
+    zoo_model = small(name)
     model = zoo_model.model.eval()
     (words,) = zoo_model.args
     changed = words.clone()
@@ -241,9 +282,58 @@ def test_gpt2_does_not_look_into_the_future() -> None:
     assert not torch.equal(model(changed)[:, -1], model(words)[:, -1])
 
 
-def test_language_model_loss_is_the_mean_over_steps() -> None:
-    zoo_model = small("rnnlm")
-    model = zoo_model.model.eval()
-    words, labels = zoo_model.train_args
-    logits = torch.stack(model(words), dim=1)
-    torch.testing.assert_close(model(words, labels), F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+def test_fused_attention_computes_what_matrix_products_do() -> None:
+    plain, fused = (GPT2(GPT2Config(2, 6, 2, 16, 2, 20, fused=fused)).eval() for fused in (False, True))
+    fused.load_state_dict(plain.state_dict())
+    words = torch.randint(20, (2, 6))
+    torch.testing.assert_close(fused(words), plain(words))
+
+
+def test_grouped_attention_shares_key_and_value_heads() -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(2, 6, 1, 16, heads=4, key_value_heads=2, inner_width=8, vocabulary=9, dtype=torch.float32)
+    grouped = GroupedAttention(config)
+    full = GroupedAttention(dataclasses.replace(config, key_value_heads=4))
+    with torch.no_grad():
+        full.query.weight.copy_(grouped.query.weight)
+        full.project.weight.copy_(grouped.project.weight)
+        for wide, narrow in ((full.key, grouped.key), (full.value, grouped.value)):
+            wide.weight.copy_(narrow.weight.unflatten(0, (2, 4)).repeat_interleave(2, dim=0).flatten(0, 1))
+    x, tables = torch.randn(2, 6, 16), rotary_tables(6, 4, 10_000.0)
+    torch.testing.assert_close(grouped(x, *tables), full(x, *tables))
+
+
+def mixture_by_tokens(mixture: SparseMixture, x: Tensor) -> Tensor:
+    """What two experts answer to every token, one after the other, however many tokens ask them."""
+    result = torch.zeros_like(x)
+    for n in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            logits, chosen = mixture.router(x[n, t]).topk(2)
+            for weight, expert in zip(logits.softmax(0), chosen.tolist(), strict=True):
+                inner = F.silu(x[n, t] @ mixture.gate[expert]) * (x[n, t] @ mixture.expand[expert])
+                result[n, t] += weight * (inner @ mixture.contract[expert])
+    return result
+
+
+def test_mixture_answers_every_token_with_its_two_best_experts() -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(2, 8, 1, 16, 4, 2, inner_width=8, vocabulary=9, experts=2, dtype=torch.float32)
+    mixture = SparseMixture(config)  # each token asks both experts, so all have seats
+    x = torch.randn(2, 8, 16)
+    mixed, balance = mixture(x)
+    torch.testing.assert_close(mixed, mixture_by_tokens(mixture, x))
+    assert balance.isfinite()
+
+
+def test_mixture_leaves_out_late_requests_to_a_crowded_expert() -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(1, 8, 1, 2, 1, 1, inner_width=8, vocabulary=9, experts=4, dtype=torch.float32)
+    mixture = SparseMixture(config)
+    with torch.no_grad():
+        mixture.router.weight.copy_(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
+    x = torch.ones(1, 8, 2)
+    mixed, _ = mixture(x)
+    assert config.capacity == 4
+    torch.testing.assert_close(mixed[:, :4], mixture_by_tokens(mixture, x)[:, :4])
+    assert mixed[:, :4].abs().min() > 0
+    assert not mixed[:, 4:].any()

@@ -45,6 +45,15 @@ class CompareOptions(HowToSearch, HowToRead):
     evaluations: options.Evaluations = None
     communication: options.Communication = None
     memory_fraction: options.MemoryFraction = None
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            "--strategies",
+            metavar="A,B,...",
+            show_default=False,
+            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none.",
+        ),
+    ] = None
     clusters: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +98,11 @@ def compare(given: CompareOptions) -> None:
     for name in [*([] if given.cluster is None else [given.cluster]), *several]:
         check_cluster_argument(name)
     source = read_graph(given.graph, given)
-    if given.clusters is not None or given.sweep is not None:
+    if given.strategies is not None:
+        from placement.cli.strategies import compare_strategies
+
+        compare_strategies(given, source, _names("--strategies", given.strategies))
+    elif given.clusters is not None or given.sweep is not None:
         _what_if(given, source, methods, search)
     else:
         _one_cluster(given, source, methods, search)
@@ -105,7 +118,9 @@ def _names(option: str, text: str) -> list[str]:
 
 def command_of(given: CompareOptions) -> str:
     """The command line that gives the same answer."""
-    return again("compare", [given.graph], given, ("cluster", "clusters", "sweep", "methods", *ANSWER_FIELDS))
+    return again(
+        "compare", [given.graph], given, ("cluster", "clusters", "sweep", "methods", "strategies", *ANSWER_FIELDS)
+    )
 
 
 # -- one cluster ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from graphs.generators import fork_join, layered, random_dag
 from graphs.opgraph import Op, OpGraph
 from graphs.zoo import MODELS, build
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @cache

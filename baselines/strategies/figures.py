@@ -1,0 +1,88 @@
+"""What a strategy costs and where: memory by parts, bytes by collective, bubbles, communication that is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.strategies.applied import Applied
+from env.simulation.simulator import Schedule, Score
+from graphs.arrays import FloatArray, IntArray, sums
+
+
+@dataclass(frozen=True)
+class StrategyFigures:
+    """Figures of one step.
+
+    Attributes:
+        devices: how many devices compute.
+        peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with
+            all other bytes that live for a part of the step); they add up to the peak.
+        exchanged_bytes: by kind of collective, the bytes of the tensors exchanged, once a group of ranks.
+        bubble: share of the devices' time, from the step's start to its end, in which they compute nothing.
+        exposed_s: mean seconds in which a device computes nothing and communicates or is sent something.
+    """
+
+    devices: int
+    peak_bytes: Mapping[str, int]
+    exchanged_bytes: Mapping[str, int]
+    bubble: float
+    exposed_s: float
+
+
+def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
+    """The figures of a strategy that was scored."""
+    graph, cluster = what.derived.graph, what.problem.cluster
+    is_lane = np.array([device.kind == "lane" for device in cluster.devices], dtype=np.bool_)
+    home = np.arange(cluster.n_devices)
+    for d in np.flatnonzero(cluster.lane_of >= 0).tolist():
+        home[cluster.lane_of[d]] = d
+    op_home = home[what.plan.device]
+    busiest = int(np.argmax(np.where(is_lane, -1, score.peak_bytes)))
+    parts = {
+        name: int(sums(op_home, kept, cluster.n_devices)[busiest])
+        for name, kept in (
+            ("parameters", graph.parameter_bytes),
+            ("gradients", graph.gradient_bytes),
+            ("optimizer", graph.optimizer_bytes),
+        )
+    }
+    parts["activations"] = int(score.peak_bytes[busiest]) - sum(parts.values())
+    exchanged: dict[str, int] = {}
+    for collective in what.exchanged.collectives:
+        exchanged[collective.kind] = exchanged.get(collective.kind, 0) + collective.bytes
+    used = np.unique(op_home[graph.kernels > 0])
+    total = score.step_time_s * len(used)
+    busy = float(score.busy_s[used].sum())
+    return StrategyFigures(
+        devices=len(used),
+        peak_bytes=parts,
+        exchanged_bytes=exchanged,
+        bubble=1.0 - busy / total if total > 0 else 0.0,
+        exposed_s=float(np.mean([_exposed(d, what, schedule, home) for d in used.tolist()])),
+    )
+
+
+def _exposed(device: int, what: Applied, schedule: Schedule, home: IntArray) -> float:
+    """Seconds in which a device computes nothing while its lane works, or a transfer from or to it is under way."""
+    computing = _union(
+        *(times[schedule.device == device] for times in (schedule.op_start_s, schedule.op_end_s)),
+    )
+    near = (home[schedule.transfer_source] == device) ^ (home[schedule.transfer_target] == device)
+    lane = (home[schedule.device] == device) & (schedule.device != device)
+    starts = np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]])
+    ends = np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]])
+    both = _union(np.concatenate([starts, computing[0]]), np.concatenate([ends, computing[1]]))
+    return float((both[1] - both[0]).sum() - (computing[1] - computing[0]).sum())
+
+
+def _union(start: FloatArray, end: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Intervals joined where they touch: ``(starts, ends)``, increasing."""
+    if not len(start):
+        return np.zeros(0), np.zeros(0)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], start[1:] > end[:-1]])
+    return start[first], end[np.concatenate([first[1:], [True]])]

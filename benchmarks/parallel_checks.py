@@ -1,0 +1,121 @@
+"""Published figures of parallel training beside ours: every file of a folder whose format is known.
+
+    python benchmarks/parallel_checks.py --workloads DIR [--json] [--markdown]
+
+DIR holds any number of files; which check takes a file is told by its content, not by its name. Formats:
+
+* JSON list of settings with `bubble_rate`: Zero Bubble pipelines (Qi et al., ICLR 2024), `benchmarks/zero_bubble.py`.
+
+A file that no check takes is named and left out. Exit code 1 says that a summary figure does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zero_bubble
+from checks import Check, Found
+from table import Printer
+
+CHECKS: Sequence[Check] = (zero_bubble.check,)
+
+
+def main() -> int:
+    options = _options()
+    files = sorted(path for path in options.workloads.rglob("*") if path.is_file())
+    if not files:
+        print(f"{options.workloads} holds no files; check the path.", file=sys.stderr)
+        return 2
+    found, left_out = {}, {}
+    for path in files:
+        name = str(path.relative_to(options.workloads))
+        content = _content(path)
+        answer = next((answer for check in CHECKS if (answer := check(path, content)) is not None), None)
+        if answer is None:
+            left_out[name] = "no check knows its format"
+        else:
+            found[name] = answer
+    if options.json:
+        print(json.dumps({"files": [_as_json(*item) for item in found.items()], "left_out": left_out}, indent=1))
+    else:
+        _print(found, left_out, options.markdown)
+    return 0 if all(answer.summary.holds for answer in found.values()) else 1
+
+
+def _content(path: Path) -> Any:
+    """What a file holds: JSON's values, a CSV file's rows as dictionaries, or None."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else json.loads(text)
+    except (OSError, ValueError, RecursionError, csv.Error):
+        return None
+
+
+def _as_json(name: str, answer: Found) -> dict[str, Any]:
+    summary = answer.summary
+    return {
+        "file": name,
+        "what": answer.what,
+        "rows": [
+            {
+                "name": row.name,
+                "published": row.published,
+                "ours": _finite(row.ours),
+                "difference": _finite(answer.difference(row)),
+            }
+            for row in answer.rows
+        ],
+        "relative": answer.relative,
+        "summary": {
+            "what": summary.what,
+            "value": _finite(summary.value),
+            "limit": _finite(summary.limit),
+            "holds": summary.holds,
+        },
+        "note": answer.note,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _print(found: dict[str, Found], left_out: dict[str, str], markdown: bool) -> None:
+    out = Printer("Published figures of parallel training", markdown)
+    for name, answer in found.items():
+        rows = []
+        for row in answer.rows:
+            difference = answer.difference(row)
+            shown = "" if difference is None else f"{difference:+.1%}" if answer.relative else f"{difference:+.6f}"
+            rows.append((row.name, "" if row.published is None else f"{row.published:.6g}", f"{row.ours:.6g}", shown))
+        out.table(f"{name}: {answer.what}", ("", "published", "ours", "difference"), rows)
+        summary = answer.summary
+        verdict = "holds" if summary.holds else "does NOT hold"
+        out.note(
+            f"{summary.what[:1].upper()}{summary.what[1:]}: {summary.value:.3g}, at most {summary.limit:g}: {verdict}."
+        )
+        if answer.note:
+            out.note(answer.note)
+    for name, reason in left_out.items():
+        out.note(f"Left out: {name}, {reason}.")
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--workloads", type=Path, required=True, help="folder with published figures")
+    made.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    made.add_argument("--markdown", action="store_true", help="print markdown instead of plain text")
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

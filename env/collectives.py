@@ -1,0 +1,166 @@
+"""What a collective takes on an idle network: a formula for each algorithm, and the figures of a cluster for it.
+
+Letters as in Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): latency a, seconds per byte b, seconds
+to add up one byte g, n bytes, p ranks. They hold where every rank has its own port to a switch that carries both
+directions at once, and are then what the simulator finds. A transfer holds its whole route, latency and all
+(docs/score.md). So a server pays a latency for each of its p - 1 transfers, where textbooks let them overlap and count
+one; and it adds up one tensor while the next one arrives.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphs.transforms.collectives.expansion import MOVED_PER_BYTE
+from graphs.transforms.collectives.rounds import Rounds, carried_out_by, checked_group, rounds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from env.cluster import Cluster
+    from graphs.transforms.derived import Collective
+
+EXPANDED_RANKS = 16  # a collective of more ranks is fused: its ops grow with the square of their number
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """What ranks have between them.
+
+    Attributes:
+        latency_s: of one transfer.
+        s_per_byte: the inverse of the bandwidth.
+        adding_s_per_byte: seconds to add up one byte; 0 leaves reductions out.
+    """
+
+    latency_s: float
+    s_per_byte: float
+    adding_s_per_byte: float = 0.0
+
+    @staticmethod
+    def among(cluster: Cluster, devices: Sequence[int], dtype: str = "float32") -> Interconnect:
+        """The slowest route, and the slowest device at adding up, among devices of a cluster given by number."""
+        chosen = np.array(devices, dtype=np.int64)
+        pairs = np.ix_(chosen, chosen)
+        apart = ~np.eye(len(chosen), dtype=np.bool_)
+        latency_s = float(cluster.routes.latency_s[pairs][apart].max(initial=0.0))
+        bandwidth = float(cluster.routes.bandwidth_bytes_per_s[pairs][apart].min(initial=np.inf))
+        items = [cluster.devices[d] for d in chosen.tolist()]
+        adding = max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items)
+        return Interconnect(latency_s, 1.0 / bandwidth, adding)
+
+
+def collective_s(
+    kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect, group: int = 0
+) -> float:
+    """Seconds of one collective on an idle network.
+
+    Args:
+        kind: one of `graphs.transforms.collectives.KINDS`.
+        algorithm: one of `graphs.transforms.collectives.ALGORITHMS`.
+        size_bytes: of the whole tensor, as `Collective.bytes`.
+        group: ranks in a group of the hierarchical algorithm; 0: as `reduce` chooses.
+
+    Raises:
+        UnknownNameError: an unknown kind or algorithm.
+        GraphError: the ranks do not divide into groups.
+    """
+    name = carried_out_by(kind, algorithm)
+    group = checked_group(name, ranks, group)
+    p, n = ranks, size_bytes
+    if p == 1:
+        return 0.0
+    send, add = network.latency_s + n * network.s_per_byte, n * network.adding_s_per_byte
+    if name in ("double_tree", "doubling"):
+        return _by_recurrence(rounds_of(kind, name, p, group), n / (2 if name == "double_tree" else 1), network)
+    spread: float
+    if name == "tree":
+        depth = (p - 1).bit_length()
+        spread, collect = depth * send, depth * (send + add)
+    elif name == "server":
+        # The server adds up one tensor while the next one arrives.
+        spread, collect = (p - 1) * send, (p - 1) * max(send, add) + min(send, add)
+    else:
+        sent = (p - 1) / p**2 if name == "pairwise" else (p - 1) / p
+        spread = _rounds_of_pieces(name, p, group) * network.latency_s + sent * n * network.s_per_byte
+        collect = spread + sent * add
+    return {"all_reduce": collect + spread, "reduce_scatter": collect, "reduce": collect}.get(kind, spread)
+
+
+def fused_s(
+    collectives: Sequence[Collective], algorithm: str, networks: Sequence[Interconnect], group: int = 0
+) -> np.ndarray:
+    """float64, for `reduce`: seconds of each collective of more than `EXPANDED_RANKS` ranks, NaN for the others.
+
+    Args:
+        networks: what the ranks of each collective have between them.
+    """
+    return np.array(
+        [
+            collective_s(c.kind, algorithm, c.bytes, len(c.ops), network, group)
+            if len(c.ops) > EXPANDED_RANKS
+            else np.nan
+            for c, network in zip(collectives, networks, strict=True)
+        ]
+    )
+
+
+def _rounds_of_pieces(algorithm: str, p: int, group: int) -> int:
+    """Rounds in which each rank comes from its own piece to all p."""
+    if algorithm == "butterfly":
+        return (p - 1).bit_length()
+    return p // group - 1 + group - 1 if algorithm == "hierarchical" else p - 1
+
+
+def _by_recurrence(rounds: Rounds, size_bytes: float, network: Interconnect) -> float:
+    """The end of rounds in which ranks overlap, so that no closed formula holds; every tensor has `size_bytes`.
+
+    A rank sends what it has added up so far; ports take transfers in the order in which these can start.
+    """
+    send_s = network.latency_s + size_bytes * network.s_per_byte
+    add_s = size_bytes * network.adding_s_per_byte
+    sends = [(send, part.adds) for part in rounds for send in part.sends]
+    # What a rank holds of a piece has versions: 0 is its own, and every tensor that arrives makes the next one.
+    versions: dict[tuple[int, int], int] = defaultdict(int)
+    needs, makes = [], []
+    for part in rounds:
+        needs += [(send.source, send.start, versions[send.source, send.start]) for send in part.sends]
+        for send in part.sends:
+            versions[send.target, send.start] += 1
+            makes.append((send.target, send.start, versions[send.target, send.start]))
+    waiting: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for k, need in enumerate(needs):
+        waiting[need].append(k)
+    done: dict[tuple[int, int, int], float] = {}
+    arrived: dict[tuple[int, int, int], tuple[float, bool]] = {}
+    requests: list[tuple[float, int, int]] = []
+    free: dict[tuple[str, int], float] = defaultdict(float)
+
+    def have(version: tuple[int, int, int], time_s: float) -> None:
+        done[version] = time_s
+        for k in waiting[version]:
+            heapq.heappush(requests, (time_s, sends[k][0].source, k))
+        after = (*version[:2], version[2] + 1)
+        if after in arrived:
+            arrival_s, adds = arrived.pop(after)
+            have(after, max(arrival_s, time_s) + (add_s if adds else 0.0))
+
+    for rank, start in {(rank, start) for rank, start, _ in (*needs, *makes)}:
+        have((rank, start, 0), 0.0)
+    while requests:
+        time_s, source, k = heapq.heappop(requests)
+        ports = ("out", source), ("in", sends[k][0].target)
+        end_s = max(time_s, *(free[port] for port in ports)) + send_s
+        free.update(dict.fromkeys(ports, end_s))
+        rank, start, version = makes[k]
+        arrived[makes[k]] = end_s, sends[k][1]
+        before = (rank, start, version - 1)
+        if before in done:
+            arrival_s, adds = arrived.pop(makes[k])
+            have(makes[k], max(arrival_s, done[before]) + (add_s if adds else 0.0))
+    return max(done.values())

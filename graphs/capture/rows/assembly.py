@@ -1,0 +1,271 @@
+"""From the calls of a captured step to the rows of its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand
+from graphs.capture.rows import dtensor
+from graphs.capture.rows.dispatch import Places
+from graphs.capture.rows.layers import LAYERS
+from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
+from graphs.capture.rows.memory import Elsewhere, digits
+from graphs.capture.rows.naming import Dimensions, MemoryCut, Spelled, part_of
+from graphs.capture.rows.rules import POINTWISE, RULES, linear_letters, pointwise
+from graphs.capture.trace import PARAMETER, Layout, flat
+from graphs.rows import Part, Partial, Replicate, Shard
+
+
+def add_rows(drafts: Drafts) -> None:
+    """Enter into drafts and states the ways in which they may be split."""
+    places = Places()
+    spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call, places)]
+    first_update = len(drafts.calls)
+    for number, (_, gradients, state) in enumerate(drafts.updates):
+        operands = (*gradients, Operand(state, None, state.info))
+        spelled += _spelled_all(first_update + number, _update_letters(operands), operands)
+    dimensions = Dimensions()
+    dimensions.refine([one for one in spelled if one.cuts])
+    dimensions.link(spelled)
+    _name_sources(drafts, dimensions)
+    _write_rows(drafts, dimensions, spelled)
+    _place_gradients(drafts, spelled)
+    for draft, operand in drafts.sources:
+        value = drafts.ops[draft].outputs[0]
+        drafts.ops[draft].rows = [DraftRow(word, {value: part}, {}) for word, part in dimensions.atoms_of(operand.root)]
+    for use, root in zip(drafts.states, drafts.roots, strict=True):
+        use.rows = list(dimensions.atoms_of(root))
+
+
+# -- letters of calls --------------------------------------------------------------------------------------------------
+
+
+def _spelled(number: int, call: DraftCall, places: Places) -> Iterator[Spelled]:
+    outputs = tuple(None if out is None else out.info.layout for out in call.outputs)
+    try:
+        seen, letters = _letters(call.target, call.args, call.kwargs, outputs)
+    except TypeError as error:  # an argument that cannot be a cache key
+        if "unhashable" not in str(error):
+            raise
+        seen, letters = _letters.__wrapped__(call.target, call.args, call.kwargs, outputs)
+    operands = (*call.inputs, *(out for out in call.outputs if out is not None))
+    n_tensors = sum(out is not None for out in call.outputs)
+    if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
+        if seen is not None:
+            letters = places.letters(call, seen, letters)
+        yield from _spelled_all(number, letters, operands)
+
+
+def _tensor_count(call: DraftCall) -> int:
+    return sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
+
+
+def _spelled_all(number: int, letters: tuple[Letter, ...], operands: tuple[Operand, ...]) -> Iterator[Spelled]:
+    for letter in letters:
+        cuts = [_in_memory(cut, operands[cut.slot]) for cut in letter.cuts]
+        placed = tuple(cut for cut in cuts if cut is not None)
+        # A slice of a state that is no block of it: every part has the state, and takes its piece of the slice.
+        if all(operands[letter.cuts[i].slot].root.state is not None for i, cut in enumerate(cuts) if cut is None):
+            partial = tuple(operands[slot] for slot in letter.partial)
+            yield Spelled(number, letter, placed, partial, [1, letter.size] if letter.size > 1 else [1])
+
+
+def _in_memory(cut: Cut, operand: Operand) -> MemoryCut | None:
+    try:
+        return MemoryCut(operand, digits(operand.info, cut.dims, operand.root.info), cut.unit, cut.halo)
+    except Elsewhere:
+        return None
+
+
+@lru_cache(maxsize=65536)
+def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Call | None, tuple[Letter, ...]]:
+    """A call as rules see it, and what may be split of it, by our rules or DTensor's."""
+    if not isinstance(target, OpOverload):
+        return None, ()
+    name = target._schema.name.partition("::")[2]
+    arguments, results = slots_of(args, kwargs, _names(target), outputs)
+    call = Call(name, arguments, results)
+    rule = _rule(target)
+    found = tuple(rule(call)) if rule is not None else None
+    if found is None:
+        found = tuple(dtensor.letters(target, args, kwargs, sum(out is not None for out in outputs)))
+    return call, (*(letter for letter in found if letter.size > 1), *linear_letters(call))
+
+
+@cache
+def _names(target: OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in target._schema.arguments)
+
+
+@cache
+def _rule(target: OpOverload) -> Rule | None:
+    """Our rule for an operator; None where we have none."""
+    name = target._schema.name.partition("::")[2]
+    if name in LAYERS.by_name:
+        return LAYERS.by_name[name]
+    if name in RULES.by_name:
+        return RULES.by_name[name]
+    functional = getattr(torch.ops.aten, name.rstrip("_"), None)
+    of_same_name = [getattr(functional, overload) for overload in functional.overloads()] if functional else []
+    if name in POINTWISE or any(torch.Tag.pointwise in one.tags for one in (target, *of_same_name)):
+        return lambda call: pointwise(call.inputs, call)
+    return None
+
+
+def _update_letters(operands: tuple[Operand, ...]) -> tuple[Letter, ...]:
+    """An update works entry by entry: along any dimension of the parameter."""
+    shape = operands[-1].info.layout.shape
+    same = [i for i, operand in enumerate(operands) if operand.info.layout.shape == shape]
+    return tuple(Letter(size, tuple(Cut(i, (dim,)) for i in same)) for dim, size in enumerate(shape) if size > 1)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+_INPUT_WORDS = {2: ("sequence",), 3: ("sequence", "features"), 4: ("channels", "height", "width")}
+
+
+def _name_sources(drafts: Drafts, dimensions: Dimensions) -> None:
+    """Words for the dimensions of inputs, and of parameters that hold a matrix for each expert."""
+    first = [operand.info.layout.shape[0] for _, operand in drafts.sources if operand.info.layout.shape]
+    batch = max(set(first), key=first.count) if first else None
+    for _, operand in drafts.sources:
+        layout = operand.info.layout
+        rest = _INPUT_WORDS.get(len(layout.shape), ())
+        if layout.shape and layout.shape[0] == batch:
+            dimensions.name(operand.root, 0, "batch")
+        if len(layout.shape) == 2 and layout.dtype.is_floating_point:
+            rest = ("features",)
+        for dim, word in enumerate(rest, start=1):
+            dimensions.name(operand.root, dim, word)
+    for use, root in zip(drafts.states, drafts.roots, strict=True):
+        if use.kind == PARAMETER and len(root.info.layout.shape) == 3 and min(root.info.layout.shape) > 1:
+            dimensions.name(root, 0, "experts")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _write_rows(drafts: Drafts, dimensions: Dimensions, spelled: list[Spelled]) -> None:
+    """Rows of each draft, in program order; ``sums`` follows which axes a tensor may be a sum over."""
+    sums: dict[int, set[str]] = {}
+    n_calls = len(drafts.calls)
+    for one in spelled:
+        if one.call >= n_calls:
+            number, gradients, _ = drafts.updates[one.call - n_calls]
+            call = None
+            operands: tuple[Operand, ...] = gradients
+        else:
+            call = drafts.calls[one.call]
+            number, operands = call.draft, call.inputs
+        rows = drafts.ops[number].rows
+        for row in _rows(one, call, operands, dimensions, sums):
+            if not any((row.axis, row.values, row.states) == (r.axis, r.values, r.states) for r in rows):
+                rows.append(row)
+
+
+def _place_gradients(drafts: Drafts, spelled: list[Spelled]) -> None:
+    """Whoever writes a gradient uses its parameter: a part of the one is kept beside that part of the other."""
+    parts: dict[tuple[int, int, Part], Part] = {}
+    for one in spelled:
+        if one.call < len(drafts.calls):
+            continue
+        *written, own = one.cuts
+        state = own.operand.root.state
+        for low, high in one.segments:
+            of_state = part_of(own, low, high)
+            for cut in written:
+                value, part = cut.operand.value, part_of(cut, low, high)
+                if value is not None and state is not None and part is not None and of_state is not None:
+                    parts[value, state, part] = of_state
+    for _, gradients, root in drafts.updates:
+        for value in [operand.value for operand in gradients if operand.value is not None]:
+            if root.state is None:
+                continue
+            for row in drafts.ops[drafts.values[value].producer].rows:
+                found = parts.get((value, root.state, row.values.get(value, Replicate())))
+                if found is not None:
+                    row.states.setdefault(root.state, found)
+
+
+def _rows(
+    one: Spelled, call: DraftCall | None, inputs: tuple[Operand, ...], dimensions: Dimensions, sums: dict[int, set[str]]
+) -> Iterator[DraftRow]:
+    """The rows of one letter of one call."""
+    if not one.letter.cuts:
+        yield from _sum_rows(one, inputs, sums)
+        return
+    longest: dict[str, tuple[int, int]] = {}
+    for low, high in reversed(list(one.segments)):
+        word = dimensions.word(one, low, high)
+        before = longest.setdefault(word, (low, high))
+        if high * before[0] > before[1] * low:
+            longest[word] = low, high
+    if "heads" in longest:
+        longest.pop("features", None)  # entries of each head
+    for word, (low, high) in longest.items():
+        parts: list[tuple[Operand, Part]] = [(operand, Partial()) for operand in one.partial]
+        for cut in one.cuts:
+            part = part_of(cut, low, high)
+            if part is None:
+                break
+            parts.append((cut.operand, part))
+        else:
+            row = _row(word, parts, call, inputs)
+            if row is not None:
+                for operand in one.partial:
+                    if operand.value is not None and operand not in inputs:
+                        sums.setdefault(operand.value, set()).add(word)
+                yield row
+
+
+def _sum_rows(one: Spelled, inputs: tuple[Operand, ...], sums: dict[int, set[str]]) -> Iterator[DraftRow]:
+    """Rows of a call that hands sums on: for the axes over which all of its arguments may be sums."""
+    given = [operand for operand in one.partial if operand in inputs]
+    words = [sums.get(operand.value, set()) if operand.value is not None else set() for operand in given]
+    for word in sorted(set.intersection(*words)) if words else []:
+        values: dict[int, Part] = {o.value: Partial() for o in one.partial if o.value is not None}
+        for operand in one.partial:
+            if operand.value is not None:
+                sums.setdefault(operand.value, set()).add(word)
+        yield DraftRow(word, values, {}, is_whole=True)
+
+
+def _row(
+    word: str, parts: list[tuple[Operand, Part]], call: DraftCall | None, inputs: tuple[Operand, ...]
+) -> DraftRow | None:
+    """The row with these parts; None where a tensor that is read twice would be split in two ways."""
+    values: dict[int, Part] = {}
+    states: dict[int, Part] = {}
+    split = {id(operand) for operand, part in parts if not isinstance(part, Replicate)}
+    rest = [(operand, Replicate()) for operand in inputs if id(operand) not in split]
+    of_root: dict[int, Part] = {}
+    for operand, part in (*parts, *rest):
+        root = operand.root
+        of_root.setdefault(id(root), part)
+        for number, table in ((operand.value, values), (root.state, states)):
+            if number is not None and table.setdefault(number, part) != part:
+                return None
+    if not any(isinstance(part, Shard) for part in (*values.values(), *states.values())):
+        return None
+    for operand in call.written if call is not None else ():
+        if operand.value is not None:
+            values.setdefault(operand.value, of_root[id(operand.root)])
+    is_split = [isinstance(of_root[id(operand.root)], Shard) for operand in inputs]
+    return DraftRow(word, values, states, _whole_bytes(call, inputs, is_split))
+
+
+def _whole_bytes(call: DraftCall | None, inputs: tuple[Operand, ...], is_split: list[bool]) -> float:
+    """Bytes of what is read in full by every part; a table that is only looked up in is not."""
+    pieces: dict[int, int] = {}
+    produced = sum(out.info.layout.size_bytes for out in call.outputs if out is not None) if call is not None else 0
+    for i, operand in enumerate(inputs):
+        size = operand.info.layout.distinct_bytes
+        if is_split[i] or (call is not None and call.gathers and i == 0 and size > produced):
+            continue
+        pieces[id(operand.root)] = max(size, pieces.get(id(operand.root), 0))
+    return float(sum(pieces.values()))

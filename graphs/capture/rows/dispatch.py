@@ -1,0 +1,85 @@
+"""Rows through a dispatch to experts: tokens are sorted by their expert, multiplied in groups, and put back.
+
+Each part of a batch sorts its own tokens. What it reads with places in its own list is its own too, and the sizes of
+its groups are summands of those of the whole batch. Which integers are such places is followed through the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from graphs.capture.drafts import DraftCall, Root
+from graphs.capture.rows.letters import Call, Cut, Letter, Slot
+
+_SORTS = ("sort", "argsort")
+_COUNTS = ("histc", "bincount")
+_CONVERTS = ("to", "_to_copy", *_COUNTS)
+_GROUPED = ("_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward")
+
+
+class Places:
+    """Follows through the calls of a step which tensors hold places of tokens in a sorted list."""
+
+    def __init__(self) -> None:
+        self._roots: set[Root] = set()
+
+    def letters(self, draft: DraftCall, call: Call, found: tuple[Letter, ...]) -> tuple[Letter, ...]:
+        """The letters of a call, with those that hold because it works with places."""
+        sorts = call.name in _SORTS and call.first().ndim == 1 and not call.first().is_float
+        known = [root in self._roots for root, _, _ in draft.inputs]
+        if not sorts and not any(known):
+            return found
+        results = [out for out in draft.outputs if out is not None]
+        stays = call.name in _CONVERTS
+        self._roots.update(out.root for out in results if stays or not out.info.layout.dtype.is_floating_point)
+        if call.name in _GROUPED:
+            return tuple(_grouped(call, found))
+        own = tuple(_dispatched(call, known))
+        return own or found if call.name in _SORTS else (*own, *_without_places(found, known, bool(own)))
+
+
+def _without_places(found: tuple[Letter, ...], known: list[bool], is_own: bool) -> Iterator[Letter]:
+    """Letters that do not split the places, where they are split with what they are places of."""
+    for letter in found:
+        if not is_own or not any(cut.slot < len(known) and known[cut.slot] for cut in letter.cuts):
+            yield letter
+
+
+def _dispatched(call: Call, known: list[bool]) -> Iterator[Letter]:
+    outputs = [slot for slot in call.outputs if slot is not None]
+    first = call.first()
+    if call.name in _SORTS:
+        yield Letter(first.shape[0], tuple(Cut(slot.number, (0,)) for slot in (first, *outputs)))
+    elif call.name in _COUNTS:
+        yield Letter(first.shape[0], (Cut(first.number, (0,)),), tuple(slot.number for slot in outputs))
+    elif call.name.startswith(("index", "_index")) and call["indices"]:
+        index = call["indices"][0]
+        if isinstance(index, Slot) and index.ndim == 1 and known[index.number]:
+            values = [call["values"]] if isinstance(call["values"], Slot) and call["values"].ndim else []
+            yield _shared([slot for slot in (first, index, *values, *outputs) if slot.ndim])
+
+
+def _shared(slots: list[Slot]) -> Letter:
+    """The first dimension of tensors of which one has several entries for each of the other's."""
+    size = gcd(*(slot.shape[0] for slot in slots))
+    return Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in slots))
+
+
+def _grouped(call: Call, found: tuple[Letter, ...]) -> Iterator[Letter]:
+    """A product by groups: tokens with the sizes of their own groups, or groups with their share of the tokens."""
+    slots = call.inputs
+    sizes = slots[-1]
+    weights = {slot.number for slot in (*slots, *(out for out in call.outputs if out is not None)) if slot.ndim == 3}
+    tokens = max((slot.shape[0] for slot in slots if slot.ndim == 2), default=0)
+    experts = sizes.shape[0] if sizes.ndim == 1 else 0
+    for letter in found:
+        is_token = not any(cut.slot in weights for cut in letter.cuts)
+        yield replace(letter, partial=(*letter.partial, sizes.number)) if is_token else letter
+    if experts > 1 and tokens % experts == 0:
+        results = [slot for slot in call.outputs if slot is not None]
+        matrices = [Cut(slot.number, (0,)) for slot in (*slots, *results) if slot.ndim == 3]
+        lists = [slot for slot in (*slots, *results) if slot.ndim == 2 and slot.shape[0] == tokens]
+        rows = [Cut(slot.number, (0,), tokens // experts) for slot in lists]
+        yield Letter(experts, (*matrices, *rows), word="experts", is_named=True)

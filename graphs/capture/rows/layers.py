@@ -1,0 +1,330 @@
+"""Rules for layers of networks: convolution, pooling, normalisation, attention, embeddings, recurrence and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from string import ascii_lowercase
+from typing import Any
+
+from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, summed
+
+LAYERS = Rules()
+_CHANNELS = {"o": "channels", "c": "channels"}
+_SPATIAL = ("width", "height", "depth")
+
+
+# -- convolution and pooling -------------------------------------------------------------------------------------------
+
+
+@LAYERS.on("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose2d", "convolution_overrideable")
+def _convolution(call: Call) -> list[Letter]:
+    x, weight, bias, out = call["input"], call["weight"], call["bias"], call.output
+    groups, rest = call["groups"] or 1, "." * (x.ndim - 2)
+    transposed = bool(call["transposed"]) or "transpose" in call.name
+    if x.ndim != weight.ndim:
+        return []  # one sample without a batch dimension
+    spatial = [] if transposed else _windows(call, x, out, weight.shape[2:])
+    if groups > 1:
+        batch = einsum((x, f"n.{rest}"), into=[(out, f"n.{rest}")])
+        cuts = tuple(Cut(slot.number, (d,), slot.shape[d] // groups) for slot, d in ((x, 1), (weight, 0), (out, 1)))
+        cuts += (Cut(bias.number, (0,), bias.shape[0] // groups),) if bias is not None else ()
+        return [*batch, Letter(groups, cuts, word="channels"), *spatial]
+    kernel = ("co" if transposed else "oc") + rest
+    letters = einsum((x, f"nc{rest}"), (weight, kernel), (bias, "o"), into=[(out, f"no{rest}")], words=_CHANNELS)
+    if bias is not None:  # the bias is added once: it is a summand where the result is one
+        letters = [summed(letter, bias) if out.number in letter.partial else letter for letter in letters]
+    return [*letters, *spatial]
+
+
+@LAYERS.on("convolution_backward", "mkldnn_convolution_backward")
+def _convolution_backward(call: Call) -> list[Letter]:
+    grad, x, weight = call["grad_output"], call["input"], call["weight"]
+    dx, dw, db = call.outputs
+    rest = "." * (x.ndim - 2)
+    if x.ndim != weight.ndim:
+        return []
+    groups = call["groups"] or 1
+    if groups > 1:
+        batch = einsum((grad, f"n.{rest}"), (x, f"n.{rest}"), into=[(dx, f"n.{rest}"), (dw, f"..{rest}"), (db, ".")])
+        places = [(grad, 1), (x, 1), (weight, 0), (dx, 1), (dw, 0), (db, 0)]
+        cuts = tuple(Cut(slot.number, (d,), slot.shape[d] // groups) for slot, d in places if isinstance(slot, Slot))
+        return [*batch, Letter(groups, cuts, word="channels")]
+    kernel = ("co" if call["transposed"] else "oc") + rest
+    terms = (grad, f"no{rest}"), (x, f"nc{rest}"), (weight, kernel)
+    letters = einsum(*terms, into=[(dx, f"nc{rest}"), (dw, kernel), (db, "o")], words=_CHANNELS)
+    # In part of the input channels, the gradient of the bias is not a summand but whole: it does not depend on them.
+    is_input = [any(cut.slot == x.number and cut.dims == (1,) for cut in letter.cuts) for letter in letters]
+    letters = [
+        Letter(one.size, one.cuts, tuple(s for s in one.partial if not inner or db is None or s != db.number), one.word)
+        for one, inner in zip(letters, is_input, strict=True)
+    ]
+    return [*letters, *_gradient_windows(call, grad, x, [dx, dw, db])]
+
+
+def _windows(call: Call, x: Slot, out: Slot, kernel: Sequence[int]) -> list[Letter]:
+    """Spatial letters: a stretch of the output needs its stretch of the input and a halo."""
+    found = []
+    for i, size in enumerate(kernel):
+        stride, padding, dilation = (_at(call[name], i, default) for name, default in _WINDOW)
+        length, made = x.shape[2 + i], out.shape[2 + i]
+        reach = dilation * (size - 1) + 1
+        if call["padding"] == "same":
+            padding = reach // 2
+        if length != made * stride:
+            continue  # parts of the input would not meet parts of the output
+        halo = max(padding, reach - stride - padding, 0)
+        if made > 1:
+            cuts = (Cut(x.number, (2 + i,), stride, halo), Cut(out.number, (2 + i,)))
+            found.append(Letter(made, cuts, word=_image_word(len(kernel), i)))
+    return found
+
+
+def _gradient_windows(call: Call, grad: Slot, x: Slot, results: Sequence[Slot | None]) -> list[Letter]:
+    """Spatial letters of the backward pass, where the kernel does not leap: halos of both, sums of the weights'."""
+    found = []
+    kernel = call["weight"].shape[2:]
+    for i, size in enumerate(kernel):
+        stride, padding, dilation = (_at(call[name], i, default) for name, default in _WINDOW)
+        length = x.shape[2 + i]
+        if call["transposed"] or stride != 1 or length != grad.shape[2 + i] or length < 2:
+            continue
+        halo = max(padding, dilation * (size - 1) - padding)
+        cuts = [Cut(slot.number, (2 + i,), 1, halo) for slot in (grad, x)]
+        cuts += [Cut(results[0].number, (2 + i,))] if results[0] is not None else []
+        partial = tuple(slot.number for slot in results[1:] if slot is not None)
+        found.append(Letter(length, tuple(cuts), partial, _image_word(len(kernel), i)))
+    return found
+
+
+def _image_word(n_dims: int, i: int) -> str:
+    return "sequence" if n_dims == 1 else _SPATIAL[n_dims - 1 - i]
+
+
+_WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1))
+
+
+def _at(value: Any, i: int, default: int) -> int:
+    """Entry i of a setting that may be one number for all, or a word."""
+    if value is None or isinstance(value, str):
+        return default
+    if isinstance(value, tuple):
+        return int(value[i if len(value) > 1 else 0]) if value else default
+    return int(value)
+
+
+_POOLS = ("max_pool2d", "avg_pool2d", "max_pool2d_with_indices", "max_pool1d", "avg_pool1d", "max_pool3d", "avg_pool3d")
+
+
+@LAYERS.on(*_POOLS)
+def _pool(call: Call) -> list[Letter]:
+    x, out = call.first(), call.output
+    if x.ndim != int(call.name.partition("pool")[2][0]) + 2:
+        return []
+    letters = list(_per_channel(call))
+    kernel = call["kernel_size"]
+    sizes = tuple(kernel) * (x.ndim - 2) if len(tuple(kernel)) == 1 else tuple(kernel)
+    strided = Call(call.name, {**call.arguments, "stride": call["stride"] or sizes}, call.outputs)
+    # Where a maximum was is a place in the whole image, which a part does not know.
+    return letters if "indices" in call.name else [*letters, *_windows(strided, x, out, sizes)]
+
+
+@LAYERS.on(
+    *("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d", "adaptive_avg_pool2d"),
+    *("_adaptive_avg_pool2d_backward", "adaptive_avg_pool1d", "adaptive_max_pool2d", "adaptive_max_pool2d_backward"),
+    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest2d_backward", "upsample_bilinear2d_backward"),
+    *("upsample_bicubic2d", "upsample_bicubic2d_backward", "upsample_nearest1d", "upsample_nearest1d_backward"),
+    *("avg_pool3d_backward", "max_pool3d_with_indices_backward", "reflection_pad2d", "replication_pad2d"),
+    *("grid_sampler_2d", "adaptive_avg_pool3d", "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward"),
+    *("interpolate", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+def _per_channel(call: Call) -> list[Letter]:
+    """Every channel of every sample by itself."""
+    out = call.output
+    slots = [slot for slot in call.inputs if slot.ndim == out.ndim]
+    rest = "." * (out.ndim - 2)
+    outputs = [(slot, f"nc{rest}") for slot in call.outputs]
+    grid = call.name == "grid_sampler_2d"
+    terms = [(slot, f"n{'.' if grid and slot is slots[-1] else 'c'}{rest}") for slot in slots]
+    return einsum(*terms, into=outputs, words={"c": "channels"}) if out.ndim > 2 else []
+
+
+# -- normalisation -----------------------------------------------------------------------------------------------------
+
+
+@LAYERS.on("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+def _batch_norm(call: Call) -> list[Letter]:
+    """But along channels statistics change, or are put together between the parts: that is for a strategy to say."""
+    x = call["input"]
+    rest = ascii_lowercase[: x.ndim - 2]
+    vectors = [(slot, "z") for slot in call.inputs if slot is not x]
+    results = [(out, f"yz{rest}" if out is not None and out.ndim == x.ndim else "z") for out in call.outputs]
+    return einsum((x, f"yz{rest}"), *vectors, into=results, words={"z": "channels"})
+
+
+@LAYERS.on("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
+def _batch_norm_backward(call: Call) -> list[Letter]:
+    x = call["input"]
+    rest = ascii_lowercase[: x.ndim - 2]
+    terms = [(slot, f"yz{rest}" if slot.ndim == x.ndim else "z") for slot in call.inputs]
+    dx, dweight, dbias = call.outputs[:3]
+    return einsum(*terms, into=[(dx, f"yz{rest}"), (dweight, "z"), (dbias, "z")], words={"z": "channels"})
+
+
+@LAYERS.on("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
+def _layer_norm(call: Call) -> list[Letter]:
+    x = call["input"]
+    apart = x.ndim - len(call["normalized_shape"])
+    names = ascii_lowercase[:apart]
+    results = [(out, names + "." * (out.ndim - apart)) for out in call.outputs if out is not None]
+    return einsum((x, names + "." * (x.ndim - apart)), into=results)
+
+
+@LAYERS.on("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_backward(call: Call) -> list[Letter]:
+    x, grad = call["input"], call["grad_out"]
+    apart = x.ndim - len(call["normalized_shape"])
+    names = ascii_lowercase[:apart]
+    whole = names + "." * (x.ndim - apart)
+    statistics = [(call[name], names + "." * (x.ndim - apart)) for name in ("mean", "rstd")]
+    results = [(out, whole if i == 0 else "." * (x.ndim - apart)) for i, out in enumerate(call.outputs)]
+    return einsum((grad, whole), (x, whole), *statistics, into=results)
+
+
+@LAYERS.on("group_norm", "native_group_norm", "native_group_norm_backward", "instance_norm")
+def _group_norm(call: Call) -> list[Letter]:
+    inputs = call.inputs
+    x = inputs[0]
+    groups = call["num_groups"] or call["group"] or x.shape[1]
+    batch_cuts, group_cuts, partial = [], [], []
+    for slot in (*inputs, *(out for out in call.outputs if out is not None)):
+        is_result = slot.number >= len(inputs)
+        if slot.ndim == 1:
+            group_cuts.append(Cut(slot.number, (0,), slot.shape[0] // groups))
+            partial += [slot.number] if is_result else []
+        else:
+            batch_cuts.append(Cut(slot.number, (0,)))
+            group_cuts.append(Cut(slot.number, (1,), slot.shape[1] // groups))
+    letters = [Letter(x.shape[0], tuple(batch_cuts), tuple(partial))]
+    return [*letters, Letter(groups, tuple(group_cuts), word="channels")]
+
+
+# -- attention and embeddings ------------------------------------------------------------------------------------------
+
+
+@LAYERS.on(
+    *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"),
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward"),
+    *("_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
+    *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
+    *("_scaled_dot_product_fused_attention_overrideable_backward",),
+)
+def _attention(call: Call) -> list[Letter]:
+    """Samples and heads; the queries of a sequence where it is one product of all keys, forward."""
+    query, key = call["query"], call["key"]
+    if query.ndim != 4:
+        return []
+    batch, heads = query.shape[:2]
+    groups = math.gcd(heads, key.shape[1])
+    by_batch, by_head = [], []
+    for slot in (*call.inputs, *(out for out in call.outputs if out is not None)):
+        if slot.ndim in (3, 4) and slot.shape[0] == batch:
+            by_batch.append(Cut(slot.number, (0,)))
+        if slot.ndim in (3, 4) and slot.shape[1] in (heads, key.shape[1]):
+            by_head.append(Cut(slot.number, (1,), slot.shape[1] // groups))
+    letters = [Letter(batch, tuple(by_batch)), Letter(groups, tuple(by_head), word="heads")]
+    if "backward" in call.name or call["is_causal"]:
+        return letters
+    length, mask = query.shape[2], call["attn_mask"]
+    results = [out for out in call.outputs if out is not None and out.ndim > 2 and out.shape[2] == length]
+    cuts = [Cut(slot.number, (2,)) for slot in (query, *results)]
+    if isinstance(mask, Slot) and mask.ndim > 1 and mask.shape[-2] == length:
+        cuts.append(Cut(mask.number, (mask.ndim - 2,)))
+    return [*letters, Letter(length, tuple(cuts), word="sequence")]
+
+
+@LAYERS.on("embedding")
+def _embedding(call: Call) -> list[Letter]:
+    table, indices = call["weight"], call["indices"]
+    names = ascii_lowercase[: indices.ndim]
+    return einsum((table, "zy"), (indices, names), into=[(call.output, f"{names}y")], words={"z": "vocabulary"})
+
+
+@LAYERS.on("embedding_dense_backward")
+def _embedding_backward(call: Call) -> list[Letter]:
+    grad, indices = call["grad_output"], call["indices"]
+    names = ascii_lowercase[: indices.ndim]
+    return einsum((grad, f"{names}y"), (indices, names), into=[(call.output, "zy")], words={"z": "vocabulary"})
+
+
+@LAYERS.on("_grouped_mm", "grouped_mm_fallback")
+def _grouped_mm(call: Call) -> list[Letter]:
+    """Rows of x [T, K] meet the matrix of their group in weights [G, K, N]; which rows a group has, offsets say."""
+    x, y = call.inputs[:2]
+    if x.ndim == 2 and y.ndim == 3:
+        return einsum((x, "tk"), (y, ".kj"), into=[(call.output, "tj")])
+    if x.ndim == 2 and y.ndim == 2:  # the weights' gradient
+        return einsum((x, "it"), (y, "tj"), into=[(call.output, ".ij")])
+    return einsum((x, "bik"), (y, "bkj"), into=[(call.output, "bij")]) if x.ndim == y.ndim == 3 else []
+
+
+@LAYERS.on("grouped_mm_fallback_backward")
+def _grouped_mm_backward(call: Call) -> list[Letter]:
+    grad, x, y = call.inputs[:3]
+    dx, dy = call.outputs[:2]
+    return einsum((grad, "tj"), (x, "tk"), (y, ".kj"), into=[(dx, "tk"), (dy, ".kj")])
+
+
+# -- recurrence and losses ---------------------------------------------------------------------------------------------
+
+
+@LAYERS.on("lstm_cell", "gru_cell", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+def _cell(call: Call) -> list[Letter]:
+    """Samples; the gates of a unit lie in several blocks of the weights, which a split of their product would take."""
+    batch = call.inputs[0].shape[0]
+    slots = [slot for slot in (*call.inputs, *(out for out in call.outputs if out is not None)) if slot.ndim == 2]
+    states = call.inputs[0].ndim == 2
+    weights = {slot.number for name in ("w_ih", "w_hh") for slot in [call[name]] if isinstance(slot, Slot)}
+    cuts = tuple(Cut(slot.number, (0,)) for slot in slots if slot.number not in weights and slot.shape[0] == batch)
+    return [Letter(batch, cuts)] if states else []
+
+
+@LAYERS.on("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(call: Call) -> list[Letter]:
+    """Samples of a whole recurrent layer, [T, B, H] or [B, T, H], with states [layers, B, H]."""
+    x = call["input"]
+    if not isinstance(x, Slot) or x.ndim != 3:
+        return []
+    dim = 0 if call["batch_first"] else 1
+    states = call["hx"] if isinstance(call["hx"], tuple) else (call["hx"],)
+    places = [(x, dim), *((slot, 1) for slot in states if isinstance(slot, Slot))]
+    places += [(out, dim if i == 0 else 1) for i, out in enumerate(call.outputs) if out is not None]
+    return [Letter(x.shape[dim], tuple(Cut(slot.number, (d,)) for slot, d in places))]
+
+
+@LAYERS.on("nll_loss_forward", "nll_loss", "nll_loss2d_forward", "nll_loss_nd", "cross_entropy_loss")
+def _loss(call: Call) -> list[Letter]:
+    """Samples, classes whole; the loss, and the weight that it is divided by, are sums over them."""
+    x, target = call["self"], call["target"]
+    names = "ab"[: target.ndim] if target.ndim < 3 else ascii_lowercase[: target.ndim]
+    given = f"{names[:1]}.{names[1:]}" if x.ndim == target.ndim + 1 else names
+    results = [(out, names if out.ndim == target.ndim else "." * out.ndim) for out in call.outputs if out is not None]
+    return einsum((x, given), (target, names), into=results)
+
+
+@LAYERS.on("nll_loss_backward", "nll_loss2d_backward")
+def _loss_backward(call: Call) -> list[Letter]:
+    x, target, out, grad = call["self"], call["target"], call.output, call["grad_output"]
+    names = ascii_lowercase[: target.ndim]
+    given = f"{names[:1]}.{names[1:]}" if x.ndim == target.ndim + 1 else "." * x.ndim
+    return einsum((grad, names if grad.ndim else ""), (x, given), (target, names), into=[(out, given)])
+
+
+@LAYERS.on("mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+def _entrywise_loss(call: Call) -> list[Letter]:
+    x, out = call.first(), call.output
+    if out.ndim == x.ndim:
+        return aligned(call.inputs, [out])
+    names = ascii_lowercase[: x.ndim]
+    return einsum(*((slot, names[x.ndim - slot.ndim :]) for slot in call.inputs), into=[(out, "")])

@@ -1,0 +1,289 @@
+"""Rules for products, sums, softmax, and what moves entries about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from string import ascii_lowercase
+
+from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, handed_on, summed
+
+RULES = Rules()
+
+# Entry by entry, though torch does not tag them so.
+POINTWISE = {
+    *("_to_copy", "to", "type_as", "copy_", "copy", "masked_fill", "masked_fill_", "fill_", "zero_", "contiguous"),
+    *("lift_fresh_copy", "bernoulli_", "bernoulli", "uniform_", "normal_", "exponential_", "native_dropout", "dropout"),
+    *("dropout_", "alpha_dropout", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "empty_like"),
+    *("randint_like", "clone", "native_dropout_backward", "huber_loss_backward", "nan_to_num", "log_sigmoid_forward"),
+    *(
+        "log_sigmoid_backward",
+        "rrelu_with_noise",
+        "float",
+        "half",
+        "bool",
+        "long",
+        "int",
+        "double",
+        "floor_divide",
+        "remainder",
+    ),
+    *("mse_loss_backward", "smooth_l1_loss_backward", "binary_cross_entropy_backward", "prelu", "masked_scale"),
+}
+# A sum of arguments, and what a number makes of it.
+_LINEAR = {
+    *("add", "add_", "sub", "sub_", "neg", "neg_", "clone", "_to_copy", "to", "contiguous", "copy_", "cat", "stack"),
+    *("slice_backward", "select_backward", "reshape", "flatten", "sum", "mean", "constant_pad_nd"),
+}
+_LINEAR_COUNTS = {"to", "_to_copy", "cumsum"}
+_SCALED = {"mul", "mul_", "div", "div_"}
+
+
+def linear_letters(call: Call) -> Iterator[Letter]:
+    """How a call hands on sums."""
+    outputs = [slot for slot in call.outputs if slot is not None]
+    if call.name in _LINEAR_COUNTS and len(call.inputs) == 1:  # sizes of groups are integers
+        yield handed_on(call.inputs, outputs)
+        return
+    inputs = [slot for slot in call.inputs if slot.is_float]
+    if not inputs or not all(slot.is_float for slot in outputs):
+        return
+    if call.name in _LINEAR and len(inputs) == len(call.inputs):
+        if not isinstance(call["other"], (int, float)) and not call["value"]:
+            yield handed_on(inputs, outputs)
+    elif call.name in _SCALED and call["rounding_mode"] is None:
+        yield from (handed_on([slot], outputs) for slot in inputs[: 1 if call.name.startswith("div") else 2])
+
+
+@RULES.on("mm")
+def _mm(call: Call) -> list[Letter]:
+    return einsum((call["self"], "ik"), (call["mat2"], "kj"), into=[(call.output, "ij")])
+
+
+@RULES.on("bmm")
+def _bmm(call: Call) -> list[Letter]:
+    return einsum((call["self"], "bik"), (call["mat2"], "bkj"), into=[(call.output, "bij")], words={"b": "heads"})
+
+
+@RULES.on("baddbmm")
+def _baddbmm(call: Call) -> list[Letter]:
+    terms = (call["batch1"], "bik"), (call["batch2"], "bkj")
+    return _with_bias(call["self"], einsum(*terms, into=[(call.output, "bij")], words={"b": "heads"}), call.output)
+
+
+@RULES.on("addmm")
+def _addmm(call: Call) -> list[Letter]:
+    letters = einsum((call["mat1"], "ik"), (call["mat2"], "kj"), into=[(call.output, "ij")])
+    return _with_bias(call["self"], letters, call.output)
+
+
+@RULES.on("linear")
+def _linear(call: Call) -> list[Letter]:
+    x = call["input"]
+    before = ascii_lowercase[: x.ndim - 1]
+    out = before + ("z" if call["weight"].ndim == 2 else "")
+    letters = einsum((x, f"{before}y"), (call["weight"], "zy"[2 - call["weight"].ndim :]), into=[(call.output, out)])
+    return _with_bias(call["bias"], letters, call.output)
+
+
+@RULES.on("matmul", "mv", "dot")
+def _matmul(call: Call) -> list[Letter]:
+    x, y = call.inputs
+    names = ascii_lowercase[: max(x.ndim, y.ndim)]
+    left = ("" if x.ndim < 2 else names[len(names) - x.ndim : -2] + "y") + "x"
+    right = "x" if y.ndim < 2 else names[len(names) - y.ndim : -2] + "xz"
+    out = (names[:-2] if len(names) > 2 else "") + ("y" if x.ndim > 1 else "") + ("z" if y.ndim > 1 else "")
+    words = dict.fromkeys(names[:-2], "heads") if min(x.ndim, y.ndim) > 2 else {}
+    return einsum((x, left), (y, right), into=[(call.output, out)], words=words)
+
+
+def _with_bias(bias: Slot | None, letters: list[Letter], out: Slot) -> list[Letter]:
+    """A bias is added to the result: it has its letters, and is a summand where the result is one."""
+    if bias is None:
+        return letters
+    found = []
+    for letter in letters:
+        dims = [cut.dims[0] - out.ndim + bias.ndim for cut in letter.cuts if cut.slot == out.number]
+        if not dims:
+            found.append(summed(letter, bias))
+        elif dims[0] >= 0 and bias.shape[dims[0]] == letter.size:
+            found.append(Letter(letter.size, (*letter.cuts, Cut(bias.number, (dims[0],))), letter.partial, letter.word))
+        else:
+            found.append(letter)
+    return found
+
+
+# -- along one dimension -----------------------------------------------------------------------------------------------
+
+
+@RULES.on("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort", "topk")
+def _along(call: Call) -> list[Letter]:
+    x, dim = call.first(), call["dim"]
+    fixed = [-1 if dim is None else dim]
+    outputs = [slot for slot in call.outputs if slot is not None]
+    return [_with_outputs(letter, x, outputs) for letter in aligned([x], [x], fixed)] if x.ndim else []
+
+
+def _with_outputs(letter: Letter, x: Slot, outputs: list[Slot]) -> Letter:
+    dim = letter.cuts[0].dims[0]
+    return Letter(letter.size, (Cut(x.number, (dim,)), *(Cut(out.number, (dim,)) for out in outputs)))
+
+
+@RULES.on("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(call: Call) -> list[Letter]:
+    return aligned(call.inputs, [call.output], [call["dim"]])
+
+
+@RULES.on("flip", "roll")
+def _moved(call: Call) -> list[Letter]:
+    fixed = call["dims"]
+    dims = fixed if fixed else range(call.first().ndim)
+    return aligned([call.first()], [call.output], dims)
+
+
+@RULES.on("tril", "triu", "tril_", "triu_")
+def _triangle(call: Call) -> list[Letter]:
+    return aligned([call.first()], [call.output], (-1, -2))
+
+
+@RULES.on("index_select", "select_backward", "slice_backward", "slice_scatter", "select_scatter", "repeat_interleave")
+def _one_dimension(call: Call) -> list[Letter]:
+    x, out = call.first(), call.output
+    dim = (call["dim"] or 0) % max(out.ndim, 1)
+    if call.name == "select_backward":
+        names = ascii_lowercase[: out.ndim]
+        return einsum((x, names[:dim] + names[dim + 1 :]), into=[(out, f"{names[:dim]}.{names[dim + 1 :]}")])
+    if x.ndim != out.ndim:
+        return []
+    floats = [slot for slot in call.inputs if slot.ndim == out.ndim]
+    return aligned(floats, [out], [dim])
+
+
+@RULES.on("gather", "scatter", "scatter_add", "scatter_", "scatter_add_", "scatter_reduce", "take_along_dim")
+def _gather(call: Call) -> list[Letter]:
+    return [
+        letter
+        for letter in aligned(call.inputs, [call.output], [call["dim"] or 0])
+        if len(letter.cuts) == len(call.inputs) + 1
+    ]
+
+
+@RULES.on("cat", "stack")
+def _cat(call: Call) -> list[Letter]:
+    parts = [slot for slot in call["tensors"] if math.prod(slot.shape)]
+    out, dim = call.output, call["dim"] or 0
+    names = ascii_lowercase[: out.ndim]
+    dim %= out.ndim
+    inner = names[:dim] + names[dim + 1 :] if call.name == "stack" else f"{names[:dim]}.{names[dim + 1 :]}"
+    letters = einsum(*((part, inner) for part in parts), into=[(out, f"{names[:dim]}.{names[dim + 1 :]}")])
+    return letters if call.name == "stack" else [*letters, *_blocks(out, parts, dim)]
+
+
+def _blocks(whole: Slot, parts: list[Slot], dim: int) -> list[Letter]:
+    """Equal blocks along a dimension, say query, key and value: all of them may be split in the same way."""
+    sizes = {part.shape[dim] for part in parts}
+    if len(sizes) != 1 or sum(part.shape[dim] for part in parts) != whole.shape[dim]:
+        return []
+    return [Letter(sizes.pop(), tuple(Cut(slot.number, (dim,)) for slot in (*parts, whole)))]
+
+
+@RULES.on("split", "split_with_sizes", "chunk", "unbind", "split_with_sizes_copy")
+def _split(call: Call) -> list[Letter]:
+    x = call.first()
+    dim = (call["dim"] or 0) % x.ndim
+    names = ascii_lowercase[: x.ndim]
+    outer = names[:dim] + ("" if call.name == "unbind" else ".") + names[dim + 1 :]
+    letters = einsum((x, f"{names[:dim]}.{names[dim + 1 :]}"), into=[(out, outer) for out in call.outputs])
+    parts = [out for out in call.outputs if out is not None]
+    return letters if call.name == "unbind" else [*letters, *_blocks(x, parts, dim)]
+
+
+@RULES.on("constant_pad_nd", "pad")
+def _pad(call: Call) -> list[Letter]:
+    x, padding = call.first(), call["pad"]
+    changed = [x.ndim - 1 - i // 2 for i, size in enumerate(padding) if size]
+    return aligned([x], [call.output], changed)
+
+
+# -- sums over dimensions ----------------------------------------------------------------------------------------------
+
+_SUMS = {"sum", "mean", "nansum"}
+
+
+@RULES.on("sum", "mean", "nansum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "logsumexp")
+def _reduction(call: Call) -> list[Letter]:
+    return _reduced(call, call["dim"], call.name in _SUMS)
+
+
+@RULES.on("var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "median", "mode", "count_nonzero")
+def _joint_reduction(call: Call) -> list[Letter]:
+    return _reduced(call, call["dim"], is_sum=False)
+
+
+def _reduced(call: Call, dim: object, is_sum: bool) -> list[Letter]:
+    x = call.first()
+    dims = tuple(range(x.ndim)) if dim is None or dim == () else dim if isinstance(dim, tuple) else (dim,)
+    gone = {d % x.ndim for d in dims} if x.ndim else set()
+    keep = call["keepdim"]
+    names = ascii_lowercase[: x.ndim]
+    given = "".join("." if d in gone and not is_sum else c for d, c in enumerate(names))
+    left = "".join(("." if keep else "") if d in gone else c for d, c in enumerate(names))
+    return einsum((x, given), into=[(out, left) for out in call.outputs])
+
+
+# -- tensors made of nothing, and copies in another shape --------------------------------------------------------------
+
+
+@RULES.on("zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "new_zeros", "new_ones", "new_full")
+def _made(call: Call) -> list[Letter]:
+    inputs, out = call.inputs[:1], call.output
+    if not inputs or inputs[0].shape == out.shape or not inputs[0].ndim or not out.ndim:
+        return aligned(inputs, [out])
+    # ``new_zeros`` only asks for the number format: any stretch of its argument will do for a stretch of its rows.
+    size = math.gcd(inputs[0].shape[0], out.shape[0])
+    shared = Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in (inputs[0], out)))
+    return [shared, *(letter for letter in aligned([], [out], [0]))]
+
+
+@RULES.on("reshape", "flatten", "clone", "view_copy", "_reshape_copy", "unflatten", "_reshape_alias_copy")
+def _reshaped(call: Call) -> list[Letter]:
+    x, out = call.first(), call.output
+    if x.shape == out.shape:
+        return aligned([x], [out])
+    cuts = (Cut(x.number, tuple(range(x.ndim))), Cut(out.number, tuple(range(out.ndim))))
+    return [Letter(math.prod(x.shape), cuts)]
+
+
+@RULES.on("repeat", "tile")
+def _repeated(call: Call) -> list[Letter]:
+    x, out = call.first(), call.output
+    return [letter for letter in aligned([x], [out]) if len(letter.cuts) == 2 or x.ndim < out.ndim]
+
+
+@RULES.on("one_hot")
+def _one_hot(call: Call) -> list[Letter]:
+    names = ascii_lowercase[: call.first().ndim]
+    return einsum((call.first(), names), into=[(call.output, f"{names}.")])
+
+
+@RULES.on("index")
+def _index(call: Call) -> list[Letter]:
+    """``x[i, j]`` with index tensors in a row: their dimensions take the place of those that they index."""
+    x, out = call.first(), call.output
+    given = [index for index in (*call["indices"],) if True]
+    places = [d for d, index in enumerate(given) if isinstance(index, Slot)]
+    indices = [given[d] for d in places]
+    if not places or places != list(range(places[0], places[-1] + 1)) or any(not index.ndim for index in indices):
+        return []
+    rank = max(index.ndim for index in indices)
+    names = ascii_lowercase[: out.ndim]
+    first = places[0]
+    of_x = names[:first] + "." * len(places) + names[first + rank :]
+    terms = [(index, names[first + rank - index.ndim : first + rank]) for index in indices]
+    return einsum((x, of_x), *terms, into=[(out, names)]) if len(of_x) == x.ndim else []
+
+
+def pointwise(inputs: Iterable[Slot], call: Call) -> list[Letter]:
+    """Letters of a call that works entry by entry."""
+    outputs = [slot for slot in call.outputs if slot is not None]
+    return aligned(inputs, outputs) if outputs else []

@@ -1,0 +1,142 @@
+"""`bucketed`: gradients of several parameters in one collective, as DistributedDataParallel sends them.
+
+A collective for each parameter pays its latency hundreds of times. Buckets are filled in the order in which the
+backward pass makes the gradients, so that each can be sent while the next one is still being computed (Li et al., VLDB
+2020, section 3.2.3, doi:10.14778/3415478.3415530).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphs.arrays import IntArray, pointers
+from graphs.errors import MismatchError
+from graphs.records import Phase
+from graphs.transforms.collectives.rewiring import rewired
+from graphs.transforms.derived import Collective, Derived
+
+
+def bucketed(derived: Derived, bucket_bytes: int, apart: IntArray | None = None) -> Derived:
+    """Put reductions of gradients together until a bucket holds at least `bucket_bytes`.
+
+    A gradient is what backward ops write and, once it is reduced, updates alone read. Those of one kind, axis, dtype
+    and group of places share buckets. The op of a rank then reads and writes the tensors of all its gradients.
+
+    Args:
+        bucket_bytes: at least 1; a gradient that is larger has a bucket of its own.
+        apart: int64 [ops of the source]; gradients of ops with different numbers, such as those of different stages, do
+            not share a bucket.
+
+    Raises:
+        MismatchError: a bucket of no bytes, or not one number for each op of the source.
+    """
+    if bucket_bytes < 1:
+        raise MismatchError(f"a bucket of {bucket_bytes} bytes holds no gradient; give at least 1.")
+    if apart is not None and apart.shape != (derived.source.n_ops,):
+        raise MismatchError(f"expected one number for each of {derived.source.n_ops} ops, got shape {apart.shape}.")
+    buckets = _buckets(derived, bucket_bytes, apart)
+    if all(len(bucket) == 1 for bucket in buckets):
+        return derived
+    return _merged(derived, [[derived.collectives[c] for c in bucket] for bucket in buckets])
+
+
+def _buckets(derived: Derived, bucket_bytes: int, apart: IntArray | None) -> list[list[int]]:
+    """Numbers of the collectives in each bucket; those that stay alone have one of their own."""
+    graph, collectives = derived.graph, derived.collectives
+    made_at = _ready_position(derived)
+    first = np.array([collective.ops[0] for collective in collectives], dtype=np.int64)
+    filling: dict[tuple[object, ...], tuple[list[int], int]] = {}
+    buckets: list[list[int]] = []
+    is_gradient = _gradients(derived)
+    for c in np.argsort(made_at[first], kind="stable").tolist():
+        collective, op = collectives[c], int(first[c])
+        if not is_gradient[c]:
+            buckets.append([c])
+            continue
+        places = tuple(derived.part[list(collective.ops)].tolist())
+        label = None if apart is None else int(apart[derived.origin[op]])
+        about = graph.dtypes[op], int(derived.micro_batch[op]), label
+        key = (collective.kind, collective.axis, places, *about)
+        members, size = filling.get(key, ([], 0))
+        if not members:
+            buckets.append(members)
+        members.append(c)
+        size += collective.bytes
+        filling[key] = (members, size) if size < bucket_bytes else ([], 0)
+    return buckets
+
+
+def _ready_position(derived: Derived) -> IntArray:
+    """int64 [n]: the topological position of the last op that each op waits for, -1 without any."""
+    producer, consumer, _ = derived.graph.edge_list
+    result = np.full(derived.graph.n_ops, -1, dtype=np.int64)
+    np.maximum.at(result, consumer, derived.graph.topological_position[producer])
+    return result
+
+
+def _gradients(derived: Derived) -> list[bool]:
+    """Whether each collective reduces a gradient."""
+    graph = derived.graph
+    producer, consumer, _ = graph.edge_list
+    after_backward = np.ones(graph.n_ops, dtype=np.bool_)
+    np.logical_and.at(after_backward, consumer, graph.phase[producer] == Phase.BACKWARD)
+    before_update = np.ones(graph.n_ops, dtype=np.bool_)
+    np.logical_and.at(before_update, producer, graph.phase[consumer] == Phase.UPDATE)
+    suits = after_backward & before_update
+    return [
+        collective.kind in ("all_reduce", "reduce_scatter") and bool(suits[list(collective.ops)].all())
+        for collective in derived.collectives
+    ]
+
+
+def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
+    """The graph in which the ops of each rank in a bucket are one, at the place of the first of them."""
+    graph, n = derived.graph, derived.graph.n_ops
+    stands_for = np.arange(n)
+    names = list(graph.op_names)
+    for bucket in buckets:
+        if len(bucket) > 1:
+            ops = np.array([collective.ops for collective in bucket], dtype=np.int64)
+            stands_for[ops] = ops.min(axis=0)
+            for rank, op in enumerate(ops.min(axis=0).tolist()):
+                names[op] = f"{names[bucket[0].ops[rank]]}+{len(bucket) - 1}"
+    kept = np.flatnonzero(stands_for == np.arange(n))
+    number = (np.searchsorted(kept, stands_for)).astype(np.int64)
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr)).astype(np.int64)
+    columns = graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s
+    texts: dict[str, Any] = {key: tuple([getattr(graph, key)[i] for i in kept.tolist()]) for key in _TEXTS}
+    texts["op_names"] = tuple([names[i] for i in kept.tolist()])
+    result = replace(
+        graph,
+        **texts,
+        **{key: getattr(graph, key)[kept] for key in _NUMBERS},
+        forward_of=np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept],
+        **rewired([columns], [(tensor, graph.consumers)], number),
+    )
+    owner = number[np.repeat(np.arange(n), np.diff(derived.origin_ptr))]
+    return replace(
+        derived,
+        graph=result,
+        origin_ptr=pointers(owner, len(kept)),
+        origins=derived.origins[np.argsort(owner, kind="stable")],
+        part=derived.part[kept],
+        micro_batch=derived.micro_batch[kept],
+        collectives=tuple(
+            replace(
+                bucket[0],
+                ops=tuple(number[list(bucket[0].ops)].tolist()),
+                bytes=sum(collective.bytes for collective in bucket),
+            )
+            for bucket in buckets
+        ),
+    )
+
+
+_TEXTS = ("kinds", "dtypes", "modules", "pins", "split_rows")
+_NUMBERS = (
+    *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes"),
+    *("kernels", "colocation", "phase", "time_s"),
+)

@@ -1,0 +1,227 @@
+"""`reduce`: collectives of a derived graph spelt out as ops and point-to-point tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import GraphError, MismatchError
+from graphs.opgraph import ANY_DEVICE, OpGraph
+from graphs.transforms.collectives.rewiring import rewired, taken
+from graphs.transforms.collectives.template import Template, fused_template, template
+from graphs.transforms.derived import Collective, Derived
+
+_ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int16": 2}
+_ITEM_BYTES |= {"bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}
+MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
+
+
+def reduce(derived: Derived, algorithm: str, group: int = 0, fused_s: FloatArray | None = None) -> Derived:
+    """Put an algorithm in the place of every collective of a derived graph.
+
+    The op of a rank stays as the last one of its rank: it writes the result. Before it come ops that add up what others
+    sent (FLOPs = elements, bytes moved = 3 for each byte, no launch), and ops that pass on what arrived and take
+    no time. All are pinned as the rank's op is and stay on its device. Where a collective is fused, each rank has one
+    op that takes the time given and starts when all ranks are ready.
+
+    Args:
+        algorithm: one of `graphs.transforms.collectives.ALGORITHMS`; which of them stands in where it does not know the
+            kind of a collective, `carried_out_by` tells.
+        group: ranks in a group of the hierarchical algorithm; 0: the largest divisor up to the root of their number.
+        fused_s: float64, for each of ``derived.collectives`` the seconds it takes fused, or NaN to spell it out.
+
+    Raises:
+        UnknownNameError: an unknown algorithm or kind of collective.
+        GraphError: ranks do not divide into groups of that size, or the op of a rank reads no tensor of its own place.
+        MismatchError: not one time for each collective.
+    """
+    seconds = np.full(len(derived.collectives), np.nan) if fused_s is None else np.asarray(fused_s, dtype=np.float64)
+    if seconds.shape != (len(derived.collectives),):
+        raise MismatchError(
+            f"expected one time for each of {len(derived.collectives)} collectives, got {seconds.shape}."
+        )
+    batches: dict[Template, list[int]] = {}
+    for c, (collective, fused) in enumerate(zip(derived.collectives, ~np.isnan(seconds), strict=True)):
+        ranks = len(collective.ops)
+        form = fused_template(ranks) if fused else template(collective.kind, algorithm, ranks, group)
+        batches.setdefault(form, []).append(c)
+    if not batches:
+        return derived
+    return _replaced(derived, [_Batch.of(derived, form, members) for form, members in batches.items()], seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Collectives of one template: c of them."""
+
+    form: Template
+    rank_op: IntArray  # [c, p], the op of each rank in the graph before
+    size_bytes: IntArray  # [c]
+
+    @staticmethod
+    def of(derived: Derived, form: Template, members: Sequence[int]) -> _Batch:
+        chosen = [derived.collectives[c] for c in members]
+        ops = np.array([collective.ops for collective in chosen], dtype=np.int64)
+        return _Batch(form, ops, np.array([collective.bytes for collective in chosen], dtype=np.int64))
+
+    @property
+    def stands_for(self) -> IntArray:
+        """[c * k]: the rank's op that each new op belongs to."""
+        return self.rank_op[:, self.form.op_rank].reshape(-1)
+
+    @property
+    def stands_before(self) -> IntArray:
+        """[c * k]: the op of the graph before which each new op has its number."""
+        return np.repeat(self.rank_op.min(axis=1), len(self.form.op_rank))
+
+
+def _replaced(derived: Derived, batches: list[_Batch], seconds: FloatArray) -> Derived:
+    """The graph with new ops; they stand before the first op of their collective, so that numbers rise with time."""
+    graph, n = derived.graph, derived.graph.n_ops
+    origin = np.concatenate([np.arange(n), *(batch.stands_for for batch in batches)])  # of ops in `graph`
+    is_new = np.arange(len(origin)) >= n
+    place = np.concatenate([2 * np.arange(n) + 1, *(2 * batch.stands_before for batch in batches)])
+    order = np.argsort(place, kind="stable")
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    tensors, edges, adds = _wiring(derived, batches)
+    rank_ops = np.concatenate([batch.rank_op.reshape(-1) for batch in batches])
+    time_keys, time_s = _times(graph, derived.collectives, seconds, rank_ops)
+    added = np.concatenate(adds)
+    result = replace(
+        graph,
+        **_texts(graph, batches, origin, order),
+        **_numbers(graph, origin, is_new, added, rank_ops, order),
+        forward_of=_renumbered(graph.forward_of, number, origin, is_new)[order],
+        colocation=_colocation(graph, batches, rank_ops, origin)[order],
+        time_keys=time_keys,
+        time_s=np.where(is_new[:, None], np.nan, time_s[origin])[order],
+        **rewired(tensors, edges, number),
+    )
+    source = origin[order]
+    ptr, origins = taken(derived.origin_ptr, derived.origins, source)
+    return replace(
+        derived,
+        graph=result,
+        origin_ptr=ptr,
+        origins=origins,
+        part=derived.part[source],
+        micro_batch=derived.micro_batch[source],
+        collectives=(),
+    )
+
+
+def _wiring(
+    derived: Derived, batches: list[_Batch]
+) -> tuple[list[tuple[Any, ...]], list[tuple[IntArray, IntArray]], list[IntArray]]:
+    """Tensors as (producer, bytes, in place, transfer_s), edges as (tensor, op), and bytes added by each new op."""
+    graph, n, m = derived.graph, derived.graph.n_ops, derived.graph.n_tensors
+    producer, reader, tensor = graph.edge_list
+    tensors = [(graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s)]
+    is_rank_op = np.zeros(n, dtype=np.bool_)
+    first = np.arange(n)  # the op that reads what a rank gives: besides its last op its first one
+    adds: list[IntArray] = []
+    edges: list[tuple[IntArray, IntArray]] = []
+    for batch in batches:
+        form, count, k = batch.form, len(batch.rank_op), len(batch.form.op_rank)
+        ops = n + np.arange(count * k).reshape(count, k)
+        everyone = np.hstack([ops, batch.rank_op])
+        is_rank_op[batch.rank_op] = True
+        first[batch.rank_op] = everyone[:, : form.ranks]
+        sizes = form.tensor_bytes(batch.size_bytes)
+        shape = sizes.shape
+        tensors.append(
+            (
+                ops[:, form.tensor_producer].reshape(-1),
+                sizes.reshape(-1),
+                np.broadcast_to(form.tensor_in_place, shape).reshape(-1),
+                np.broadcast_to(form.tensor_transfer_s, shape).reshape(-1),
+            )
+        )
+        ids = m + np.arange(sizes.size).reshape(shape)
+        edges.append((ids[:, form.edge_tensor].reshape(-1), everyone[:, form.edge_op].reshape(-1)))
+        adds.append(form.op_bytes(batch.size_bytes).reshape(-1))
+        n, m = n + ops.size, m + sizes.size
+    own = ~is_rank_op[reader] | (derived.part[producer] == derived.part[reader])
+    edges.append((tensor[own], reader[own]))
+    given = own & (first[reader] != reader)
+    edges.append((tensor[given], first[reader[given]]))
+    _refuse_without_input(derived, is_rank_op, reader[own])
+    return tensors, edges, adds
+
+
+def _refuse_without_input(derived: Derived, is_rank_op: BoolArray, reading: IntArray) -> None:
+    without = is_rank_op.copy()
+    without[reading] = False
+    if without.any():
+        name = derived.graph.op_names[int(np.argmax(without))]
+        raise GraphError(f"op {name!r} takes part in a collective and reads no tensor of its own place; give it one.")
+
+
+def _texts(graph: OpGraph, batches: list[_Batch], origin: IntArray, order: IntArray) -> dict[str, Any]:
+    """Names, kinds and the like; a new op is called after the op of its rank."""
+    n = graph.n_ops
+    kinds, names = list(graph.kinds), list(graph.op_names)
+    for batch in batches:
+        k, of = len(batch.form.op_rank), batch.stands_for.tolist()
+        names += [f"{names[op]}.{batch.form.algorithm}{j % k}" for j, op in enumerate(of)]
+        kinds += [f"{kinds[op]}.{batch.form.algorithm}" for op in of]
+    listed, of_list = order.tolist(), origin.tolist()
+    result: dict[str, Any] = {
+        "op_names": tuple([names[i] for i in listed]),
+        "kinds": tuple([kinds[i] for i in listed]),
+        "split_rows": tuple([graph.split_rows[i] if i < n else () for i in listed]),
+    }
+    for key in ("dtypes", "modules", "pins"):
+        values = getattr(graph, key)
+        result[key] = tuple([values[of_list[i]] for i in listed])
+    return result
+
+
+def _numbers(
+    graph: OpGraph, origin: IntArray, is_new: BoolArray, added: IntArray, rank_ops: IntArray, order: IntArray
+) -> dict[str, Any]:
+    """Columns of numbers: a new op keeps nothing and is no kernel of its own; what the algorithm costs is in them."""
+    result: dict[str, Any] = {}
+    for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes"):
+        result[key] = np.where(is_new, 0, getattr(graph, key)[origin])[order]
+    item_bytes = np.array([_ITEM_BYTES.get(dtype, 4) for dtype in graph.dtypes], dtype=np.float64)
+    work = np.concatenate([np.zeros(graph.n_ops), added])
+    spelt_out = is_new.copy()
+    spelt_out[rank_ops] = True
+    result["flops"] = np.where(spelt_out, work / item_bytes[origin], graph.flops[origin])[order]
+    result["bytes_moved"] = np.where(spelt_out, MOVED_PER_BYTE * work, graph.bytes_moved[origin])[order]
+    result["kernels"] = np.where(spelt_out, 0, graph.kernels[origin])[order]
+    result["phase"] = graph.phase[origin][order]
+    return result
+
+
+def _renumbered(ops: IntArray, number: IntArray, origin: IntArray, is_new: BoolArray) -> IntArray:
+    """Op numbers, or -1, by their new numbers; new ops have none."""
+    return np.where(is_new | (ops[origin] < 0), -1, number[np.maximum(ops[origin], 0)])
+
+
+def _colocation(graph: OpGraph, batches: list[_Batch], rank_ops: IntArray, origin: IntArray) -> IntArray:
+    """All ops of a rank stay together: in the group of its op, or a new one."""
+    group = graph.colocation.copy()
+    free = rank_ops[group[rank_ops] < 0]
+    group[free] = group.max(initial=-1) + 1 + np.arange(len(free))
+    return group[origin]
+
+
+def _times(
+    graph: OpGraph, collectives: Sequence[Collective], seconds: FloatArray, rank_ops: IntArray
+) -> tuple[tuple[str, ...], FloatArray]:
+    """Measured times of the ops of `graph`, with those of fused collectives; one spelt out has none."""
+    keys, time_s = graph.time_keys, graph.time_s.copy()
+    time_s[rank_ops] = np.nan
+    if not np.isnan(seconds).all():
+        if ANY_DEVICE not in keys:
+            keys, time_s = (*keys, ANY_DEVICE), np.column_stack([time_s, np.full(graph.n_ops, np.nan)])
+        for collective, duration in zip(collectives, seconds.tolist(), strict=True):
+            time_s[list(collective.ops), keys.index(ANY_DEVICE)] = duration
+    return keys, time_s

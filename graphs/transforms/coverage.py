@@ -1,0 +1,96 @@
+"""What share of a graph's work can be split along which axis, and which ops cannot, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+
+BATCH = "batch"
+# What tensor parallelism splits: one axis of a mesh cuts heads in one op and features in the next.
+TENSOR = frozenset(("heads", "features", "channels", "experts", "vocabulary"))
+UPDATES = "an update works on parameters, which have no samples"
+NO_SAMPLES = "nothing that it reads has samples"
+NO_RULE = "there is no rule for its kind"
+TOGETHER = "it takes the samples together"
+
+
+@dataclass(frozen=True)
+class Unsplit:
+    """Ops of one kind that cannot be split along the batch.
+
+    Attributes:
+        kind: of the ops.
+        reason: why not.
+        ops: how many there are.
+        share: of the FLOPs of the graph.
+    """
+
+    kind: str
+    reason: str
+    ops: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How a graph may be split.
+
+    Attributes:
+        shares: of the FLOPs, by axis, the largest first: ops with a row along it; ``"tensor"``: along any of `TENSOR`.
+        unsplit: what cannot be split along the batch, the most FLOPs first.
+    """
+
+    shares: dict[str, float]
+    unsplit: tuple[Unsplit, ...]
+
+
+def coverage(graph: OpGraph) -> Coverage:
+    """The shares of a graph with rows; where it has no FLOPs at all, shares of its ops.
+
+    Raises:
+        MismatchError: no op has rows.
+    """
+    if not any(graph.split_rows):
+        raise MismatchError(
+            f"{graph.name} has no split rows, so nothing is known of how its ops may be split; "
+            "capture it from a model, op by op, with this version."
+        )
+    work = graph.flops.tolist() if graph.flops.any() else [1.0] * graph.n_ops
+    total = sum(work)
+    shares: dict[str, float] = defaultdict(float)
+    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    axes = [{row.axis for row in rows} for rows in graph.split_rows]
+    readers = _with_samples(graph, axes)
+    for i, kind in enumerate(graph.kinds):
+        for axis in axes[i] | ({"tensor"} if axes[i] & TENSOR else set()):
+            shares[axis] += work[i] / total
+        if BATCH not in axes[i]:
+            entry = found[kind, _reason(graph, i, axes[i], readers[i])]
+            entry[0] += 1
+            entry[1] += work[i] / total
+    listed = [Unsplit(kind, reason, int(ops), share) for (kind, reason), (ops, share) in found.items()]
+    return Coverage(
+        dict(sorted(shares.items(), key=lambda item: (-item[1], item[0]))),
+        tuple(sorted(listed, key=lambda one: (-one.share, -one.ops, one.kind))),
+    )
+
+
+def _with_samples(graph: OpGraph, axes: list[set[str]]) -> list[bool]:
+    """Which ops read a tensor of an op that can be split along the batch."""
+    result = [False] * graph.n_ops
+    producers, consumers, _ = graph.edge_list
+    for producer, consumer in zip(producers.tolist(), consumers.tolist(), strict=True):
+        result[consumer] |= BATCH in axes[producer]
+    return result
+
+
+def _reason(graph: OpGraph, op: int, axes: set[str], reads_samples: bool) -> str:
+    if graph.phase[op] == Phase.UPDATE:
+        return UPDATES
+    if not reads_samples:
+        return NO_SAMPLES
+    return TOGETHER if axes else NO_RULE

@@ -1,0 +1,153 @@
+"""`recompute`: which ops run again, said by patterns over module paths and kinds of op.
+
+Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear memory cost", 2016, section 3; by
+kinds: V. Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, section 5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import translate
+
+import numpy as np
+
+from graphs.arrays import BoolArray, IntArray
+from graphs.module_paths import prefixes
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.transforms.derived import Derived
+from graphs.transforms.recompute.again import Runs, run_again
+
+_KIND = "kind:"
+
+
+def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
+    """Let the forward ops of the matching modules run a second time in the backward pass.
+
+    Each module that a pattern matches is a segment: what it reads from outside is kept, what it writes for itself is
+    made again when the backward pass comes to it. Of nested modules that match, the outermost one counts. Data (inputs
+    and buffers) is not made again. Without a match, or without a backward pass, the graph stays as it is.
+
+    Args:
+        graph: a training step before any other transform.
+        patterns: of module paths, with the wildcards of `fnmatch`: ``"layers.*"`` for each layer, ``"*.attention"``;
+            ``"*"`` for each of the outermost modules, where mere lists of modules count as what they hold.
+            ``"kind:*bmm*"`` takes the ops of a kind, those of one module together with what lies between them: the core
+            of an attention, from its first matrix product to its second.
+    """
+    segment_of = _segments(graph, patterns)
+    by_module = [segment_of(module) for module in graph.modules]
+    number: dict[str | None, int] = {None: -1}
+    segment = np.array([number.setdefault(path, len(number) - 1) for path in by_module], dtype=np.int64)
+    computes = computes_forward(graph)
+    for members in _cores(graph, patterns, computes & (segment < 0)):
+        segment[members] = segment.max() + 1
+    made = np.where(computes, segment, -1)
+    return run_again(Runs.first(graph), made, late_segments(graph, made, segment)).derived
+
+
+def computes_forward(graph: OpGraph) -> BoolArray:
+    """Bool [n]: forward ops that are not data which is already there."""
+    is_data = (np.diff(graph.inputs[0]) == 0) & (graph.kernels == 0)
+    result: BoolArray = (graph.phase == Phase.FORWARD) & ~is_data
+    return result
+
+
+def late_segments(graph: OpGraph, made: IntArray, own: IntArray) -> IntArray:
+    """int64 [n]: for each backward op the segment of the forward op that it mirrors; its own where it mirrors none."""
+    mirrored = np.where(graph.forward_of >= 0, made[graph.forward_of], own)
+    return np.where(graph.phase == Phase.BACKWARD, mirrored, -1).astype(np.int64)
+
+
+def _segments(graph: OpGraph, patterns: Sequence[str]) -> Callable[[str], str | None]:
+    """A function from an op's module to the outermost module around it that a pattern matches."""
+    listed = [pattern for pattern in patterns if not pattern.startswith(_KIND)]
+    matches = [_matcher(pattern) for pattern in listed]
+    lists = _module_lists(graph)
+    known: dict[str, str | None] = {}
+
+    def segment_of(module: str) -> str | None:
+        if module not in known:
+            paths = [path for path in prefixes(module)[-2::-1] if path not in lists or path in listed]
+            known[module] = next((path for path in paths if any(match(path) for match in matches)), None)
+        return known[module]
+
+    return segment_of
+
+
+def _module_lists(graph: OpGraph) -> set[str]:
+    """Paths without ops of their own under which all are numbers: ``"layers"`` of ``"layers.0"``, ``"layers.1"``."""
+    parts: dict[str, bool] = {}
+    for module in set(graph.modules):
+        for path in prefixes(module)[:-1]:
+            parent, _, name = path.rpartition(".")
+            parts[parent] = parts.get(parent, True) and name.isdecimal()
+    return {path for path, is_list in parts.items() if is_list} - set(graph.modules)
+
+
+def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[IntArray]:
+    """Of each module the ops of the matching kinds and those between them, where they are free to be taken."""
+    kinds = [_matcher(pattern.removeprefix(_KIND)) for pattern in patterns if pattern.startswith(_KIND)]
+    if not kinds:
+        return []
+    is_kind = {kind: any(match(kind) for match in kinds) for kind in set(graph.kinds)}
+    parents = {path for module in set(graph.modules) for path in prefixes(module)[1:]}
+    own: dict[str, list[int]] = {}  # ops of the module, and of those of its parts that have no parts
+    matched: dict[str, set[int]] = {}
+    for op in graph.topological_order[is_free[graph.topological_order]].tolist():
+        module = graph.modules[op]
+        own.setdefault(module, []).append(op)
+        if module and module not in parents:
+            own.setdefault(module.rpartition(".")[0], []).append(op)
+        if is_kind[graph.kinds[op]]:
+            matched.setdefault(module, set()).add(op)
+    before, after = _forward_neighbours(graph)
+    cores: list[IntArray] = []
+    taken: set[int] = set()
+    for module, ops in matched.items():
+        core = _between(ops, [op for op in own[module] if op not in taken], before, after)
+        core -= taken
+        taken |= core
+        cores.append(np.array(sorted(core), dtype=np.int64))
+    return cores
+
+
+def _between(ops: set[int], around: list[int], before: list[list[int]], after: list[list[int]]) -> set[int]:
+    """The ops, those on a path from one to another, and those that only feed these from nothing, as noise does.
+
+    Args:
+        around: the ops that may be taken, in topological order.
+        before, after: of each forward op, other forward ops.
+    """
+    from_ops, to_ops = set(ops), set(ops)
+    from_nothing: set[int] = set()
+    for op in around:
+        if not from_ops.isdisjoint(before[op]):
+            from_ops.add(op)
+        if from_nothing.issuperset(before[op]):
+            from_nothing.add(op)
+    for op in reversed(around):
+        if not to_ops.isdisjoint(after[op]):
+            to_ops.add(op)
+    found = ops | (from_ops & to_ops)
+    for op in reversed(around):
+        if op in from_nothing and after[op] and found.issuperset(after[op]):
+            found.add(op)
+    return found
+
+
+def _forward_neighbours(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
+    """Per forward op the ones that it reads from, and those that read from it."""
+    producer, reader, _ = graph.edge_list
+    is_forward = graph.phase[reader] == Phase.FORWARD
+    before: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    after: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    for source, target in zip(producer[is_forward].tolist(), reader[is_forward].tolist(), strict=True):
+        before[target].append(source)
+        after[source].append(target)
+    return before, after
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    return re.compile(translate(pattern)).match

@@ -1,0 +1,160 @@
+"""`Copies`: the copies that every op of a graph gets on a mesh and over micro-batches, and their numbers.
+
+Letters: n ops and m tensors of the source; K places of the mesh; M micro-batches. Op i has ``copies[i] x K`` copies, of
+which number ``first[i] + b * K + p`` works at place p for micro-batch b; so with tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Copies of ops and tensors.
+
+    Attributes:
+        graph: the source.
+        mesh: how it is cut along each axis of the mesh.
+        chunks: how it is cut into micro-batches; None for one.
+    """
+
+    graph: OpGraph
+    mesh: Sequence[Sharding]
+    chunks: Sharding | None
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Places along each axis."""
+        return tuple(sharding.axis.size for sharding in self.mesh)
+
+    @cached_property
+    def places(self) -> int:
+        return int(np.prod(self.sizes, dtype=np.int64))
+
+    @property
+    def micro_batches(self) -> int:
+        return 1 if self.chunks is None else self.chunks.axis.size
+
+    @cached_property
+    def is_chunked(self) -> BoolArray:
+        """bool [n]: whether each micro-batch has an own copy of the op."""
+        if self.chunks is None:
+            return np.zeros(self.graph.n_ops, dtype=np.bool_)
+        return np.array([row is not None for row in self.chunks.row], dtype=np.bool_)
+
+    @cached_property
+    def copies(self) -> IntArray:
+        """int64 [n]: micro-batches for which an op runs apart, 1 if it runs once."""
+        return np.where(self.is_chunked, self.micro_batches, 1).astype(np.int64)
+
+    @cached_property
+    def first_op(self) -> IntArray:
+        """int64 [n + 1]: number of each op's first copy."""
+        return np.concatenate([[0], np.cumsum(self.copies * self.places)]).astype(np.int64)
+
+    @cached_property
+    def tensor_copies(self) -> IntArray:
+        """int64 [m]."""
+        return self.copies[self.graph.tensor_producer]
+
+    @cached_property
+    def first_tensor(self) -> IntArray:
+        """int64 [m + 1]: number of each tensor's first copy."""
+        return np.concatenate([[0], np.cumsum(self.tensor_copies * self.places)]).astype(np.int64)
+
+    @cached_property
+    def op_copy(self) -> tuple[IntArray, IntArray, IntArray]:
+        """``(op, micro-batch or -1, place)`` of each copy of an op."""
+        op = np.repeat(np.arange(self.graph.n_ops), self.copies * self.places)
+        number = np.arange(len(op)) - self.first_op[op]
+        batch = np.where(self.is_chunked[op], number // self.places, -1)
+        return op, batch.astype(np.int64), (number % self.places).astype(np.int64)
+
+    def op_ids(self, op: int) -> IntArray:
+        """int64 [copies, K]: numbers of an op's copies."""
+        return np.arange(self.first_op[op], self.first_op[op + 1]).reshape(-1, self.places)
+
+    def tensor_ids(self, tensor: int) -> IntArray:
+        """int64 [copies, K]: numbers of a tensor's copies."""
+        return np.arange(self.first_tensor[tensor], self.first_tensor[tensor + 1]).reshape(-1, self.places)
+
+    # -- what a copy has ------------------------------------------------------------------------------------
+
+    @cached_property
+    def op_share(self) -> FloatArray:
+        """float64 [n, K]: share of the divided work at each place, all micro-batches together."""
+        return _outer([sharding.share for sharding in self.mesh], self.graph.n_ops)
+
+    def amounts(self, total: FloatArray, whole: str) -> FloatArray:
+        """float64 of every copy of an op: `total`, FLOPs or bytes, divided as the rows say.
+
+        Args:
+            total: float64 [n].
+            whole: the field of `SplitRow` that says what every part has in full.
+        """
+        value = total[:, None]
+        for sharding in self.mesh:
+            value = _divided(value, sharding, whole)
+        per_copy = value.reshape(self.graph.n_ops, self.places)
+        op, batch, place = self.op_copy
+        result = per_copy[op, place]
+        if self.chunks is not None:
+            full = _whole(self.chunks, whole)
+            part = np.minimum(full / np.maximum(total, 1e-300), 1.0)[op]
+            share = self.chunks.share[op, np.maximum(batch, 0)]
+            result = np.where(batch >= 0, result * (part + (1.0 - part) * share), result)
+        return result
+
+    @cached_property
+    def tensor_size(self) -> IntArray:
+        """int64 of every copy of a tensor: its bytes; those of cut tensors add up to the whole."""
+        value = self.graph.tensor_bytes[:, None]
+        for sharding in self.mesh:
+            value = _cut(value, sharding)
+        tensor = np.repeat(np.arange(self.graph.n_tensors), self.tensor_copies * self.places)
+        number = np.arange(len(tensor)) - self.first_tensor[tensor]
+        if self.chunks is None:
+            return np.asarray(value.reshape(self.graph.n_tensors, self.places)[tensor, number], dtype=np.int64)
+        by_batch = _cut(value, self.chunks).reshape(self.graph.n_tensors, self.places, self.micro_batches)
+        chunked = self.tensor_copies[tensor] > 1
+        once = value.reshape(self.graph.n_tensors, self.places)[tensor, number % self.places]
+        batch = np.where(chunked, number // self.places, 0)
+        result: IntArray = np.where(chunked, by_batch[tensor, number % self.places, batch], once).astype(np.int64)
+        return result
+
+
+def _outer(shares: list[FloatArray], n: int) -> FloatArray:
+    result = np.ones((n, 1))
+    for share in shares:
+        result = (result[:, :, None] * share[:, None, :]).reshape(n, -1)
+    return result
+
+
+def _whole(sharding: Sharding, field: str) -> FloatArray:
+    """float64 [n]: what every part has in full; nothing of an op that is not cut is divided."""
+    return np.array([0.0 if row is None else getattr(row, field) for row in sharding.row])
+
+
+def _divided(value: FloatArray, sharding: Sharding, field: str) -> FloatArray:
+    """[n, a] along one more axis: [n, a * size]."""
+    full = np.minimum(_whole(sharding, field)[:, None], value)
+    rest = (value - full)[:, :, None] * sharding.share[:, None, :] + full[:, :, None]
+    return rest.reshape(len(value), -1)
+
+
+def _cut(value: IntArray, sharding: Sharding) -> IntArray:
+    """int64 [m, a] along one more axis: [m, a * size]; cut tensors add up to what they were."""
+    is_cut = ~np.isin(sharding.written, (WHOLE, SUM))
+    ends = np.rint(value[:, :, None] * np.cumsum(sharding.written_share, axis=1)[:, None, :]).astype(np.int64)
+    parts = np.diff(ends, axis=2, prepend=0)
+    whole = np.broadcast_to(value[:, :, None], parts.shape)
+    return np.where(is_cut[:, None, None], parts, whole).reshape(len(value), -1)

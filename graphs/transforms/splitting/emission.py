@@ -1,0 +1,121 @@
+"""Parts of a graph under construction: ops and tensors as columns that grow by whole arrays, then an `OpGraph`.
+
+A derived graph has tens of thousands of ops, so nothing here looks at one op at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from graphs.arrays import IntArray, pointers
+from graphs.opgraph import OpGraph
+
+_OPS: dict[str, Any] = {
+    "kinds": object,
+    "dtypes": object,
+    "modules": object,
+    "flops": np.float64,
+    "bytes_moved": np.float64,
+    "parameter_bytes": np.int64,
+    "gradient_bytes": np.int64,
+    "optimizer_bytes": np.int64,
+    "workspace_bytes": np.int64,
+    "kernels": np.int64,
+    "colocation": np.int64,
+    "phase": np.int64,
+    "forward_of": np.int64,
+    "pins": object,
+    "origin": np.int64,  # number in the source
+    "part": np.int64,
+    "micro_batch": np.int64,
+}
+_DEFAULTS: dict[str, Any] = {"colocation": -1, "forward_of": -1, "kernels": 0, "micro_batch": -1, "dtypes": "float32"}
+_DEFAULTS |= {"kinds": "op", "modules": "", "pins": ()}
+
+
+class Emission:
+    """Ops, tensors and edges, each added many at a time."""
+
+    def __init__(self, time_keys: tuple[str, ...]) -> None:
+        self.n_ops = self.n_tensors = 0
+        self._time_keys = time_keys
+        self._names: list[str] = []
+        self._columns: dict[str, list[Any]] = {key: [] for key in _OPS}
+        self._times: list[Any] = []
+        self._tensors: list[tuple[Any, ...]] = []
+        self._edges: list[tuple[IntArray, IntArray]] = []
+
+    def ops(self, names: Sequence[str], time_s: ArrayLike | None = None, **columns: Any) -> IntArray:
+        """Add ops; columns are those of `OpGraph`, arrays or one value for all. Returns their numbers."""
+        n = len(names)
+        numbers = np.arange(self.n_ops, self.n_ops + n)
+        self.n_ops += n
+        self._names.extend(names)
+        for key, dtype in _OPS.items():
+            value = columns.get(key, _DEFAULTS.get(key, 0))
+            if dtype is object:
+                column = np.empty(n, dtype=object)
+                if isinstance(value, (str, tuple)):
+                    column.fill(value)
+                else:
+                    column[:] = value
+            else:
+                column = np.broadcast_to(np.asarray(value, dtype=dtype), (n,))
+            self._columns[key].append(column)
+        keys = len(self._time_keys)
+        self._times.append(np.full((n, keys), np.nan) if time_s is None else np.asarray(time_s, dtype=np.float64))
+        return numbers
+
+    def tensors(
+        self, producer: IntArray, size: ArrayLike, in_place: ArrayLike = False, transfer_s: ArrayLike = np.nan
+    ) -> IntArray:
+        """Add tensors; sizes are rounded to whole bytes. Returns their numbers."""
+        n = len(producer)
+        numbers = np.arange(self.n_tensors, self.n_tensors + n)
+        self.n_tensors += n
+        sizes = np.broadcast_to(np.rint(np.asarray(size, dtype=np.float64)).astype(np.int64), (n,))
+        flags = np.broadcast_to(np.asarray(in_place, dtype=np.bool_), (n,))
+        times = np.broadcast_to(np.asarray(transfer_s, dtype=np.float64), (n,))
+        self._tensors.append((np.asarray(producer, dtype=np.int64), sizes, flags, times))
+        return numbers
+
+    def edges(self, tensor: ArrayLike, consumer: ArrayLike) -> None:
+        """Let ops read tensors: pairs, or arrays that broadcast to pairs."""
+        pairs = np.broadcast_arrays(np.asarray(tensor, dtype=np.int64), np.asarray(consumer, dtype=np.int64))
+        self._edges.append((pairs[0].reshape(-1), pairs[1].reshape(-1)))
+
+    def graph(self, like: OpGraph, name: str) -> tuple[OpGraph, dict[str, IntArray]]:
+        """The graph, with the origin of `like`, and the columns ``origin``, ``part`` and ``micro_batch``."""
+        columns: dict[str, Any] = {key: np.concatenate(parts) for key, parts in self._columns.items()}
+        producer, size, in_place, transfer_s = (np.concatenate(part) for part in zip(*self._tensors, strict=True))
+        order = np.argsort(producer, kind="stable")
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        edges = [np.concatenate(part) for part in zip(*self._edges, strict=True)] or [np.zeros(0, np.int64)] * 2
+        pairs = np.unique(rank[edges[0]] * self.n_ops + edges[1])
+        tensor, consumer = pairs // self.n_ops, pairs % self.n_ops
+        texts: dict[str, Any] = {
+            key: tuple(columns.pop(key).tolist()) for key in ("kinds", "dtypes", "modules", "pins")
+        }
+        about = {key: columns.pop(key) for key in ("origin", "part", "micro_batch")}
+        unread = np.bincount(tensor, minlength=len(order)) == 0
+        graph = OpGraph(
+            name=name,
+            op_names=tuple(self._names),
+            **texts,
+            **columns,
+            time_keys=self._time_keys,
+            time_s=np.concatenate(self._times),
+            tensor_producer=producer[order],
+            tensor_bytes=size[order],
+            tensor_in_place=in_place[order],
+            tensor_transfer_s=np.where(unread, np.nan, transfer_s[order]),
+            consumer_ptr=pointers(tensor, len(order)),
+            consumers=consumer,
+            origin=like.origin,
+        )
+        return graph, about

@@ -1,0 +1,160 @@
+"""What copies of an op exchange: adds over micro-batches, abstract collectives along the axes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphs.arrays import IntArray
+from graphs.opgraph import Phase
+from graphs.transforms.derived import Collective
+from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.emission import Emission
+from graphs.transforms.splitting.sharding import SUM, WHOLE
+
+LANE = ("lane",)  # the kind of device that carries out collectives (`Cluster.with_lanes`)
+ADD_FLOPS_PER_BYTE, ADD_BYTES_PER_BYTE = 0.25, 3.0  # of adding two tensors of 4-byte numbers
+
+
+class Exchanges:
+    """Makes every exchange once, whoever asks for it."""
+
+    def __init__(self, layout: Copies, out: Emission) -> None:
+        self.layout, self.out = layout, out
+        self.collectives: list[Collective] = []
+        self.sizes: IntArray = np.zeros(0, dtype=np.int64)  # of the copies of the source's tensors
+        self.is_released = np.zeros(layout.graph.n_tensors, dtype=np.bool_)  # gradients that are not kept in full
+        self._made: dict[tuple[object, ...], tuple[IntArray, IntArray]] = {}
+        self._names: dict[str, int] = {}
+
+    def spot(self, place: int) -> str:
+        """``"@dp0.tp1"``: a place of the mesh in names; "" without a mesh."""
+        sizes = self.layout.sizes
+        if not sizes:
+            return ""
+        coordinates = np.unravel_index(place, sizes)
+        axes = [f"{sharding.axis.name}{int(c)}" for sharding, c in zip(self.layout.mesh, coordinates, strict=True)]
+        return "@" + ".".join(axes)
+
+    def converted(self, tensor: int, targets: Sequence[int | None], summed: bool, phase: Phase) -> IntArray:
+        """int64 [copies, K]: tensors that hold what a consumer needs.
+
+        Args:
+            tensor: of the source.
+            targets: code that is needed along each axis of the mesh; None where it is there already.
+            summed: whether the micro-batches' copies are to be added up first.
+            phase: of the consumer; what is gathered is gathered again for the backward pass.
+        """
+        layout = self.layout
+        ids = layout.tensor_ids(tensor)
+        sizes = self.sizes[ids]
+        if summed and len(ids) > 1:
+            ids, sizes = self.accumulated(tensor)
+        # Sums first: what is cut afterwards is smaller.
+        order = sorted(range(len(targets)), key=lambda a: layout.mesh[a].written[tensor] != SUM)
+        key: tuple[object, ...] = ("exchange", tensor, summed)
+        for a in order:
+            target = targets[a]
+            if target is None:
+                continue
+            written = int(layout.mesh[a].written[tensor])
+            gathered = written != SUM and phase is not Phase.FORWARD
+            key = (*key, a, target, gathered)
+            if key not in self._made:
+                kind = _kind(written, target)
+                op = int(layout.graph.tensor_producer[tensor])
+                in_place = bool(layout.graph.tensor_in_place[tensor])
+                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place)
+            ids, sizes = self._made[key]
+        return ids
+
+    def accumulated(self, tensor: int) -> tuple[IntArray, IntArray]:
+        """``(ids, sizes)``, each [1, K]: the sum of a tensor over micro-batches, each added when it is there."""
+        key = ("sum", tensor)
+        if key in self._made:
+            return self._made[key]
+        layout, graph = self.layout, self.layout.graph
+        op = int(graph.tensor_producer[tensor])
+        ids = layout.tensor_ids(tensor)
+        sizes = self.sizes[ids]
+        total, group = ids[0], int(graph.colocation[op])
+        places = np.arange(layout.places)
+        for batch in range(1, len(ids)):
+            adds = self.out.ops(
+                self._named(f"{graph.op_names[op]}/accumulate", [f"{self.spot(p)} mb{batch}" for p in places.tolist()]),
+                kinds="accumulate",
+                dtypes=graph.dtypes[op],
+                modules=graph.modules[op],
+                flops=sizes[0] * ADD_FLOPS_PER_BYTE,
+                bytes_moved=sizes[0] * ADD_BYTES_PER_BYTE,
+                kernels=1,
+                colocation=-1 if group < 0 else group * layout.places + places,
+                phase=int(graph.phase[op]),
+                pins=graph.pins[op],
+                origin=op,
+                part=places,
+                micro_batch=batch,
+            )
+            self.out.edges(total, adds)
+            self.out.edges(ids[batch], adds)
+            is_kept = bool(graph.tensor_in_place[tensor] and not self.is_released[tensor])
+            total = self.out.tensors(adds, sizes[0], is_kept)
+        self._made[key] = total[None, :], sizes[:1]
+        return self._made[key]
+
+    def exchange(
+        self, kind: str, axis: int, ids: IntArray, sizes: IntArray, op: int, phase: Phase, in_place: bool
+    ) -> tuple[IntArray, IntArray]:
+        """Collectives of one kind along an axis, one a group of places: tensors [copies, K] to tensors [copies, K]."""
+        layout, graph = self.layout, self.layout.graph
+        copies, k = len(ids), layout.sizes[axis]
+        before = int(np.prod(layout.sizes[:axis], dtype=np.int64))
+        shape = (copies, before, k, layout.places // before // k)
+        given, bytes_in = (np.moveaxis(x.reshape(shape), 2, -1) for x in (ids, sizes))  # [copies, before, after, k]
+        place = np.broadcast_to(np.arange(layout.places), ids.shape)
+        group_place = np.moveaxis(place.reshape(shape), 2, -1)
+        flat_place = group_place.reshape(-1)
+        batch = np.repeat(np.arange(copies) if copies > 1 else np.array([-1]), layout.places)
+        marks = ["", *(f" mb{b}" for b in range(copies))]
+        ops = self.out.ops(
+            self._named(
+                f"{graph.op_names[op]}/{kind}",
+                [f"{self.spot(p)}{marks[b + 1]}" for p, b in zip(flat_place.tolist(), batch.tolist(), strict=True)],
+            ),
+            kinds=kind,
+            dtypes=graph.dtypes[op],
+            modules=graph.modules[op],
+            phase=int(phase),
+            pins=LANE,
+            origin=op,
+            part=flat_place,
+            micro_batch=batch,
+        ).reshape(group_place.shape)
+        self.out.edges(given[..., None, :], ops[..., :, None])  # every rank reads every rank's
+        total = bytes_in.sum(axis=-1)
+        whole = bytes_in[..., 0] if kind in ("all_reduce", "reduce_scatter") else total
+        if kind in ("all_reduce", "all_gather"):
+            result = np.repeat(whole[..., None], k, axis=-1)
+        else:
+            result = np.diff(np.rint(whole[..., None] * np.arange(k + 1) / k).astype(np.int64), axis=-1)
+        made = self.out.tensors(ops.reshape(-1), result.reshape(-1), in_place).reshape(ops.shape)
+        name = layout.mesh[axis].axis.name
+        self.collectives += [
+            Collective(kind, name, tuple(row), int(size))
+            for row, size in zip(ops.reshape(-1, k).tolist(), whole.reshape(-1).tolist(), strict=True)
+        ]
+        back = [np.moveaxis(x, -1, 2).reshape(ids.shape) for x in (made, result)]
+        return back[0], back[1]
+
+    def _named(self, base: str, ends: list[str]) -> list[str]:
+        """Names that no other exchange of the same op has."""
+        count = self._names[base] = self._names.get(base, 0) + 1
+        mark = "" if count == 1 else f"_{count}"
+        return [f"{base}{mark}{end}" for end in ends]
+
+
+def _kind(written: int, target: int) -> str:
+    if written == SUM:
+        return "all_reduce" if target == WHOLE else "reduce_scatter"
+    return "all_gather" if target == WHOLE else "all_to_all"

@@ -1,0 +1,373 @@
+"""How a graph is cut along one axis of a mesh: a row for every op, and what must be exchanged where rows disagree.
+
+Two kinds of axes. Along a *named* axis (batch, sequence, height ...) every op is cut where it has a row of that name,
+as data parallelism does. Along a *tensor* axis weights are cut: matrix products by their columns where they read whole
+tensors and by their rows where they read cut ones, all other ops follow at the least cost (Shoeybi et al. 2019,
+"Megatron-LM"); with ``sequence`` what is left whole is cut along the sequence (Korthikanti et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.opgraph import OpGraph, Phase
+from graphs.rows import Part, Partial, Shard, SplitRow
+
+WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
+# Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
+_OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
+STATISTICS = "batch_norm"  # in the kinds of ops whose result depends on what else is in their batch
+_LABEL_COUNT = "nll_loss"
+SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+_FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
+_PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What to cut along one axis of a mesh.
+
+    Attributes:
+        name: of the mesh axis, ``"dp"``, ``"tp"`` ...
+        size: number of parts.
+        words: axis words of the rows to take; empty for a tensor axis.
+        sequence: on a tensor axis, cut along the sequence what would be whole.
+        modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
+        parts: into which a row is cut along this and earlier axes of the same words; 0 for `size`.
+    """
+
+    name: str
+    size: int
+    words: tuple[str, ...] = ()
+    sequence: bool = False
+    modules: tuple[str, ...] = ()
+    parts: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """A graph cut along one axis (n ops, m tensors, e (consumer, tensor) pairs as in `OpGraph.inputs`, s states).
+
+    Attributes:
+        axis: along which.
+        row: n rows, None for an op that every part does as a whole.
+        written: int64 [m], code of each tensor as its producer writes it: WHOLE, SUM, or a cut of a dimension.
+        read: int64 [e], code of each tensor as its consumer reads it.
+        state: int64 [s], code of each state as it is kept.
+        share: float64 [n, size], FLOPs of each part of what is divided; all 1 for a whole op.
+        written_share: float64 [m, size], bytes of each part of a tensor as written.
+        halo: float64 [e], share of the tensor that a part reads of each neighbour's part.
+    """
+
+    axis: Axis
+    row: tuple[SplitRow | None, ...]
+    written: IntArray
+    read: IntArray
+    state: IntArray
+    share: FloatArray
+    written_share: FloatArray
+    halo: FloatArray
+
+
+def shares(extent: int, size: int) -> FloatArray:
+    """float64 [size]: of an extent, the share of each part; where it does not divide, the first have one unit more."""
+    units = np.full(size, extent // size)
+    units[: extent % size] += 1
+    return units / extent
+
+
+def shard(graph: OpGraph, axis: Axis) -> Sharding:
+    """Cut a graph along one axis, op by op in topological order.
+
+    Ops without a fitting row, or with fewer units than parts, stay whole.
+    """
+    return _Walk(graph, axis).result()
+
+
+def _family(word: str) -> int:
+    return _OWN_FAMILY.index(word) if word in _OWN_FAMILY else len(_OWN_FAMILY)
+
+
+def code(part: Part, word: str) -> int:
+    """WHOLE, SUM or the number of a cut: parts of one number fit together."""
+    if isinstance(part, Shard):
+        return 2 + part.dim * (len(_OWN_FAMILY) + 1) + _family(word)
+    return SUM if isinstance(part, Partial) else WHOLE
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A row with its codes: of tensors read, of states, and of tensors written."""
+
+    row: SplitRow | None
+    tensors: list[int]
+    states: list[int]
+    outputs: list[int]
+
+
+class _Walk:
+    """Chooses the row of one op after the other."""
+
+    def __init__(self, graph: OpGraph, axis: Axis) -> None:
+        self.graph, self.axis = graph, axis
+        ptr, tensors = graph.inputs
+        self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
+        self.output_ptr = graph.output_ptr.tolist()
+        self.states_of = _states_of(graph)
+        self.available: list[set[int]] = [set() for _ in range(graph.n_tensors)]
+        self.written = [WHOLE] * graph.n_tensors
+        self.read = [WHOLE] * len(self.input_tensor)
+        self.state: list[int | None] = [None] * len(graph.states)
+        self.row: list[SplitRow | None] = [None] * graph.n_ops
+        self.size = graph.tensor_bytes.astype(float).tolist()
+        self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
+        self.phase = graph.phase.tolist()
+        self.is_cut = _where(graph, axis.modules)
+        self.choices: dict[tuple[int, int], list[_Choice]] = {}
+        self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
+        self.producer = graph.tensor_producer.tolist()
+        for op in graph.topological_order.tolist():
+            self._decide(op)
+        for op in list(self.open):  # what only open ops read
+            if op in self.open:
+                self._take(op, self.open.pop(op)[0])
+
+    def result(self) -> Sharding:
+        graph, size = self.graph, self.axis.size
+        share, written_share = np.ones((graph.n_ops, size)), np.ones((graph.n_tensors, size))
+        halo = np.zeros(len(self.read))
+        by_extent: dict[int, FloatArray] = {}
+        for op, row in enumerate(self.row):
+            if row is None:
+                continue
+            extent = row.extent
+            if extent > 1:
+                share[op] = by_extent.setdefault(extent, shares(extent, size))
+            for t, part in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), row.outputs, strict=True):
+                if isinstance(part, Shard):
+                    written_share[t] = by_extent.setdefault(part.extent, shares(part.extent, size))
+            for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
+                if isinstance(part, Shard) and part.halo:
+                    halo[e] = part.halo / (part.extent * part.blocks)
+        self._read_own_parts()
+        states = np.array([WHOLE if kept is None else kept for kept in self.state], dtype=np.int64)
+        written, read = (np.array(codes, dtype=np.int64) for codes in (self.written, self.read))
+        return Sharding(self.axis, tuple(self.row), written, read, states, share, written_share, halo)
+
+    def _read_own_parts(self) -> None:
+        """Some ops read the tensors of their own part, however they are cut.
+
+        Ops that make new tensors read a shape alone. The statistics of a batch norm are local, as the forward pass had
+        them. The number of labels by which a loss is divided is known from the labels, before the step: nothing waits
+        for the losses of the other parts.
+        """
+        kinds = self.graph.kinds
+        for op, row in enumerate(self.row):
+            if row is not None and any(word in kinds[op] for word in SHAPE_ONLY):
+                for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
+                    self.read[e] = self.written[self.input_tensor[e]]
+            shared = next((word for word in (STATISTICS, _LABEL_COUNT) if word in kinds[op]), None)
+            if row is None or shared is None:
+                continue
+            for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
+                t = self.input_tensor[e]
+                if self.written[t] == SUM and shared in kinds[self.producer[t]]:
+                    self.read[e] = SUM
+
+    # -- one op -----------------------------------------------------------------------------------------------
+
+    def _decide(self, op: int) -> None:
+        first, last = self.input_ptr[op], self.input_ptr[op + 1]
+        read, states = self.input_tensor[first:last], self.states_of[op]
+        written = range(self.output_ptr[op], self.output_ptr[op + 1])
+        rows = self._choices(op, len(read)) if self.is_cut[op] else []
+        rows = [choice for choice in rows if self._keeps(choice, states)]
+        if not self.axis.words and not states and all(self._is_open(t) for t in read):
+            self._leave_open(op, rows, written)
+            return
+        named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
+        if self.axis.words and named:
+            best = min(named, key=lambda choice: self._exchange_s(choice, read))
+        else:
+            best = self._followed(op, rows, read)
+        self._take(op, best)
+
+    def _take(self, op: int, best: _Choice) -> None:
+        """Make a row the op's, and close what it reads."""
+        first, last = self.input_ptr[op], self.input_ptr[op + 1]
+        read, states = self.input_tensor[first:last], self.states_of[op]
+        written = range(self.output_ptr[op], self.output_ptr[op + 1])
+        for e, (t, need) in enumerate(zip(read, best.tensors, strict=True), start=first):
+            self._close(t, need)
+            self.read[e] = need
+            self.available[t].add(need)
+        for s, need in zip(states, best.states, strict=True):
+            if self.state[s] is None or need > SUM:
+                self.state[s] = WHOLE if need == SUM else need
+        for t, made in zip(written, best.outputs, strict=True):
+            self.written[t] = made
+            self.available[t].add(made)
+        self.row[op] = best.row
+
+    # -- random masks and the like: cut as the first reader wants them, since every part can make its own -----------
+
+    def _is_open(self, tensor: int) -> bool:
+        return self.producer[tensor] in self.open
+
+    def _leave_open(self, op: int, rows: list[_Choice], written: range) -> None:
+        whole = self._whole(op, self.input_ptr[op + 1] - self.input_ptr[op])
+        fitting = [choice for choice in self._of_axis(rows) if SUM not in choice.outputs]
+        self.open[op] = [whole, *fitting]
+        for number, t in enumerate(written):
+            self.available[t] = {choice.outputs[number] for choice in self.open[op]}
+
+    def _close(self, tensor: int, need: int) -> None:
+        """Decide on the row of an open op, and of those that it reads from, by what is needed of one of its tensors."""
+        op = self.producer[tensor]
+        rows = self.open.pop(op, None)
+        if rows is None:
+            return
+        number = tensor - self.output_ptr[op]
+        fitting = (choice for choice in rows if choice.outputs[number] == need)
+        chosen = next(fitting, rows[0])
+        for t in range(self.output_ptr[op], self.output_ptr[op + 1]):
+            self.available[t] = set()
+        self._take(op, chosen)
+
+    def _of_axis(self, rows: list[_Choice]) -> list[_Choice]:
+        """Of a tensor axis: rows that do not cut the batch or another dimension with an axis of its own."""
+        own = ("sequence",) if self.axis.sequence else ()
+        return [c for c in rows if c.row is None or c.row.axis not in _OWN_FAMILY or c.row.axis in own]
+
+    def _choices(self, op: int, n_read: int) -> list[_Choice]:
+        """The rows of an op that allow as many parts as there are."""
+        rows = self.graph.split_rows[op]
+        key = (id(rows), n_read)
+        found = self.choices.get(key)
+        if found is None:
+            found = self.choices[key] = [
+                _Choice(
+                    row,
+                    [code(part, row.axis) for part in row.inputs[:n_read]],
+                    [code(part, "") for part in row.inputs[n_read:]],
+                    [code(part, row.axis) for part in row.outputs],
+                )
+                for row in rows
+                if row.extent >= max(self.axis.size, self.axis.parts) or row.extent == 1
+            ]
+        return found
+
+    def _keeps(self, choice: _Choice, states: list[int]) -> bool:
+        """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""
+        return all(
+            self.state[s] is None or self.state[s] == (WHOLE if need == SUM else need)
+            for s, need in zip(states, choice.states, strict=True)
+        )
+
+    def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
+        """The cheapest row where there is no named one; weights are cut along a tensor axis."""
+        whole = self._whole(op, len(read))
+        if not self.axis.words:
+            rows = self._of_axis(rows)
+        if self.axis.words:
+            exact = [choice for choice in rows if self._fits(choice, read)]
+            return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
+        if self.phase[op] == Phase.FORWARD and self._is_product(op):
+            cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
+            if cut:
+                return min(cut, key=lambda choice: self._product_s(choice, read))
+        if self.axis.sequence:
+            along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
+            is_sum = any(self.available[t] == {SUM} for t in read)
+            if along and (is_sum or not any(self._fits(choice, read) for choice in rows)):
+                return min(along, key=lambda choice: self._exchange_s(choice, read))
+        # What uses a cut state is cut as the state is, if it can be.
+        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
+        return min(rows if is_bound else [whole, *rows], key=lambda choice: self._cost_s(op, choice, read))
+
+    def _whole(self, op: int, n_read: int) -> _Choice:
+        """Every part does all of the op; its states are where they are kept, gathered if need be."""
+        kept = [WHOLE if (now := self.state[s]) is None else now for s in self.states_of[op]]
+        return _Choice(None, [WHOLE] * n_read, kept, [WHOLE] * (self.output_ptr[op + 1] - self.output_ptr[op]))
+
+    def _is_product(self, op: int) -> bool:
+        if not self.states_of[op]:
+            return False
+        kind = self.graph.kinds[op].lower()
+        return any(word in kind for word in _PRODUCTS)
+
+    def _fits(self, choice: _Choice, read: list[int]) -> bool:
+        """Whether it reads tensors as they are, and at least one of them cut or as a sum."""
+        return any(need != WHOLE for need in choice.tensors) and all(
+            need in self.available[t] for t, need in zip(read, choice.tensors, strict=True)
+        )
+
+    # -- costs: seconds of some accelerator, for comparing only -----------------------------------------------
+
+    def _exchange_s(self, choice: _Choice, read: list[int]) -> float:
+        volumes = (self.size[t] * self._volume(t, need) for t, need in zip(read, choice.tensors, strict=True))
+        return float(_SENT_BYTE_S * sum(volumes))
+
+    def _volume(self, tensor: int, need: int) -> float:
+        """Times the bytes of a tensor that each part sends, to have it as needed."""
+        have = self.available[tensor]
+        if need in have or WHOLE in have:
+            return 0.0  # of a whole tensor each part takes its stretch, or the first all of it and the others nothing
+        if need == SUM:
+            return 1e6
+        k = self.axis.size
+        if have == {SUM}:
+            return (2.0 if need == WHOLE else 1.0) * (k - 1) / k
+        return float((k - 1) / k if need == WHOLE else (k - 1) / (k * k))
+
+    def _product_s(self, choice: _Choice, read: list[int]) -> tuple[float, float]:
+        """First rows that take inputs as they are cut, then those that need no sum, and of a table its own rows."""
+        row = choice.row
+        follows = self._fits(choice, read) and not any(
+            need != WHOLE and row is not None and row.axis in _OWN_FAMILY for need in choice.tensors
+        )
+        is_table = row is not None and row.axis == "vocab"
+        summed = any(made == SUM for made in choice.outputs)
+        return (0.0 if follows else 1.0 + (summed and not is_table)), self._exchange_s(choice, read)
+
+    def _cost_s(self, op: int, choice: _Choice, read: list[int]) -> float:
+        """Exchange before, the work of one part, and the exchange that sums and new cuts will need in the end."""
+        row = choice.row
+        if row is None:
+            work = self.flops[op] * _FLOP_S + self.moved[op] * _BYTE_S
+        else:
+            k = self.axis.size if row.extent > 1 else 1
+            flops = row.whole_flops + (self.flops[op] - row.whole_flops) / k
+            work = flops * _FLOP_S + (row.whole_bytes + (self.moved[op] - row.whole_bytes) / k) * _BYTE_S
+        follows = any(need > SUM for need in choice.tensors) and self._fits(choice, read)
+        later = 0.0
+        for t, made in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), choice.outputs, strict=True):
+            if made == SUM:
+                later += 2.0 * self.size[t]
+            elif made > SUM and not follows:
+                later += self.size[t]
+        return float(self._exchange_s(choice, read) + work + later * _SENT_BYTE_S)
+
+
+def _states_of(graph: OpGraph) -> list[list[int]]:
+    """Numbers of the states that each op uses."""
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    result: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    for s, state in enumerate(graph.states):
+        for user in state.users:
+            result[index[user]].append(s)
+    return result
+
+
+def _where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray | list[bool]:
+    """Which ops lie in a module that one of the patterns names, or in a module below it."""
+    if not patterns:
+        return [True] * graph.n_ops
+    known: dict[str, bool] = {}
+    for module in set(graph.modules):
+        known[module] = any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
+    return [known[module] for module in graph.modules]

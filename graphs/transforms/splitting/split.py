@@ -1,0 +1,288 @@
+"""`split` and `chunk`: every op becomes one op for each place of a mesh and each micro-batch, on shards of its tensors.
+
+Where neighbours disagree about how a tensor is cut, an exchange is put between: an abstract `Collective`, or adds for
+what the micro-batches of one place sum up. Both are one emission: chunking is a split along the batch in time, with
+copies in the same place, parameters there once and gradients added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.derived import Derived, MeshAxis
+from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.emission import Emission
+from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
+from graphs.transforms.splitting.zero import Storage, Zero
+
+BATCH = "batch"
+
+
+def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Zero | None = None) -> Derived:
+    """Cut a graph along the axes of a mesh, and its batch into micro-batches.
+
+    Args:
+        graph: with split rows.
+        axes: outermost first; the places of the mesh are numbered with the last axis counting fastest.
+        micro_batches: into which each part of the batch is cut in time.
+        zero: what of the parameters' storage is split along one of the axes too.
+
+    Raises:
+        StrategyError: the graph has no rows, nothing of it can be cut along an axis, or an axis has more parts than
+            there are units.
+    """
+    axes = [axis for axis in axes if axis.size > 1]
+    if not axes and micro_batches == 1:
+        return Derived.identity(graph)
+    if not any(graph.split_rows):
+        raise StrategyError(
+            f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut; capture the model from "
+            "PyTorch, or use a strategy of stages and recomputation alone."
+        )
+    mesh = [_cut(graph, axis, axes[:number]) for number, axis in enumerate(axes)]
+    chunks = _cut(graph, Axis("mb", micro_batches, (BATCH,)), axes) if micro_batches > 1 else None
+    return _Split(Copies(graph, mesh, chunks), zero).derived()
+
+
+def chunk(graph: OpGraph, micro_batches: int) -> Derived:
+    """The step in that many micro-batches: parameters once, gradients added up, one update.
+
+    Raises:
+        StrategyError: as `split`.
+    """
+    return split(graph, (), micro_batches)
+
+
+def _cut(graph: OpGraph, axis: Axis, before: Sequence[Axis]) -> Sharding:
+    parts = axis.size
+    for other in before:
+        if set(other.words) & set(axis.words):
+            parts *= other.size
+    _check_extents(graph, axis, parts)
+    sharding = shard(graph, replace(axis, parts=parts))
+    if not any(row is not None and row.extent > 1 for row in sharding.row):
+        what = " or ".join(axis.words) or "weights"
+        where = f" in {', '.join(axis.modules)}" if axis.modules else ""
+        known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
+        raise StrategyError(
+            f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{where}, as axis {axis.name!r} "
+            f"wants; its ops have rows for {', '.join(known)}."
+        )
+    return sharding
+
+
+def _check_extents(graph: OpGraph, axis: Axis, parts: int) -> None:
+    """Inputs must have as many units as there are parts: what reads them could not be cut either."""
+    for word in axis.words:
+        extents = [
+            row.extent
+            for i, rows in enumerate(graph.split_rows)
+            if graph.kinds[i] == "input"
+            for row in rows
+            if row.axis == word
+        ]
+        if extents and max(extents) < parts:
+            raise StrategyError(
+                f"axis {axis.name!r} wants {parts} parts of the {word}, which has {max(extents)}; take at most "
+                f"{max(extents)} parts, those of all axes and micro-batches together."
+            )
+
+
+class _Split:
+    """One emission of a graph's copies, the edges between them, and what they exchange."""
+
+    def __init__(self, layout: Copies, zero: Zero | None) -> None:
+        self.layout, self.graph = layout, layout.graph
+        self.out = Emission(self.graph.time_keys)
+        self.storage = Storage(layout, zero)
+        self.exchanges = Exchanges(layout, self.out)
+        self.exchanges.is_released = self.storage.is_released
+
+    def derived(self) -> Derived:
+        layout, graph = self.layout, self.graph
+        self._ops()
+        sizes = self._tensors()
+        self.exchanges.sizes = sizes
+        self._edges()
+        self._halos()
+        self.storage.emit(self.out, self.exchanges)
+        words = [f"{axis.axis.name}{axis.axis.size}" for axis in layout.mesh]
+        words += [f"mb{layout.micro_batches}"] if layout.chunks is not None else []
+        result, about = self.out.graph(graph, f"{graph.name} ({' '.join(words)})")
+        return Derived(
+            graph=result,
+            source=graph,
+            origin_ptr=np.arange(result.n_ops + 1),
+            origins=about["origin"],
+            part=about["part"],
+            micro_batch=about["micro_batch"],
+            mesh=tuple(MeshAxis(axis.axis.name, axis.axis.size) for axis in layout.mesh),
+            n_micro_batches=layout.micro_batches,
+            collectives=tuple(self.exchanges.collectives),
+        )
+
+    def _ops(self) -> None:
+        layout, graph = self.layout, self.graph
+        op, batch, place = layout.op_copy
+        once = (np.maximum(batch, 0) == 0).astype(np.int64)
+        kept = self.storage.kept_bytes()
+        flops = layout.amounts(graph.flops, "whole_flops") * self.storage.update_share(op, place)
+        moved = layout.amounts(graph.bytes_moved, "whole_bytes") * self.storage.update_share(op, place)
+        mirrored = graph.forward_of[op]
+        same = np.where(layout.copies[mirrored] > 1, np.maximum(batch, 0), 0)
+        group = graph.colocation[op]
+        work = self._work(op, batch, place, flops, moved)
+        self.out.ops(
+            self._names(op, batch, place),
+            time_s=graph.time_s[op] * work[:, None],
+            kinds=np.array(graph.kinds, dtype=object)[op],
+            dtypes=np.array(graph.dtypes, dtype=object)[op],
+            modules=np.array(graph.modules, dtype=object)[op],
+            flops=flops,
+            bytes_moved=moved,
+            parameter_bytes=kept[0][op, place] * once,
+            gradient_bytes=kept[1][op, place] * once,
+            optimizer_bytes=kept[2][op, place] * once,
+            workspace_bytes=np.rint(graph.workspace_bytes[op] * np.minimum(work, 1.0)).astype(np.int64),
+            kernels=graph.kernels[op],
+            colocation=np.where(group < 0, -1, group * layout.places + place),
+            phase=graph.phase[op],
+            forward_of=np.where(mirrored < 0, -1, layout.first_op[mirrored] + same * layout.places + place),
+            pins=_objects(graph.pins)[op],
+            origin=op,
+            part=place,
+            micro_batch=batch,
+        )
+
+    def _work(self, op: IntArray, batch: IntArray, place: IntArray, flops: FloatArray, moved: FloatArray) -> FloatArray:
+        """Each copy's share of the work of its op: of FLOPs, else of bytes moved, else of units."""
+        share = self.layout.op_share[op, place]
+        if self.layout.chunks is not None:
+            share = share * np.where(batch >= 0, self.layout.chunks.share[op, np.maximum(batch, 0)], 1.0)
+        for part, total in ((moved, self.graph.bytes_moved[op]), (flops, self.graph.flops[op])):
+            share = np.where(total > 0, part / np.maximum(total, 1e-300), share)
+        return share
+
+    def _names(self, op: IntArray, batch: IntArray, place: IntArray) -> list[str]:
+        layout = self.layout
+        spots = [self.exchanges.spot(p) for p in range(layout.places)]
+        marks = ["", *(f" mb{b}" for b in range(layout.micro_batches))]
+        names = self.graph.op_names
+        columns = (op.tolist(), batch.tolist(), place.tolist())
+        return [f"{names[i]}{spots[p]}{marks[b + 1]}" for i, b, p in zip(*columns, strict=True)]
+
+    def _tensors(self) -> IntArray:
+        layout, graph = self.layout, self.graph
+        tensor = np.repeat(np.arange(graph.n_tensors), layout.tensor_copies * layout.places)
+        number = np.arange(len(tensor)) - layout.first_tensor[tensor]
+        producer = layout.first_op[graph.tensor_producer[tensor]] + number
+        sizes = layout.tensor_size
+        # A gradient is written in place by the first micro-batch; the others' are added to it.
+        in_place = graph.tensor_in_place[tensor] & (number < layout.places) & ~self.storage.is_released[tensor]
+        self.out.tensors(
+            producer, sizes, in_place, graph.tensor_transfer_s[tensor] * self._transfer_share(tensor, sizes)
+        )
+        return sizes
+
+    def _transfer_share(self, tensor: IntArray, sizes: IntArray) -> FloatArray:
+        """Of a measured transfer time: that of the bytes."""
+        whole = self.graph.tensor_bytes[tensor]
+        return np.where(whole > 0, sizes / np.maximum(whole, 1), 1.0)
+
+    def _edges(self) -> None:
+        """Every copy of a consumer reads its own copy of a tensor, or what an exchange made of all."""
+        layout, graph = self.layout, self.graph
+        ptr, tensors = graph.inputs
+        consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+        needs = self._needs(consumers, tensors)
+        # An op of the whole step that reads a shape need not wait for the micro-batches.
+        shapes = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
+        needless = shapes[consumers] & ~layout.is_chunked[consumers] & layout.is_chunked[graph.tensor_producer[tensors]]
+        tensors, consumers, needs = tensors[~needless], consumers[~needless], needs[~needless]
+        edge = np.flatnonzero(~needless)
+        simple = ~needs.any(axis=1)
+        self._direct(tensors[simple], consumers[simple])
+        for e in np.flatnonzero(~simple).tolist():
+            t, c = int(tensors[e]), int(consumers[e])
+            targets = [int(sharding.read[edge[e]]) if needs[e, a] else None for a, sharding in enumerate(layout.mesh)]
+            ids = self.exchanges.converted(t, targets, bool(needs[e, -1]), Phase(int(graph.phase[c])))
+            ops = layout.op_ids(c)
+            if len(ids) == len(ops) or len(ids) == 1:
+                self.out.edges(ids, ops)
+            else:  # one op reads all micro-batches
+                self.out.edges(ids, ops[0][None, :] if len(ops) == 1 else ops[:, None, :])
+
+    def _needs(self, consumers: IntArray, tensors: IntArray) -> BoolArray:
+        """bool [e, axes + 1]: along which axes, and last in time, a consumer finds its tensor other than it needs."""
+        layout = self.layout
+        columns = []
+        for sharding in [*layout.mesh, layout.chunks]:
+            if sharding is None:
+                columns.append(np.zeros(len(tensors), dtype=np.bool_))
+                continue
+            written, read = sharding.written[tensors], sharding.read
+            differs = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
+            columns.append(differs)
+        result = np.column_stack(columns)
+        if layout.chunks is not None:  # several cut copies are simply all read, see `_direct`
+            cut = (layout.chunks.written[tensors] > SUM) & ~layout.is_chunked[consumers]
+            result[cut, -1] = False
+        if layout.mesh:
+            axis = self.storage.axis
+            if axis is not None:
+                result[:, axis] &= ~self.storage.takes(tensors, consumers)
+                result[:, -1] &= ~self.storage.takes(tensors, consumers)
+        return result
+
+    def _direct(self, tensors: IntArray, consumers: IntArray) -> None:
+        layout = self.layout
+        taken = self.storage.takes(tensors, consumers)
+        tensors, consumers = tensors[~taken], consumers[~taken]
+        from_, to = layout.tensor_copies[tensors], layout.copies[consumers]
+        for many, other in ((1, 1), (1, 2), (2, 1), (2, 2)):
+            at = np.flatnonzero((np.minimum(from_, 2) == many) & (np.minimum(to, 2) == other))
+            if not len(at):
+                continue
+            batches = np.arange(layout.micro_batches)[:, None] * layout.places
+            place = np.arange(layout.places)[None, :]
+            source = layout.first_tensor[tensors[at]][:, None, None] + (batches if many == 2 else 0) + place
+            target = layout.first_op[consumers[at]][:, None, None] + (batches if other == 2 else 0) + place
+            self.out.edges(source, target)
+
+    def _halos(self) -> None:
+        """Along a spatial axis a part reads the borders of its neighbours' parts."""
+        layout, graph = self.layout, self.graph
+        ptr, tensors = graph.inputs
+        consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+        for a, sharding in enumerate(layout.mesh):
+            for e in np.flatnonzero(sharding.halo).tolist():
+                t, c = int(tensors[e]), int(consumers[e])
+                if sharding.written[t] != sharding.read[e]:
+                    continue  # it was gathered, or is whole
+                axis_size = layout.sizes[a]
+                shape = (-1, *layout.sizes)
+                producers = np.moveaxis(layout.op_ids(int(graph.tensor_producer[t])).reshape(shape), a + 1, 0)
+                readers = np.moveaxis(layout.op_ids(c).reshape(shape), a + 1, 0)
+                sizes = np.moveaxis(self.exchanges.sizes[layout.tensor_ids(t)].reshape(shape), a + 1, 0)
+                border = np.minimum(sizes.sum(axis=0) * sharding.halo[e], sizes.min(axis=0))
+                for r in range(axis_size):
+                    for other in (r - 1, r + 1):
+                        if 0 <= other < axis_size:
+                            made = self.out.tensors(producers[r].reshape(-1), border.reshape(-1), True)
+                            copies = made.reshape(producers[r].shape)
+                            self.out.edges(copies, readers[other])
+
+
+def _objects(values: tuple[tuple[str, ...], ...]) -> NDArray[Any]:
+    result = np.empty(len(values), dtype=object)
+    result[:] = values
+    return result

@@ -1,0 +1,234 @@
+"""The ZeRO levels: what is stored of parameters is split along an axis on which they are used whole.
+
+Level 1 splits the optimizer's state and the update, level 2 the gradients too, level 3 the parameters, which are
+gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models"). Storage is cut by bytes, as flat vectors, so it needs no row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import StrategyError
+from graphs.opgraph import Phase
+from graphs.rows import State
+from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.emission import Emission
+from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.sharding import SUM
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Which storage is split.
+
+    Attributes:
+        level: 1, 2 or 3.
+        axis: name of the mesh axis, usually the one of data parallelism.
+    """
+
+    level: int
+    axis: str = "dp"
+
+
+class Storage:
+    """What each place keeps of the states, and the exchanges that splitting it costs."""
+
+    def __init__(self, layout: Copies, zero: Zero | None) -> None:
+        self.layout, self.level = layout, 0
+        graph = layout.graph
+        names = [sharding.axis.name for sharding in layout.mesh]
+        self.axis: int | None = None
+        if zero is not None and zero.axis in names:
+            self.axis, self.level = names.index(zero.axis), zero.level
+        elif zero is not None:
+            raise StrategyError(
+                f"zero{zero.level} splits storage along axis {zero.axis!r}, which this mesh does not have."
+            )
+        self._index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+        self._is_update = np.zeros(graph.n_ops, dtype=np.bool_)
+        for state in graph.states:
+            for user in state.users:
+                op = self._index[user]
+                self._is_update[op] |= graph.phase[op] == Phase.UPDATE and self.level > 0
+        self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)
+        if self.level >= 2:
+            _, consumer, tensor = graph.edge_list
+            self.is_released[tensor[self._is_update[consumer]]] = True
+
+    @property
+    def _parts(self) -> int:
+        return 1 if self.axis is None else self.layout.sizes[self.axis]
+
+    def kept_bytes(self) -> tuple[IntArray, IntArray, IntArray]:
+        """int64 [n, K] each: parameters, gradients and optimizer state that an op's first copy keeps at each place."""
+        graph, layout = self.layout.graph, self.layout
+        total = (graph.parameter_bytes, graph.gradient_bytes, graph.optimizer_bytes)
+        result = [np.repeat(part[:, None], layout.places, axis=1) for part in total]
+        for number, state in enumerate(graph.states):
+            owner = self._index[state.users[0]]
+            sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
+            levels = [self.level >= least and self._trained(state) for least in (3, 2, 1)]
+            for part, size, is_split in zip(result, sizes, levels, strict=True):
+                if size:
+                    part[owner] += self._local(number, size, is_split) - size
+        for part in result:
+            np.maximum(part, 0, out=part)
+        return result[0], result[1], result[2]
+
+    def _trained(self, state: State) -> bool:
+        return any(self._is_update[self._index[user]] for user in state.users)
+
+    def _local(self, state: int, size: int, is_split: bool) -> IntArray:
+        """int64 [K]: bytes of a state at each place."""
+        value = np.array([size], dtype=np.int64)
+        for a, sharding in enumerate(self.layout.mesh):
+            k = sharding.axis.size
+            if sharding.state[state] > SUM or (is_split and a == self.axis):
+                ends = value[:, None] * np.arange(k + 1) // k
+                value = np.diff(ends, axis=1).reshape(-1)
+            else:
+                value = np.repeat(value, k)
+        return value
+
+    def update_share(self, op: IntArray, place: IntArray) -> FloatArray:
+        """float64 [copies]: of an update whose state is split, each place does its part."""
+        return np.where(self._is_update[op], 1.0 / self._parts, 1.0)
+
+    def takes(self, tensors: IntArray, consumers: IntArray) -> BoolArray:
+        """bool [e]: edges that `emit` makes: gradients to the updates of split states."""
+        graph = self.layout.graph
+        taken: BoolArray = self._is_update[consumers] & (graph.phase[graph.tensor_producer[tensors]] != Phase.UPDATE)
+        return taken
+
+    def emit(self, out: Emission, exchanges: Exchanges) -> None:
+        """Add the exchanges of split storage to the graph."""
+        if self.axis is None:
+            return
+        self._reduce_gradients(out, exchanges)
+        trained = [(s, state) for s, state in enumerate(self.layout.graph.states) if self._trained(state)]
+        for number, state in trained:
+            if self.level < 3:
+                self._gather_updated(out, exchanges, number, state)
+        if self.level == 3:
+            self._gather_for_use(out, exchanges, trained)
+
+    def _reduce_gradients(self, out: Emission, exchanges: Exchanges) -> None:
+        layout, graph = self.layout, self.layout.graph
+        assert self.axis is not None
+        ptr, tensors = graph.inputs
+        consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+        for e in np.flatnonzero(self.takes(tensors, consumers)).tolist():
+            t, c = int(tensors[e]), int(consumers[e])
+            targets: list[int | None] = []
+            for a, sharding in enumerate(layout.mesh):
+                written, read = int(sharding.written[t]), int(sharding.read[e])
+                differs = (written == SUM and read != SUM) or (written > SUM and read != written)
+                targets.append(read if differs and a != self.axis else None)
+            ids = exchanges.converted(t, targets, True, Phase.BACKWARD)
+            if layout.mesh[self.axis].written[t] == SUM:
+                sizes = exchanges.sizes[layout.tensor_ids(t)][:1]
+                for a, target in enumerate(targets):
+                    if target is not None and target > SUM:
+                        sizes = sizes // layout.sizes[a]
+                op = int(graph.tensor_producer[t])
+                ids, _ = exchanges.exchange("reduce_scatter", self.axis, ids, sizes, op, Phase.BACKWARD, True)
+            out.edges(ids, layout.op_ids(c))
+
+    def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:
+        """After the update every place has all of the parameter again."""
+        assert self.axis is not None
+        update = next(self._index[user] for user in state.users if self._is_update[self._index[user]])
+        made, size = self._shard(out, number, state, self.layout.op_ids(update).reshape(-1))
+        exchanges.exchange("all_gather", self.axis, made, size, update, Phase.UPDATE, True)
+
+    def _shard(self, out: Emission, number: int, state: State, producers: IntArray) -> tuple[IntArray, IntArray]:
+        """Tensors [1, K] of the part of a parameter that each place keeps or has updated, and their sizes."""
+        size = self._local(number, state.parameter_bytes, True)
+        return out.tensors(producers, size, True)[None, :], size[None, :]
+
+    # -- level 3 ----------------------------------------------------------------------------------------------
+
+    def _gather_for_use(self, out: Emission, exchanges: Exchanges, trained: list[tuple[int, State]]) -> None:
+        """Each layer's parameters are gathered for its forward and for its backward pass, one layer ahead."""
+        layout, graph = self.layout, self.layout.graph
+        assert self.axis is not None
+        position = graph.topological_position
+        shards = {number: self._parameter(out, exchanges, number, state) for number, state in trained}
+        turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
+        previous: str | None = None
+        uses = []
+        for number, state in trained:
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
+                ops = [op for op in map(self._index.__getitem__, state.users) if graph.phase[op] == phase]
+                if phase is Phase.BACKWARD:  # writing its gradient does not read a parameter
+                    ops = [op for op in ops if not self._writes_gradient(op)]
+                if ops:
+                    uses.append((int(min(position[ops])), phase, number, state, ops))
+        for _, phase, number, state, ops in sorted(uses, key=lambda use: (use[0], use[2])):
+            layer = _layer(state.name) + phase.name
+            first = min(ops, key=lambda op: int(position[op]))
+            if layer != previous:
+                turns.append(layout.op_ids(first))
+                previous = layer
+            copies = max(int(layout.copies[op]) for op in ops)
+            shard, size = shards[number]
+            ids, _ = exchanges.exchange(
+                "all_gather", self.axis, np.repeat(shard, copies, 0), np.repeat(size, copies, 0), first, phase, False
+            )
+            self._wait(out, exchanges, copies, turns)
+            for op in ops:
+                out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))
+
+    def _writes_gradient(self, op: int) -> bool:
+        graph = self.layout.graph
+        written = slice(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
+        return bool(graph.tensor_in_place[written].any())
+
+    def _parameter(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> tuple[IntArray, IntArray]:
+        """An op that writes nothing but the part of a parameter that each place keeps."""
+        layout, graph = self.layout, self.layout.graph
+        owner = self._index[state.users[0]]
+        group = int(graph.colocation[owner])
+        places = np.arange(layout.places)
+        ops = out.ops(
+            [f"{state.name}/parameter{exchanges.spot(p)}" for p in places.tolist()],
+            kinds="parameter",
+            dtypes=graph.dtypes[owner],
+            modules=graph.modules[owner],
+            colocation=-1 if group < 0 else group * layout.places + places,
+            origin=owner,
+            part=places,
+        )
+        return self._shard(out, number, state, ops)
+
+    def _wait(self, out: Emission, exchanges: Exchanges, copies: int, turns: list[IntArray]) -> None:
+        """The gathers made last begin when the layer before theirs does, not all at the beginning of the step."""
+        layout = self.layout
+        last = exchanges.collectives[-(copies * layout.places // self._parts) :]
+        gathers = np.array([op for collective in last for op in collective.ops])
+        if len(turns) < 2:
+            return
+        before = turns[-2]
+        signals = out.tensors(before.reshape(-1), 0).reshape(before.shape)
+        shape = (copies, *layout.sizes)
+        ordered = np.moveaxis(gathers.reshape(_last(shape, self.axis)), -1, (self.axis or 0) + 1).reshape(copies, -1)
+        out.edges(signals if len(signals) == copies else signals[:1], ordered)
+
+
+def _layer(name: str) -> str:
+    found = _LAYER.match(name)
+    return found[1] if found else name.rpartition(".")[0]
+
+
+def _last(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """The shape with that axis of the mesh at its end, as collectives list their ranks."""
+    sizes = list(shape)
+    sizes.append(sizes.pop((axis or 0) + 1))
+    return tuple(sizes)

@@ -1,0 +1,233 @@
+"""Decoders of today: Llama 3 and Mixtral. Attention is one fused op.
+
+Papers: A. Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.2 and Table 3 (sizes, grouped-query
+attention with 8 key-value heads, rotary embedding of base 500,000, SwiGLU, RMSNorm of B. Zhang and R. Sennrich,
+2019); A. Jiang et al., "Mixtral of experts", 2024, section 2 and Table 1 (8 experts, of which every token asks two,
+weighted by the softmax over both logits). Mixtral drops no token; here an expert has seats for an even share of each
+sequence's requests, as in GShard (D. Lepikhin et al., 2021), so that every shape is static. Weights and activations
+are bfloat16, as the weights were published, the loss is float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.transformers import init_normal, split_heads
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """``tokens`` in a sequence; with ``experts`` each layer has so many feed-forward networks of ``inner_width``."""
+
+    batch_size: int
+    tokens: int
+    layers: int
+    width: int
+    heads: int
+    key_value_heads: int
+    inner_width: int
+    vocabulary: int
+    rotary_base: float = 500_000.0
+    experts: int = 0
+    balance_weight: float = 0.02
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one sequence that one expert takes: an even share, as each token asks two experts."""
+        return 2 * self.tokens // self.experts
+
+
+def rotary_tables(tokens: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, width / 2] of position times frequency, for heads of `width`."""
+    frequencies = base ** (-torch.arange(0, width, 2) / width)
+    angles = torch.arange(tokens).unsqueeze(1) * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary position embedding: x [N, heads, T, d], each pair (i, i + d / 2) turned by its position's angle."""
+    left, right = x.chunk(2, dim=3)
+    return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=3)
+
+
+class GroupedAttention(nn.Module):
+    """Causal self-attention whose query heads share fewer key and value heads; [N, T, D] to the same."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        head = config.width // config.heads
+        self.heads, self.key_value_heads = config.heads, config.key_value_heads
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, config.key_value_heads * head, bias=False)
+        self.value = nn.Linear(config.width, config.key_value_heads * head, bias=False)
+        self.project = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        query = rotate(split_heads(self.query(x), self.heads), cosine, sine)
+        key = rotate(split_heads(self.key(x), self.key_value_heads), cosine, sine)
+        value = split_heads(self.value(x), self.key_value_heads)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        result: Tensor = self.project(attended.transpose(1, 2).flatten(2))
+        return result
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward network of N. Shazeer, "GLU variants improve transformer", 2020; [N, T, D] to the same."""
+
+    def __init__(self, width: int, inner_width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner_width, bias=False)
+        self.expand = nn.Linear(width, inner_width, bias=False)
+        self.contract = nn.Linear(inner_width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.contract(F.silu(self.gate(x)) * self.expand(x))
+        return result
+
+
+class SparseMixture(nn.Module):
+    """Top-2 routing over SwiGLU experts whose weights are stacked, so that all run as batched matrix products.
+
+    x [N, T, D] to the weighted sum of both experts' outputs [N, T, D] and the load-balancing loss (a scalar). A token
+    that finds its expert's seats taken gets nothing from that expert; first choices are seated before second ones.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        experts, width, inner = config.experts, config.width, config.inner_width
+        self.experts, self.capacity = experts, config.capacity
+        self.router = nn.Linear(width, experts, bias=False)
+        self.gate = nn.Parameter(torch.empty(experts, width, inner))
+        self.expand = nn.Parameter(torch.empty(experts, width, inner))
+        self.contract = nn.Parameter(torch.empty(experts, inner, width))
+        for weight in (self.gate, self.expand, self.contract):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gates = self.router(x).float().softmax(2)
+        weights, chosen = gates.topk(2, dim=2)
+        weights = weights / weights.sum(2, keepdim=True)
+        asked = F.one_hot(chosen.transpose(1, 2).flatten(1), self.experts)
+        slots = self._slots(asked)
+        answers = self._computed(x, slots) * weights.transpose(1, 2).flatten(1).unsqueeze(2).to(x.dtype)
+        first, second = answers.chunk(2, dim=1)
+        share = asked.chunk(2, dim=1)[0].to(gates.dtype).mean(1)
+        return first + second, (gates.mean(1) * share).mean() * self.experts**2
+
+    def _slots(self, asked: Tensor) -> Tensor:
+        """Requests [N, 2 T, E], 0 or 1, to the seat [N, 2 T] of each, counted over all experts; E * C without one."""
+        seat = (asked.cumsum(1) * asked).sum(2) - 1
+        expert = asked.argmax(2)
+        return torch.where(seat < self.capacity, expert * self.capacity + seat, self.experts * self.capacity)
+
+    def _computed(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Tokens [N, T, D] to what the expert of each request answers [N, 2 T, D]; zero without a seat."""
+        batch, _, width = x.shape
+        index = slots.unsqueeze(2).expand(-1, -1, width)
+        empty = x.new_zeros(batch, self.experts * self.capacity + 1, width)
+        seated = empty.scatter(1, index, x.repeat(1, 2, 1))[:, :-1]
+        rows = seated.reshape(batch, self.experts, self.capacity, width).transpose(0, 1).flatten(1, 2)
+        inner = F.silu(torch.bmm(rows, self.gate)) * torch.bmm(rows, self.expand)
+        answers = torch.bmm(inner, self.contract).reshape(self.experts, batch, self.capacity, width)
+        return F.pad(answers.transpose(0, 1).flatten(1, 2), (0, 0, 0, 1)).gather(1, index)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a feed-forward network or a mixture, each on normalised inputs and added to them.
+
+    x [N, T, D] to the same, and a mixture's load-balancing loss (a scalar) or None.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.norm_attention = nn.RMSNorm(config.width, eps=1e-5)
+        self.attention = GroupedAttention(config)
+        self.norm_inner = nn.RMSNorm(config.width, eps=1e-5)
+        self.inner = SparseMixture(config) if config.experts else SwiGLU(config.width, config.inner_width)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor | None]:
+        x = x + self.attention(self.norm_attention(x), cosine, sine)
+        normed = self.norm_inner(x)
+        if isinstance(self.inner, SwiGLU):
+            return x + self.inner(normed), None
+        mixed, balance = self.inner(normed)
+        return x + mixed, balance
+
+
+class Decoder(nn.Module):
+    """Words [N, T] to the logits of the next word [N, T, V].
+
+    With labels [N, T], to the mean cross-entropy, plus the weighted load-balancing losses where layers are mixtures.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.balance_weight = config.balance_weight
+        self.word_embedding = nn.Embedding(config.vocabulary, config.width)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
+        tables = rotary_tables(config.tokens, config.width // config.heads, config.rotary_base)
+        for name, table in zip(("cosine", "sine"), tables, strict=True):
+            self.register_buffer(name, table, persistent=False)
+        init_normal(self)
+        self.to(config.dtype)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
+        x = self.word_embedding(words)
+        balances: list[Tensor] = []
+        for layer in self.layers:
+            x, balance = layer(x, self.cosine, self.sine)
+            balances += [] if balance is None else [balance]
+        logits: Tensor = self.output(self.norm(x))
+        if labels is None:
+            return logits
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return loss + self.balance_weight * torch.stack(balances).mean() if balances else loss
+
+
+_SMALL = DecoderConfig(2, 16, 2, 16, heads=4, key_value_heads=2, inner_width=32, vocabulary=20, dtype=torch.float32)
+
+
+def llama3_8b(small: bool, batch_size: int | None) -> ZooModel:
+    """Llama 3 of 32 layers, on sequences of 8192 words."""
+    config = DecoderConfig(8, 8192, 32, 4096, heads=32, key_value_heads=8, inner_width=14_336, vocabulary=128_256)
+    return _decoder(_SMALL if small else config, batch_size)
+
+
+def llama3_70b(small: bool, batch_size: int | None) -> ZooModel:
+    """Llama 3 of 80 layers, on sequences of 8192 words."""
+    config = DecoderConfig(8, 8192, 80, 8192, heads=64, key_value_heads=8, inner_width=28_672, vocabulary=128_256)
+    return _decoder(_SMALL if small else config, batch_size)
+
+
+def mixtral_8x7b(small: bool, batch_size: int | None) -> ZooModel:
+    """Mixtral of 32 layers with 8 experts each, on sequences of 4096 words."""
+    config = DecoderConfig(
+        8,
+        4096,
+        32,
+        4096,
+        heads=32,
+        key_value_heads=8,
+        inner_width=14_336,
+        vocabulary=32_000,
+        rotary_base=1e6,
+        experts=8,
+    )
+    return _decoder(replace(_SMALL, experts=4) if small else config, batch_size)
+
+
+def _decoder(config: DecoderConfig, batch_size: int | None) -> ZooModel:
+    config = in_batches(config, batch_size)
+    words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
+    return ZooModel(Decoder(config), (words,), (words, torch.randint_like(words, config.vocabulary)))

@@ -1,0 +1,241 @@
+"""`compare_strategies`: one model on one cluster, rewritten in several ways, one `StrategyComparison`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baselines.strategies.applied import Applied, applied
+from baselines.strategies.figures import StrategyFigures, figures
+from env.cluster import Cluster
+from env.plan import Priority
+from env.problem import LATENCY
+from env.simulation.simulator import Simulator
+from graphs.errors import InfeasibleError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
+from placement.solving.result import Result, versions
+from placement.solving.solver import Attempt, Finding, Solver
+
+STRATEGY = "strategy"  # the method of a placement that a strategy prescribes
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One strategy's outcome.
+
+    Attributes:
+        result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
+        figures: where time and memory go, also where the memory does not suffice; None for ``none``.
+    """
+
+    result: Result
+    figures: StrategyFigures | None
+
+    @property
+    def strategy(self) -> str:
+        return self.result.strategy
+
+
+@dataclass(frozen=True)
+class StrategyComparison:
+    """Strategies of one graph on one cluster.
+
+    Attributes:
+        graph, cluster: as they were given.
+        seed: of everything random.
+        rows: fastest first, those that do not fit last.
+        single_device_s: the step time of the best single device; None if the graph fits on none.
+        versions: of Python and the packages that made it.
+        command: the command line that made it, or "".
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    seed: int
+    rows: tuple[StrategyRow, ...]
+    single_device_s: float | None
+    versions: Mapping[str, str]
+    command: str = field(default="", compare=False)
+
+    @property
+    def best(self) -> StrategyRow | None:
+        """The fastest strategy that fits; None if none does."""
+        return self.rows[0] if self.rows and self.rows[0].result.feasible else None
+
+    def speedup(self, row: StrategyRow) -> float | None:
+        """How many times faster than the best single device; None where either does not fit."""
+        answer = row.result.answer
+        if answer is None or self.single_device_s is None:
+            return None
+        return self.single_device_s / answer.objective_s if answer.objective_s > 0 else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "graph": self.graph.name,
+            "cluster": self.cluster.name,
+            "objective": LATENCY,
+            "seed": self.seed,
+            "graph_hash": self.graph.hash,
+            "cluster_hash": self.cluster.hash,
+            "single_device_s": self.single_device_s,
+            "versions": dict(self.versions),
+            "command": self.command,
+            "results": [self._row(row) for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+    def _row(self, row: StrategyRow) -> dict[str, Any]:
+        result, given = row.result, row.figures
+        return {
+            "strategy": result.strategy,
+            "method": result.method,
+            "chosen": result.chosen,
+            "objective_s": result.objective_s,
+            "step_time_s": result.step_time_s,
+            "feasible": result.feasible,
+            "reason": result.reason,
+            "speedup_vs_single": self.speedup(row),
+            "lower_bound_s": result.lower_bound_s,
+            "gap": result.gap,
+            "peak_bytes": None if result.peak_bytes is None else dict(result.peak_bytes),
+            "bytes_moved": result.bytes_moved,
+            "solve_time_s": result.solve_time_s,
+            "interrupted": result.interrupted,
+            "note": result.note,
+            "ops": result.graph.n_ops,
+            "devices": None if given is None else given.devices,
+            "peak_parts": None if given is None else dict(given.peak_bytes),
+            "exchanged_bytes": None if given is None else dict(given.exchanged_bytes),
+            "bubble": None if given is None else given.bubble,
+            "exposed_s": None if given is None else given.exposed_s,
+        }
+
+
+def compare_strategies(
+    graph: OpGraph,
+    cluster: Cluster,
+    strategies: Sequence[str | Strategy],
+    *,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> StrategyComparison:
+    """Score several strategies.
+
+    Args:
+        graph: with split rows, for strategies that split.
+        strategies: texts of `Strategy`; ``"none"`` places the graph as it is with `AUTO`.
+        seed, budget_s, evaluations: as for `placement.optimize`; they are for ``"none"``.
+        progress: called before each strategy with its text, how many are done and how many there are.
+
+    Raises:
+        StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
+    """
+    check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
+    check_problem(graph, cluster)
+    asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in strategies]
+    asked = list(dict.fromkeys(asked))
+    solver = _solver(graph, cluster, seed)
+    rows = []
+    for done, strategy in enumerate(asked):
+        if progress is not None:
+            progress(strategy.text, done, len(asked))
+        rows.append(
+            StrategyRow(_placed(graph, cluster, solver, seed, budget_s, evaluations), None)
+            if strategy.is_none
+            else strategy_row(graph, cluster, strategy, seed)
+        )
+    return StrategyComparison(
+        graph=graph,
+        cluster=cluster,
+        seed=seed,
+        rows=tuple(sorted(rows, key=_rank)),
+        single_device_s=None if isinstance(solver, str) else solver.solve(SINGLE).objective_s,
+        versions=versions(),
+    )
+
+
+def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
+    """One strategy, carried out and scored.
+
+    Raises:
+        StrategyError: as `compare_strategies`.
+    """
+    began_s = time.perf_counter()
+    what = applied(graph, cluster, strategy)
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    result = _result(graph, what, seed, began_s)
+    return StrategyRow(result, figures(what, score, schedule))
+
+
+def _rank(row: StrategyRow) -> tuple[bool, float, str]:
+    """Fastest first, what does not fit last."""
+    answer = row.result.answer
+    return answer is None, 0.0 if answer is None else answer.objective_s, row.strategy
+
+
+def _result(graph: OpGraph, what: Applied, seed: int, began_s: float) -> Result:
+    """The result of the plan that a strategy prescribes."""
+    priority = Priority.LONGEST_PATH.value
+    try:
+        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
+    except InfeasibleError as error:
+        result = _refused(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
+    else:
+        found = Finding(what.plan, what.strategy.text)
+        result = solver.result(found, Attempt(STRATEGY, began_s), as_given=True)
+    return dataclasses.replace(
+        result,
+        strategy=what.strategy.text,
+        source_hash=graph.hash,
+        chosen=STRATEGY,
+        solve_time_s=time.perf_counter() - began_s,
+    )
+
+
+def _placed(
+    graph: OpGraph, cluster: Cluster, solver: Solver | str, seed: int, budget_s: float | None, evaluations: int | None
+) -> Result:
+    """What `AUTO` finds for the graph as it is."""
+    if isinstance(solver, str):
+        return _refused(graph, cluster, seed, AUTO, solver)
+    return solver.solve(AUTO, budget_s, evaluations)
+
+
+def _solver(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
+    """For the graph as it is, or why it fits nowhere."""
+    try:
+        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
+    except InfeasibleError as error:
+        return str(error)
+
+
+def _refused(graph: OpGraph, cluster: Cluster, seed: int, method: str, reason: str) -> Result:
+    return Result(
+        graph=graph,
+        cluster=cluster,
+        source_hash=graph.hash,
+        method=method,
+        chosen=method,
+        seed=seed,
+        objective=LATENCY,
+        budget_s=None,
+        evaluations=None,
+        interrupted=False,
+        priority=Priority.LONGEST_PATH.value,
+        reason=reason,
+        lower_bound_s=0.0,
+        answer=None,
+        versions=versions(),
+    )

@@ -1,0 +1,243 @@
+"""Named pipeline orders, and graphs whose blocks keep to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_steps import chain_of_stages, chunked
+
+from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
+from env import Cluster, Plan, Problem, Simulator
+from graphs import MismatchError, UnknownNameError
+from graphs.transforms.sequencing import BARRIER, StageBlock, block_map, sequenced
+
+
+def in_flight(order: PipelineOrder, until: str) -> list[int]:
+    """For each device the most micro-batches of a virtual stage between F and B, or F and W."""
+    peaks = []
+    for blocks in order.sequences:
+        counts = np.cumsum([(b.kind == "F") - (until in b.kind) for b in blocks])
+        peaks.append(int(counts.max()))
+    return peaks
+
+
+@st.composite
+def orders(draw: st.DrawFn, most: int = 7) -> PipelineOrder:
+    name = draw(st.sampled_from(sorted(ORDERS)))
+    p = draw(st.integers(1, most))
+    interleaved = name == "interleaved"
+    m = p * draw(st.integers(1, 3)) if interleaved else draw(st.integers(1, 3 * most))
+    return pipeline_order(name, p, m, draw(st.integers(1, 4)) if interleaved else 1)
+
+
+@given(orders())
+@settings(max_examples=200)
+def test_every_block_is_there_once_on_its_device_and_can_be_carried_out(order: PipelineOrder) -> None:
+    blocks = [block for listed in order.sequences for block in listed]
+    assert len(set(blocks)) == len(blocks)
+    passes = {(kind, b.stage, b.micro_batch) for b in blocks for kind in b.kind}
+    assert len(passes) == 3 * len(order.devices) * order.micro_batches
+    assert all(order.devices[b.stage] == d for d, listed in enumerate(order.sequences) for b in listed)
+    assert sorted(set(order.devices)) == list(range(len(order.sequences)))
+    done: set[StageBlock] = set()
+    left = [list(listed) for listed in order.sequences]
+    while any(left):
+        ready = [listed for listed in left if listed and done.issuperset(blocks_before(listed[0], order))]
+        assert ready, "a deadlock"
+        done.update(listed.pop(0) for listed in ready)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 6), (4, 8), (8, 24)])
+def test_as_many_micro_batches_are_in_flight_as_the_papers_say(p: int, m: int) -> None:
+    assert in_flight(pipeline_order("gpipe", p, m), "B") == [m] * p
+    assert in_flight(pipeline_order("1f1b", p, m), "B") == [p - s for s in range(p)]
+    assert in_flight(pipeline_order("zb-h1", p, m), "B") == [p - s for s in range(p)]
+    assert in_flight(pipeline_order("zb-h1", p, m), "W") == [p] * p
+    assert in_flight(pipeline_order("zb-h2", p, m), "B") == [min(m, 2 * (p - s) - 1) for s in range(p)]
+    assert max(in_flight(pipeline_order("zb-h2", p, m), "W")) == 2 * p - 1
+    # Two virtual stages, each half as large: 2p of them are what 1F1B holds.
+    assert in_flight(pipeline_order("zbv", p, m), "W") == [2 * p] * p
+    assert max(in_flight(pipeline_order("v-half", p, m), "B")) <= p + 2
+    v = 3
+    ahead = [min(m * v, 2 * (p - s - 1) + (v - 1) * p + 1) for s in range(p)]
+    assert in_flight(pipeline_order("interleaved", p, p * (m // p), v), "B") == ahead
+
+
+def test_the_orders_of_torch_are_the_same() -> None:
+    from torch.distributed.pipelining import schedules as torch_schedules
+
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "BW", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
+
+    def of_torch(schedule: type, p: int, m: int, v: int) -> list[list[StageBlock]]:
+        facts = SimpleNamespace(
+            pp_group_size=p, _n_microbatches=m, num_stages=p * v, n_local_stages=v, microbatches_per_round=p
+        )
+        rows = [schedule._calculate_single_rank_operations(facts, rank) for rank in range(p)]
+        return [
+            [
+                StageBlock(kinds[a.computation_type.name], a.stage_index, a.microbatch_index)
+                for a in row
+                if a is not None
+            ]
+            for row in rows
+        ]
+
+    for p, m in ((2, 4), (4, 8), (4, 12)):
+        for name, schedule, v in (
+            ("interleaved", torch_schedules.ScheduleInterleaved1F1B, 2),
+            ("interleaved", torch_schedules.ScheduleInterleaved1F1B, 3),
+            ("zbv", torch_schedules.ScheduleZBVZeroBubble, 2),
+        ):
+            ours = pipeline_order(name, p, m, v).sequences
+            theirs = of_torch(schedule, p, m, v)
+            assert [list(blocks) for blocks in ours] == [[b for b in row if b.micro_batch < m] for row in theirs]
+
+
+def test_a_picture_of_1f1b() -> None:
+    assert pipeline_order("1f1b", 2, 3).drawn() == (
+        "device 0  F0 F1       B0 W0 F2 B1 W1    B2 W2\ndevice 1     F0 B0 W0 F1 B1 W1 F2 B2 W2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1f1b", 0, 4), "expected at least one of each"),
+        (("interleaved", 4, 6, 2), "there are 6; use a multiple of 4, or 1f1b"),
+        (("zbv", 4, 8, 3), "has 2 virtual stages on each device, but 3"),
+        (("1f1b", 4, 8, 2), "has 1 virtual stages on each device, but 2"),
+    ],
+)
+def test_what_an_order_cannot_be_made_for(arguments: tuple[str, int, int], message: str) -> None:
+    with pytest.raises(MismatchError, match=message):
+        pipeline_order(*arguments)
+
+
+def test_an_unknown_order_lists_those_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="unknown pipeline order '1f1', did you mean '1f1b'"):
+        pipeline_order("1f1", 2, 2)
+
+
+def test_blocks_tell_gradients_of_weights_from_those_of_inputs() -> None:
+    graph, stage = chain_of_stages(2)
+    blocks = block_map(chunked(graph, 2), stage)
+    named = dict(zip(chunked(graph, 2).graph.op_names, blocks.kind.tolist(), strict=True))
+    assert [named[name] for name in ("f1#1", "b1#1", "w1#1", "b3#0", "w3#0")] == [0, 1, 2, 1, 2]
+    assert named["u1"] == -1
+    # In the first stage nobody waits for the gradient of the input; that of its second layer feeds the first.
+    assert [named[name] for name in ("b1#0", "b0#0", "w0#0")] == [1, 2, 2]
+
+
+def blocks_as_run(order: PipelineOrder, layers: int, cluster: Cluster) -> list[list[StageBlock]]:
+    """Blocks of each device by the start of their first op, in a simulated step."""
+    graph, stage = chain_of_stages(len(order.devices), layers)
+    plain = chunked(graph, order.micro_batches)
+    derived, numbers = sequenced(plain, stage, order.sequences)
+    device = np.array(order.devices)[stage[derived.origin]]
+    _, schedule = Simulator(Problem(derived.graph, cluster)).schedule(Plan(device, numbers))
+    blocks = block_map(plain, stage)
+    result = []
+    for d, wanted in enumerate(order.sequences):
+        whole = any(block.kind == "BW" for block in wanted)
+        seen: list[StageBlock] = []
+        for i in schedule.order.tolist():
+            if i < plain.graph.n_ops and device[i] == d and blocks.kind[i] >= 0:
+                kind = ("F", "BW", "BW")[blocks.kind[i]] if whole else "FBW"[blocks.kind[i]]
+                block = StageBlock(kind, int(blocks.stage[i]), int(blocks.micro_batch[i]))
+                if not seen or seen[-1] != block:
+                    seen.append(block)
+        result.append(seen)
+    return result
+
+
+@given(orders(4), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_simulated_step_runs_the_blocks_in_sequence(order: PipelineOrder, layers: int) -> None:
+    ran = blocks_as_run(order, layers, Cluster.preset("4xV100-pcie"))
+    # A stage may have no op of a kind: one layer at the beginning has no gradient that another op waits for.
+    for found, wanted in zip(ran, order.sequences, strict=False):
+        assert found == [block for block in wanted if block in set(found)]
+        assert {b.stage for b in found} == {b.stage for b in wanted}
+
+
+def test_without_barriers_the_devices_would_not_wait() -> None:
+    """ZB-H1 holds back forward passes that could run: explicit numbers alone do not, barriers do."""
+    order = pipeline_order("zb-h1", 4, 8)
+    graph, stage = chain_of_stages(4)
+    plain = chunked(graph, 8)
+    derived, numbers = sequenced(plain, stage, order.sequences)
+    simulator = Simulator(Problem(plain.graph, Cluster.preset("4xV100-pcie")))
+    _, loose = simulator.schedule(Plan(stage[plain.origin], numbers[: plain.graph.n_ops]))
+    _, strict = Simulator(Problem(derived.graph, Cluster.preset("4xV100-pcie"))).schedule(
+        Plan(stage[derived.origin], numbers)
+    )
+    first = {kind: plain.graph.op_names.index(kind) for kind in ("f0#4", "b1#0")}
+    assert loose.op_start_s[first["f0#4"]] < loose.op_start_s[first["b1#0"]]
+    assert strict.op_start_s[first["f0#4"]] > strict.op_start_s[first["b1#0"]]
+
+
+def test_barriers_add_nothing_but_order() -> None:
+    graph, stage = chain_of_stages(2)
+    plain = chunked(graph, 3)
+    derived, numbers = sequenced(plain, stage, pipeline_order("1f1b", 2, 3).sequences)
+    n = plain.graph.n_ops
+    added = derived.graph
+    assert added.op_names[:n] == plain.graph.op_names
+    assert set(added.kinds[n:]) == {BARRIER}
+    assert len(numbers) == added.n_ops == n + 2 * 5  # six blocks on each device
+    for key in ("flops", "bytes_moved", "kept_bytes", "workspace_bytes", "kernels"):
+        assert getattr(added, key)[n:].sum() == 0
+    assert added.tensor_bytes.sum() == plain.graph.tensor_bytes.sum()
+    assert added.n_edges > plain.graph.n_edges
+
+
+def test_one_sequence_serves_every_part_of_a_mesh() -> None:
+    graph, stage = chain_of_stages(2)
+    single = chunked(graph, 2)
+    ops, tensors = single.graph.records()
+    both = [replace(op, name=f"{op.name}@{part}", forward_of=None) for part in range(2) for op in ops]
+    links = [
+        replace(t, producer=f"{t.producer}@{part}", consumers=tuple(f"{c}@{part}" for c in t.consumers))
+        for part in range(2)
+        for t in tensors
+    ]
+    doubled = replace(
+        single,
+        graph=type(graph).build(both, links, "doubled"),
+        origin_ptr=np.arange(2 * len(ops) + 1),
+        origins=np.tile(single.origins, 2),
+        part=np.repeat([0, 1], len(ops)),
+        micro_batch=np.tile(single.micro_batch, 2),
+    )
+    derived, _ = sequenced(doubled, stage, pipeline_order("1f1b", 2, 2).sequences)
+    producer, consumer, _ = derived.graph.edge_list
+    assert (derived.part[producer] == derived.part[consumer]).all()
+    assert sum(kind == BARRIER for kind in derived.graph.kinds) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        (pipeline_order("1f1b", 2, 2).sequences, "which is in no sequence of the order; make the order for as many"),
+        ((*pipeline_order("1f1b", 2, 3).sequences, (StageBlock("F", 0, 0),)), "block F0 of stage 0 is twice"),
+        (
+            tuple(tuple(reversed(blocks)) for blocks in pipeline_order("1f1b", 2, 3).sequences),
+            "these sequences of blocks can never be carried out: the graph has a cycle",
+        ),
+    ],
+)
+def test_sequences_that_do_not_suit(sequences: tuple[tuple[StageBlock, ...], ...], message: str) -> None:
+    graph, stage = chain_of_stages(2)
+    with pytest.raises(MismatchError, match=message):
+        sequenced(chunked(graph, 3), stage, sequences)
+
+
+def test_a_stage_for_every_op_is_asked_for() -> None:
+    graph, stage = chain_of_stages(2)
+    with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
+        block_map(chunked(graph, 2), stage[1:])

@@ -1,0 +1,69 @@
+"""Versions of weights that PipeDream's asynchronous pipeline keeps, and what they do to memory in steady state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from training_steps import chain_of_stages
+
+from baselines.strategies.stashing import stages_in_order, with_stashed_weights
+from env import THROUGHPUT, Cluster, Plan, Problem
+from env.simulation.loads import loads
+from graphs import MismatchError, Op, OpGraph, Tensor
+
+MIB = 1 << 20
+
+
+def test_a_stage_keeps_a_version_for_each_mini_batch_in_flight() -> None:
+    graph, stage = chain_of_stages(4)
+    stashed = with_stashed_weights(graph, stage)
+    kept = np.bincount(stage, stashed.parameter_bytes).tolist()
+    assert kept == [2 * MIB * versions for versions in (4, 3, 2, 1)]
+    for key in ("gradient_bytes", "optimizer_bytes", "workspace_bytes", "flops", "bytes_moved"):
+        assert np.array_equal(getattr(stashed, key), getattr(graph, key))
+
+
+def test_one_stage_keeps_what_it_keeps_anyway() -> None:
+    graph, stage = chain_of_stages(1)
+    assert with_stashed_weights(graph, stage) == graph
+
+
+def test_without_parts_a_version_is_the_share_of_one_copy() -> None:
+    graph, stage = chain_of_stages(2)
+    whole = replace(
+        graph, parameter_bytes=graph.parameter_bytes * 4, gradient_bytes=0 * graph.gradient_bytes
+    )  # with adam: the parameter, its gradient and two states
+    whole = replace(whole, origin=replace(whole.origin, optimizer="adam"))
+    more = with_stashed_weights(whole, stage).parameter_bytes - whole.parameter_bytes
+    assert np.bincount(stage, more).tolist() == [2 * MIB, 0]
+
+
+def test_versions_count_in_steady_state() -> None:
+    graph, stage = chain_of_stages(4)
+    cluster = Cluster.preset("8xA100-nvswitch")
+    plain = loads(Problem(graph, cluster, THROUGHPUT), Plan(stage))
+    stashed = loads(Problem(with_stashed_weights(graph, stage), cluster, THROUGHPUT), Plan(stage))
+    assert stashed.value_s == plain.value_s
+    more = (stashed.held_bytes - plain.held_bytes)[:4].tolist()
+    assert more == [2 * MIB * (versions - 1) for versions in (4, 3, 2, 1)]
+
+
+def test_stages_of_a_placement_are_numbered_along_the_pipeline() -> None:
+    graph, stage = chain_of_stages(3)
+    device = np.array([5, 0, 2])[stage]
+    assert np.array_equal(stages_in_order(graph, device), stage)
+
+
+def test_a_placement_that_goes_back_is_no_pipeline() -> None:
+    ops = [Op(name, flops=1.0) for name in "abc"]
+    graph = OpGraph.build(ops, [Tensor("a", 1, ("b",)), Tensor("b", 1, ("c",))])
+    with pytest.raises(MismatchError, match="op 'c' of stage 0 waits for 'b' of stage 1, so this placement is no pipe"):
+        stages_in_order(graph, np.array([0, 1, 0]))
+
+
+def test_a_stage_for_every_op_is_asked_for() -> None:
+    graph, stage = chain_of_stages(2)
+    with pytest.raises(MismatchError, match="expected a stage number, -1 or more, for each of 16 ops"):
+        with_stashed_weights(graph, stage[1:])
