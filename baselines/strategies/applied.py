@@ -14,7 +14,7 @@ from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.collectives import reduce
+from graphs.transforms.collectives import bucketed, reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.recompute import recompute
 from graphs.transforms.sequencing import sequenced
@@ -63,7 +63,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
-    exchanged = whole
+    exchanged = bucketed(whole, strategy.bucket_bytes) if strategy.bucket_bytes else whole
     spelt_out = reduce(exchanged, strategy.reduce or "ring") if exchanged.collectives else exchanged
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     numbers: FloatArray | None = None
