@@ -175,9 +175,9 @@ def excess(c: LoadInstance, s: LoadState) -> float:
     for d in range(len(c.device)):
         if c.device[d].owner != d:
             continue
-        over = s.device[d].bytes - c.device[d].capacity_bytes
+        over = s.device[d].bytes + c.workspace_bytes[s.device[d].largest] - c.device[d].capacity_bytes
         # Devices on one memory may run an op each.
-        b = d
+        b = c.device[d].next
         while b >= 0:
             over += c.workspace_bytes[s.device[b].largest]
             b = c.device[b].next

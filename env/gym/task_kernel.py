@@ -39,6 +39,7 @@ class StepArrays(NamedTuple):
     kept_bytes: IntArray  # [T, U]
     working_bytes: IntArray  # [T, U]
     capacity_bytes: IntArray  # [T, D]
+    memory_owner: IntArray  # [T, D], device in whose memory each works
     op_s: FloatArray  # [T, U, D]
     in_ptr: IntArray  # [T, U + 1], edges by the unit they lead to
     in_unit: IntArray  # [T, E], where they come from
@@ -59,7 +60,7 @@ class Progress(NamedTuple):
     task: IntArray  # [k]
     step: IntArray  # [k], units placed
     placement: Int32  # [k, U], -1 where not placed
-    kept_bytes: IntArray  # [k, D], of the units placed
+    kept_bytes: IntArray  # [k, D], of the units placed, in the memory where each device works
     working_bytes: IntArray  # [k, D], the largest among them
     load_s: FloatArray  # [k, D], seconds of work placed
 
@@ -153,8 +154,10 @@ def advance(s: StepArrays, p: Progress, seen: StepObservation, action: IntArray,
             ended[r] = FORBIDDEN
             continue
         p.placement[r, u] = d
-        p.kept_bytes[r, d] += s.kept_bytes[t, u]
-        p.working_bytes[r, d] = max(p.working_bytes[r, d], s.working_bytes[t, u])
+        for b in range(p.kept_bytes.shape[1]):
+            if s.memory_owner[t, b] == s.memory_owner[t, d]:
+                p.kept_bytes[r, b] += s.kept_bytes[t, u]
+                p.working_bytes[r, b] = max(p.working_bytes[r, b], s.working_bytes[t, u])
         p.load_s[r, d] += s.op_s[t, u, d]
         p.step[r] += 1
         ended[r] = COMPLETE if p.step[r] == s.n_units[t] else GOING

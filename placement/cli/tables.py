@@ -184,7 +184,7 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
     """One row per cluster."""
     table = _table("cluster", "devices", "links", "summary", left=("devices", "summary"))
     for cluster in clusters:
-        models = Counter((device.model, device.memory_bytes) for device in cluster.devices)
+        models = Counter((device.model or device.kind, device.memory_bytes) for device in cluster.devices)
         devices = [f"{count} x {show(model)}, {format_memory(size)}" for (model, size), count in models.items()]
         table.add_row(show(cluster.name), "\n".join(devices), str(len(cluster.links)), show_line(cluster.summary))
     about = "`placement clusters NAME` shows devices, links and where the figures come from."
@@ -223,7 +223,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             show(device.name),
             show(device.kind),
             show(device.model),
-            format_memory(device.memory_bytes),
+            f"that of {show(device.memory_of)}" if device.memory_of else format_memory(device.memory_bytes),
             format_bytes(device.reserved_bytes),
             f"{format_count(device.flops_per_s('float32'))}FLOP/s",
             f"{format_bytes(device.bytes_per_s)}/s",

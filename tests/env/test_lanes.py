@@ -9,8 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from environment_cases import SEQUENTIAL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problems import cluster_of, device
@@ -20,6 +22,7 @@ from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
 from env.checking.reference_loads import reference_loads
 from env.cluster import LANE, Cluster, Link, both_ways
+from env.gym.task_kernel import DEVICE_STATE
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
@@ -248,3 +251,13 @@ def test_turns_of_two_devices_on_one_memory_add_up_in_steady_state() -> None:
     graph = OpGraph.build(ops, [Tensor("a", 0, ("b",))])
     found = loads(Problem(graph, LANES, THROUGHPUT), Plan(np.array([GPU0, LANE0])))
     assert found.held_bytes.tolist() == [500, 0, 0, 0]  # in one step they never meet, in steady state they do
+
+
+def test_an_agent_sees_one_memory_where_devices_share_it() -> None:
+    ops = [Op(f"op{k}", kept_bytes=600, time_s={"*": 1.0}, pins=pins) for k, pins in enumerate(((LANE,), ("gpu",)))]
+    graph = OpGraph.build(ops, [Tensor("op0", 0, ("op1",))])
+    env = gymnasium.make(SEQUENTIAL, graph=graph, cluster=LANES)
+    env.reset(seed=0)
+    seen, *_ = env.step(LANE0)
+    assert seen["device_state"][:, DEVICE_STATE.index("memory")].tolist() == pytest.approx([0.6, 0.0, 0.6, 0.0])
+    assert seen["action_mask"].tolist() == [0, 1, 0, 0]  # 600 more bytes would not fit beside what the lane keeps
