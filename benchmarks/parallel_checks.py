@@ -7,6 +7,8 @@ DIR holds any number of files; which check takes a file is told by its content, 
 * JSON list of settings with `bubble_rate`: Zero Bubble pipelines (Qi et al., ICLR 2024), `benchmarks/zero_bubble.py`.
 * CSV of `gpus,bytes,seconds`: a measured all-reduce, `benchmarks/allreduce.py`.
 
+After the files come figures that need none: memory under recompute (`benchmarks/sublinear.py`).
+
 A file that no check takes is named and left out. Exit code 1 says that a summary figure does not hold.
 """
 
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import allreduce
+import sublinear
 import zero_bubble
 from checks import Check, Found
 from table import Printer
@@ -31,6 +34,7 @@ CHECKS: Sequence[Check] = (
     zero_bubble.check,
     allreduce.check,
 )
+WITHOUT_FILE = {"sublinear memory": sublinear.found}
 
 
 def main() -> int:
@@ -48,6 +52,7 @@ def main() -> int:
             left_out[name] = "no check knows its format"
         else:
             found[name] = answer
+    found |= {name: make() for name, make in WITHOUT_FILE.items()}
     if options.json:
         print(json.dumps({"files": [_as_json(*item) for item in found.items()], "left_out": left_out}, indent=1))
     else:

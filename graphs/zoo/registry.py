@@ -154,7 +154,7 @@ MODELS: dict[str, ModelSpec] = {
         name="gpt_long",
         summary="gpt2 on 32,768 tokens",
         source="Radford et al. 2019; length ours",
-        batch_size=1,
+        batch_size=8,
         build="graphs.zoo.transformers:gpt_long",
     ),
     "llama3_8b": ModelSpec(

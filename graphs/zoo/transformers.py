@@ -245,7 +245,7 @@ def gpt2_xl(small: bool, batch_size: int | None) -> ZooModel:
 
 def gpt_long(small: bool, batch_size: int | None) -> ZooModel:
     """GPT-2 of 12 layers, on sequences of 32,768 words, with fused attention and no dropout inside it."""
-    return _gpt2(replace(_SMALL_GPT2, fused=True) if small else GPT2Config(1, tokens=32_768, fused=True), batch_size)
+    return _gpt2(replace(_SMALL_GPT2, fused=True) if small else GPT2Config(tokens=32_768, fused=True), batch_size)
 
 
 def _gpt2(config: GPT2Config, batch_size: int | None) -> ZooModel:

@@ -47,6 +47,18 @@ def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
     return run_again(Runs.first(graph), made, late_segments(graph, made, segment)).derived
 
 
+def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
+    """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
+    paths = {path for module in set(graph.modules) for path in prefixes(module)[:-1]}
+    kinds = set(graph.kinds)
+    found = []
+    for pattern in patterns:
+        match, names = _matcher(pattern.removeprefix(_KIND)), kinds if pattern.startswith(_KIND) else paths
+        if not any(match(name) for name in names):
+            found.append(pattern)
+    return found
+
+
 def computes_forward(graph: OpGraph) -> BoolArray:
     """Bool [n]: forward ops that are not data which is already there."""
     is_data = (np.diff(graph.inputs[0]) == 0) & (graph.kernels == 0)

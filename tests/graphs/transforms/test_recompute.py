@@ -17,7 +17,7 @@ from env.simulation.simulator import Simulator
 from graphs import GraphError, Op, OpGraph, Phase, Replicate, SplitRow, State, Tensor
 from graphs.generators import convolution_chain, layered
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute import recompute, recompute_stretches
+from graphs.transforms.recompute import recompute, recompute_stretches, unmatched
 
 RULES: dict[str, Callable[[OpGraph], Derived]] = {
     "a": lambda graph: recompute(graph, ["a"]),
@@ -206,6 +206,10 @@ def test_the_outermost_matching_module_is_one_segment() -> None:
     assert by_both.graph.hash == recompute(blocks(), ["layers"]).graph.hash
     assert names_read(by_both.graph, "a2.again") >= {"b1.again"}
     assert names_read(by_both.graph, "a0.again") == {"x", "loss'"}
+
+
+def test_patterns_without_a_match_are_named() -> None:
+    assert unmatched(blocks(), ["layers.*", "layer.*", "kind:soft*", "kind:gelu", "*"]) == ["layer.*", "kind:gelu"]
 
 
 def test_a_second_run_keeps_no_bytes_and_stays_with_the_first() -> None:
