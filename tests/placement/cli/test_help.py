@@ -27,6 +27,7 @@ OPTIONS = {
         *[
             "--cluster",
             "--clusters",
+            "--strategies",
             "--sweep",
             "--html",
             "--methods",
