@@ -69,7 +69,7 @@ def template(kind: str, algorithm: str, ranks: int) -> Template:
         UnknownNameError: an unknown kind or algorithm.
     """
     algorithm = carried_out_by(kind, algorithm)
-    pieces = {"all_to_all": ranks * ranks}.get(kind) or {"tree": 1, "doubling": 1, "server": 1, "double_tree": 2}.get(
+    pieces = {"all_to_all": ranks * ranks}.get(kind) or {"tree": 1, "doubling": 1, "central": 1, "double_tree": 2}.get(
         algorithm, ranks
     )
     own = [own_piece(algorithm, r, ranks) for r in range(ranks)]
