@@ -171,6 +171,11 @@ class _Draft:
         self.op_rank.append(place[0])
         self.op_range.append((start, length))
         self._read(set(self.pending[place]), op)
+        if self.in_place:  # what arrived is put where it belongs, and needs no buffer any more
+            for tensor in self.pending[place]:
+                _, first, count, _ = self.tensors[tensor]
+                kept = self._tensor(op, first, count, True)
+                self.holder[place[0]].update(dict.fromkeys(self._pieces(first, count), kept))
         self.pending[place] = []
         return op
 
