@@ -78,7 +78,7 @@ def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, netwo
     if name == "tree":
         depth = (p - 1).bit_length()
         spread, collect = depth * send, depth * (send + add)
-    elif name == "server":
+    elif name == "central":
         # The server adds up one tensor while the next one arrives.
         spread, collect = (p - 1) * send, (p - 1) * max(send, add) + min(send, add)
     else:

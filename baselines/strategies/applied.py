@@ -11,12 +11,14 @@ from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
+from env.collective_times import quickest
+from env.collectives import fused_s
 from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.collectives import bucketed, reduce
+from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.recompute import recompute
 from graphs.transforms.sequencing import sequenced
@@ -72,23 +74,25 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
-    exchanged = bucketed(whole, strategy.bucket_bytes) if strategy.bucket_bytes else whole
-    spelt_out = reduce(exchanged, strategy.reduce or "ring") if exchanged.collectives else exchanged
-    target = cluster.with_lanes() if exchanged.collectives else cluster
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
-    numbers: FloatArray | None = None
+    is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
         order = _order(strategy) if strategy.order != MEMORY_ORDER else None
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
         stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
+    exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
+    target = cluster.with_lanes() if exchanged.collectives else cluster
+    spelt_out = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
+    numbers: FloatArray | None = None
+    if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
         if order is None:
-            device = _devices(spelt_out, target, devices, stage[spelt_out.origin], None)
+            device = _devices(spelt_out, target, devices, stage, None)
             costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
         spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
     of_op = stage[spelt_out.origin]
-    device = _devices(spelt_out, target, devices, of_op, order)
+    device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op)
 
@@ -100,17 +104,33 @@ def _order(strategy: Strategy) -> PipelineOrder:
     return pipeline_order(strategy.order, strategy.stages, strategy.micro_batches, chunks)
 
 
+def _homes(derived: Derived, devices: IntArray, stage: IntArray, order: PipelineOrder | None) -> IntArray:
+    """int64 [n]: device of every op, also where it runs on that device's lane.
+
+    Args:
+        stage: int64, stage of every op of the source.
+        order: says which device has which stage; None: each its own.
+    """
+    places = int(np.prod([axis.size for axis in derived.mesh], dtype=np.int64))
+    of_op = stage[derived.origin]
+    rank = of_op if order is None else np.array(order.devices, dtype=np.int64)[of_op]
+    return np.asarray(devices[rank * places + derived.part], dtype=np.int64)
+
+
 def _devices(
     derived: Derived, cluster: Cluster, devices: IntArray, stage: IntArray, order: PipelineOrder | None
 ) -> IntArray:
-    """int64 [n]: device of every op; of communication the lane of its device."""
-    places = int(np.prod([axis.size for axis in derived.mesh], dtype=np.int64))
-    rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
-    device = devices[rank * places + derived.part]
+    """int64 [n]: device of every op; of communication the lane of its device. Arguments as of `_homes`."""
+    device = _homes(derived, devices, stage, order)
     lanes = np.array(["lane" in pins for pins in derived.graph.pins], dtype=np.bool_)
-    if lanes.any():
-        device = np.where(lanes, cluster.lane_of[device], device)
-    return np.asarray(device, dtype=np.int64)
+    return np.asarray(np.where(lanes, cluster.lane_of[device], device), dtype=np.int64)
+
+
+def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntArray) -> Derived:
+    """Collectives by the algorithm asked for, or each by the quickest; those of many ranks fused."""
+    ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
+    names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
+    return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from graphs.errors import StrategyError
+from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
 from graphs.transforms.splitting.sharding import Axis
 
 # Axes of a mesh, outermost first, and the words of the rows that each takes; none for cutting weights.
@@ -36,7 +37,6 @@ AXIS_NAMES = {
     "tp": "tensor parallelism",
 }
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
-ALGORITHMS = ("ring", "tree", "double_tree", "butterfly", "doubling", "hierarchical", "central", "sharded")
 STATISTICS = ("exact", "local")
 NONE = "none"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
@@ -79,7 +79,7 @@ class Strategy:
         micro_batches: into which the batch is cut in time.
         zero: level at which storage is split along ``dp``; 0 for none.
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
-        reduce: algorithm of collectives; "" for the quickest on the cluster.
+        reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         statistics: of a batch: ``"exact"`` refuses what would change them, ``"local"`` takes those of each part.
 
@@ -268,7 +268,7 @@ class _Reader:
         key, _, value = word[0].partition("=")
         if key == "recompute" and value:
             return replace(strategy, recompute=tuple(value.split("+")))
-        if key == "reduce" and value in ALGORITHMS:
+        if key == "reduce" and is_algorithm(value):
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:
             return replace(strategy, statistics=value)

@@ -81,15 +81,20 @@ def carried_out_by(kind: str, algorithm: str) -> str:
     """
     if kind not in KINDS:
         raise UnknownNameError("collective", kind, KINDS)
-    if algorithm not in ALGORITHMS and not _WITH_GROUP.fullmatch(algorithm):
+    if not is_algorithm(algorithm):
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
     if kind == "all_to_all":
         return "pairwise"
     if kind == "all_reduce":
         return algorithm
     if kind in ("broadcast", "reduce"):
-        return algorithm if algorithm == "server" else "tree"
+        return algorithm if algorithm == "central" else "tree"
     return {"doubling": "butterfly"}.get(algorithm, "ring" if algorithm in _WHOLE else algorithm)
+
+
+def is_algorithm(name: str) -> bool:
+    """Whether a name is one of `ALGORITHMS`, or the hierarchical one with a number of ranks in a group."""
+    return name in ALGORITHMS or _WITH_GROUP.fullmatch(name) is not None
 
 
 def group_size(algorithm: str, ranks: int) -> int:
@@ -113,7 +118,7 @@ def _ring(ranks: int, group: int) -> Rounds:
     return _rounds([Send(r, (r + 1) % ranks, (r - t) % ranks, 1) for r in range(ranks)] for t in range(ranks - 1))
 
 
-def _sharded_server(ranks: int, group: int) -> Rounds:
+def _sharded(ranks: int, group: int) -> Rounds:
     """Every rank serves its piece, to another one in each round."""
     return _pairwise(ranks, lambda source, target: source)
 
@@ -207,7 +212,7 @@ def _second_place(rank: int, ranks: int) -> int:
     return (ranks - 2 - rank) % ranks if ranks & (ranks + 1) == 0 else (rank + 1) % ranks
 
 
-def _server(ranks: int, group: int) -> Rounds:
+def _central(ranks: int, group: int) -> Rounds:
     """Rank 0 gives it to one rank after the other."""
     return _rounds([Send(0, r, 0, 1)] for r in reversed(range(1, ranks)))
 
@@ -234,10 +239,10 @@ _SPREAD: dict[str, Callable[[int, int], Rounds]] = {
     "ring": _ring,
     "butterfly": _butterfly,
     "hierarchical": _hierarchical,
-    "sharded_server": _sharded_server,
+    "sharded": _sharded,
     "tree": _tree,
     "double_tree": _double_tree,
-    "server": _server,
+    "central": _central,
 }
-_WHOLE = ("tree", "double_tree", "server")  # these send whole tensors from a root, not pieces
-ALGORITHMS = ("ring", "tree", "double_tree", "butterfly", "doubling", "hierarchical", "server", "sharded_server")
+_WHOLE = ("tree", "double_tree", "central")  # these send whole tensors from a root, not pieces
+ALGORITHMS = ("ring", "tree", "double_tree", "butterfly", "doubling", "hierarchical", "central", "sharded")

@@ -69,7 +69,7 @@ def template(kind: str, algorithm: str, ranks: int) -> Template:
         UnknownNameError: an unknown kind or algorithm.
     """
     algorithm = carried_out_by(kind, algorithm)
-    pieces = {"all_to_all": ranks * ranks}.get(kind) or {"tree": 1, "doubling": 1, "server": 1, "double_tree": 2}.get(
+    pieces = {"all_to_all": ranks * ranks}.get(kind) or {"tree": 1, "doubling": 1, "central": 1, "double_tree": 2}.get(
         algorithm, ranks
     )
     own = [own_piece(algorithm, r, ranks) for r in range(ranks)]
@@ -171,6 +171,11 @@ class _Draft:
         self.op_rank.append(place[0])
         self.op_range.append((start, length))
         self._read(set(self.pending[place]), op)
+        if self.in_place:  # what arrived is put where it belongs, and needs no buffer any more
+            for tensor in self.pending[place]:
+                _, first, count, _ = self.tensors[tensor]
+                kept = self._tensor(op, first, count, True)
+                self.holder[place[0]].update(dict.fromkeys(self._pieces(first, count), kept))
         self.pending[place] = []
         return op
 

@@ -44,7 +44,7 @@ def test_the_formulas_are_those_of_the_textbook(ranks: int) -> None:
     lg, power = int(np.ceil(np.log2(p))), p & (p - 1) == 0
     moved = 2 * n * (p - 1) / p * b + n * (p - 1) / p * g
     assert collective_s("all_reduce", "ring", n, p, network) == pytest.approx(2 * (p - 1) * a + moved)
-    assert collective_s("all_reduce", "sharded_server", n, p, network) == pytest.approx(2 * (p - 1) * a + moved)
+    assert collective_s("all_reduce", "sharded", n, p, network) == pytest.approx(2 * (p - 1) * a + moved)
     assert collective_s("all_reduce", "butterfly", n, p, network) == pytest.approx(2 * lg * a + moved)
     assert collective_s("all_reduce", "tree", n, p, network) == pytest.approx(lg * (2 * a + 2 * n * b + n * g))
     assert collective_s("all_gather", "ring", n, p, network) == pytest.approx((p - 1) * a + n * (p - 1) / p * b)
@@ -52,7 +52,7 @@ def test_the_formulas_are_those_of_the_textbook(ranks: int) -> None:
     if power:
         assert collective_s("all_reduce", "doubling", n, p, network) == pytest.approx(lg * (a + n * b + n * g))
     # A transfer holds its route for its latency, too: p - 1 of them, where the textbook counts one each way.
-    server = collective_s("all_reduce", "server", n, p, Interconnect(a, b))
+    server = collective_s("all_reduce", "central", n, p, Interconnect(a, b))
     assert server == pytest.approx(2 * ((p - 1) * n * b + a) + 2 * (p - 2) * a)
 
 

@@ -6,10 +6,13 @@ import pytest
 from parallel.collective_graphs import star
 
 from env.cluster import Cluster
-from env.collective_times import collective_times, host_size, quickest
+from env.collective_times import collective_times, host_size, lone_collective, quickest
 from env.collectives import Interconnect, collective_s
+from env.plan import Plan
+from env.problem import Problem
+from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, UnknownNameError
-from graphs.transforms.collectives import ALGORITHMS
+from graphs.transforms.collectives import ALGORITHMS, reduce
 from graphs.transforms.derived import Collective
 
 
@@ -73,3 +76,25 @@ def test_bad_input() -> None:
         collective_times(Cluster.preset("8xA100-nvswitch"), 9)
     with pytest.raises(UnknownNameError, match="unknown algorithm 'rings'"):
         collective_times(Cluster.preset("8xA100-nvswitch"), algorithms=("rings",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "in_place", "share"),
+    [
+        # What was given and the buffer of one transfer, beside it or in place.
+        ("all_reduce", "ring", True, 1 / 8),
+        ("all_reduce", "ring", False, 1 + 1 / 8),
+        ("all_reduce", "sharded", True, 1 / 8),
+        ("all_reduce", "butterfly", True, 1 / 2),
+        ("reduce_scatter", "ring", False, 1 + 1 / 8),
+        # Its own piece and those of all others, which arrive one after the other.
+        ("all_gather", "ring", False, 1),
+        # A server holds what arrives while it adds up.
+        ("all_reduce", "central", True, 2),
+    ],
+)
+def test_memory_of_a_collective(kind: str, algorithm: str, in_place: bool, share: float) -> None:
+    size = 720720
+    derived = reduce(lone_collective(kind, 8, size, in_place=in_place), algorithm)
+    score = Simulator(Problem(derived.graph, star(8, 1e-6, 1e-9, 1e-10))).score(Plan(derived.part))
+    assert score.peak_bytes.max() == pytest.approx(share * size)

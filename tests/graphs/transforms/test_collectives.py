@@ -93,7 +93,7 @@ def template_own(form: Template) -> list[int]:
 
 
 @given(
-    st.sampled_from(["ring", "butterfly", "hierarchical", "sharded_server"]),
+    st.sampled_from(["ring", "butterfly", "hierarchical", "sharded"]),
     st.integers(2, 16),
     st.integers(0, 2**20),
 )

@@ -1,0 +1,58 @@
+"""A strategy on a cluster: how what parts exchange is carried out there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from parallel.collective_graphs import star
+from training_steps import mlp
+
+from baselines.strategies.applied import applied
+from env.checking.checker import check_schedule
+from env.checking.reference import simulate_reference
+from env.simulation.simulator import Simulator
+from graphs.transforms.strategy import Strategy
+
+
+def test_a_bucket_holds_gradients_of_one_stage() -> None:
+    what = applied(mlp(layers=4), star(4, 1e-6, 1e-9, 0.0), Strategy.parse("dp2 | pp2 1f1b mb2 | bucket=1GB"))
+    assert len(what.exchanged.collectives) == 2
+    for rank in (0, 1):
+        for collective in what.exchanged.collectives:
+            op = collective.ops[rank]
+            origins = what.exchanged.origins[what.exchanged.origin_ptr[op] : what.exchanged.origin_ptr[op + 1]]
+            stages = {int(s) for s in what.stage[np.isin(what.derived.origin, origins)]}
+            assert len(stages) == 1
+            assert len(origins) == 2
+
+
+def test_without_an_algorithm_each_collective_takes_the_quickest() -> None:
+    """Latency decides for small tensors: swapping whole ones wins; bandwidth for large ones: pieces win."""
+    for latency_s, expected in ((1e-2, "all_reduce.doubling"), (1e-12, "all_reduce.butterfly")):
+        what = applied(mlp(layers=4), star(4, latency_s, 1e-9, 0.0), Strategy.parse("dp4"))
+        assert expected in what.derived.graph.kinds
+    asked = applied(mlp(layers=4), star(4, 1e-3, 1e-6, 0.0), Strategy.parse("dp4 | reduce=hierarchical2"))
+    assert "all_reduce.hierarchical2" in asked.derived.graph.kinds
+
+
+def test_algorithms_change_the_time_and_nothing_that_is_computed() -> None:
+    graph, cluster = mlp(layers=4), star(4, 1e-3, 1e-9, 0.0)
+    found = {name: applied(graph, cluster, Strategy.parse(f"dp4 | reduce={name}")) for name in ("ring", "doubling")}
+    computing = [
+        sorted(
+            op for op, kernels in zip(what.derived.graph.op_names, what.derived.graph.kernels, strict=True) if kernels
+        )
+        for what in found.values()
+    ]
+    assert computing[0] == computing[1]
+    ring, doubling = (Simulator(what.problem).score(what.plan).step_time_s for what in found.values())
+    assert ring - doubling == pytest.approx(4e-3, rel=1e-2)  # 6 rounds against 2
+
+
+def test_checker_and_reference_agree() -> None:
+    for text in ("dp4 | reduce=double_tree", "dp2 | tp2 | reduce=hierarchical", "dp4 zero2"):
+        what = applied(mlp(layers=2), star(4, 1e-6, 1e-9, 1e-11), Strategy.parse(text))
+        score, schedule = Simulator(what.problem).schedule(what.plan)
+        graph, cluster = what.problem.graph, what.problem.cluster
+        assert check_schedule(graph, cluster, schedule, what.plan) == []
+        assert simulate_reference(graph, cluster, what.plan).step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
