@@ -5,6 +5,7 @@
 DIR holds any number of files; which check takes a file is told by its content, not by its name. Formats:
 
 * JSON list of settings with `bubble_rate`: Zero Bubble pipelines (Qi et al., ICLR 2024), `benchmarks/zero_bubble.py`.
+* JSON with `nodes` that have `TMPCs`: layers of Piper (Tarnawski et al., NeurIPS 2021), `benchmarks/piper.py`.
 * CSV of `gpus,bytes,seconds`: a measured all-reduce, `benchmarks/allreduce.py`.
 
 After the files come figures that need none: memory under recompute (`benchmarks/sublinear.py`).
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import allreduce
+import piper
 import sublinear
 import zero_bubble
 from checks import Check, Found
@@ -32,6 +34,7 @@ from table import Printer
 
 CHECKS: Sequence[Check] = (
     zero_bubble.check,
+    piper.check,
     allreduce.check,
 )
 WITHOUT_FILE = {"sublinear memory": sublinear.found}
@@ -47,7 +50,11 @@ def main() -> int:
     for path in files:
         name = str(path.relative_to(options.workloads))
         content = _content(path)
-        answer = next((answer for check in CHECKS if (answer := check(path, content)) is not None), None)
+        try:
+            answer = next((answer for check in CHECKS if (answer := check(path, content)) is not None), None)
+        except (KeyError, TypeError, ValueError) as error:
+            left_out[name] = f"its format is known, but it cannot be checked: {type(error).__name__} {error}"
+            continue
         if answer is None:
             left_out[name] = "no check knows its format"
         else:

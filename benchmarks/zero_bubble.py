@@ -49,9 +49,9 @@ def check(path: Path, content: Any) -> Found | None:
         name = f"{setting.get('model', 'model')} p{p} m{m}"
         seconds = tuple(setting[f"t_{part}_ms"] / 1e3 for part in _PARTS)
         transfer_s = setting["t_comm_ms"] / 1e3
-        for published, order in _PLAIN.items():
+        for published, plain in _PLAIN.items():
             if published in rates:
-                ours = bubble_rate(pipeline_order(order, p, m), seconds, transfer_s)
+                ours = bubble_rate(pipeline_order(plain, p, m), seconds, transfer_s)
                 rows.append(Row(f"{name} {published}", rates[published], ours))
         if _INTERLEAVED in rates and m % p == 0 and (setting.get("layers", -1) + 2) % p == 0:
             order = pipeline_order("interleaved", p, m, (setting["layers"] + 2) // p)
