@@ -10,6 +10,7 @@ from training_steps import mlp
 from baselines.strategies.applied import applied
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
+from env.collectives import EXPANDED_RANKS
 from env.simulation.simulator import Simulator
 from graphs.transforms.strategy import Strategy
 
@@ -56,3 +57,16 @@ def test_checker_and_reference_agree() -> None:
         graph, cluster = what.problem.graph, what.problem.cluster
         assert check_schedule(graph, cluster, schedule, what.plan) == []
         assert simulate_reference(graph, cluster, what.plan).step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
+
+
+def test_collectives_of_many_ranks_are_fused() -> None:
+    ranks = EXPANDED_RANKS + 1
+    what = applied(
+        mlp(layers=1, batch=ranks), star(ranks, 1e-3, 1e-12, 0.0), Strategy.parse(f"dp{ranks} | reduce=ring")
+    )
+    graph = what.derived.graph
+    assert "all_reduce.fused" in graph.kinds
+    assert sum(kind == "all_reduce" for kind in graph.kinds) == ranks
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    assert score.step_time_s == pytest.approx(2 * (ranks - 1) * 1e-3, rel=1e-3)
+    assert check_schedule(graph, what.problem.cluster, schedule, what.plan) == []
