@@ -12,7 +12,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 
-_SLACK = 0.1  # of a stage's time: a cut may stand that far from the place of equal times, where less is sent
+_SLACK = 0.1  # of the longest stage's time: so much longer it may be where less is sent
 
 
 def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[IntArray, BoolArray]:
@@ -37,7 +37,7 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[In
             f"graph {graph.name!r} has {np.count_nonzero(work[forward] > 0)} forward ops that take time; a pipeline of "
             f"{n_stages} stages needs at least one for each."
         )
-    cuts = _cuts(np.cumsum(work[forward]), _sent_after(graph, forward), n_stages)
+    cuts = _cuts(work[forward], _sent_after(graph, forward), n_stages)
     stage = np.full(graph.n_ops, -1, dtype=np.int64)
     stage[forward] = np.searchsorted(cuts, np.arange(len(forward)), side="right")
     natural = stage.copy()
@@ -67,22 +67,44 @@ def _sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
     return np.cumsum(change)[:-1]
 
 
-def _cuts(done: FloatArray, sent: FloatArray, n_stages: int) -> IntArray:
-    """int64 [n_stages - 1]: place of the first op after each cut: of equal times, moved to where least is sent."""
-    total, found = float(done[-1]), []
-    least = 0
-    for k in range(1, n_stages):
-        low, high = ((k + side * _SLACK) / n_stages * total for side in (-1, 1))
-        first = max(int(np.searchsorted(done, low)), least)
-        last = max(int(np.searchsorted(done, high)), first + 1)
-        window = np.arange(first, min(last, len(done) - (n_stages - k)))
-        if not len(window):
-            window = np.array([min(first, len(done) - 1 - (n_stages - k))])
-        ideal = np.abs(done[window] - k / n_stages * total) / max(total, 1e-300)
-        best = int(window[np.lexsort((ideal, sent[window]))[0]])
-        found.append(best + 1)
-        least = best + 1
-    return np.array(found, dtype=np.int64)
+def _cuts(work: FloatArray, sent: FloatArray, n_stages: int) -> IntArray:
+    """int64 [n_stages - 1]: place of the first op after each cut. O(S f w) for f ops, w of which a stage may have.
+
+    No stage takes much longer than the longest must; within that least is sent, and then stages are as even as can be.
+    """
+    done = np.concatenate([[0.0], np.cumsum(work)])
+    limit_s = _shortest(done, n_stages) * (1 + _SLACK)
+    f, unit_s = len(work), max(float(done[-1]), 1e-300)
+    # Where a stage may begin that ends before op j: no earlier than low[j], and before high[j].
+    low, high = np.searchsorted(done, done - limit_s), np.searchsorted(done, done)
+    cost = np.full(f + 1, np.inf)  # bytes, and less than one for the squares of times
+    cost[0] = 0.0
+    came_from = np.zeros((n_stages, f + 1), dtype=np.int64)
+    for k in range(n_stages):
+        here = np.full(f + 1, np.inf)
+        for j in np.flatnonzero(low < high).tolist() if k + 1 < n_stages else [f]:
+            begins = slice(low[j], high[j])
+            options = cost[begins] + ((done[j] - done[begins]) / unit_s) ** 2 / 2
+            best = int(options.argmin())
+            came_from[k, j] = low[j] + best
+            here[j] = options[best] + (sent[j - 1] if k + 1 < n_stages else 0.0)
+        cost = here
+    cuts, at = [], f
+    for k in reversed(range(1, n_stages)):
+        at = int(came_from[k, at])
+        cuts.append(at)
+    return np.array(cuts[::-1], dtype=np.int64)
+
+
+def _shortest(done: FloatArray, n_stages: int) -> float:
+    """The time of the longest stage where that is least: bisection over what a stage may take."""
+    low, high = float(max(np.diff(done).max(), done[-1] / n_stages)), float(done[-1])
+    for _ in range(60):
+        middle, at = (low + high) / 2, 0
+        for _ in range(n_stages):
+            at = int(np.searchsorted(done, done[at] + middle, side="right")) - 1
+        low, high = (low, middle) if at >= len(done) - 1 else (middle, high)
+    return high
 
 
 def _followed(graph: OpGraph, stage: IntArray) -> IntArray:

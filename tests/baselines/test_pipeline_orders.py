@@ -13,7 +13,7 @@ from source_tree import ROOT
 from training_steps import chain_of_stages, chunked
 
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
-from env import Cluster, Plan, Problem, Simulator
+from env import Cluster, Plan, Problem, Simulator, audit, check_schedule
 from graphs import MismatchError, Op, OpGraph, Phase, Tensor, UnknownNameError
 from graphs.transforms.sequencing import BARRIER, StageBlock, block_map, sequenced
 
@@ -275,3 +275,18 @@ def test_a_tied_embedding_stands_outside_the_pipeline() -> None:
     outside = {name for name, kind in zip(derived.graph.op_names, blocks.kind.tolist(), strict=True) if kind < 0}
     assert outside == {f"{name}#{i}" for name in ("embed", "embed/weight", "sum") for i in range(4)} | {"update"}
     sequenced(derived, stage, pipeline_order("1f1b", 2, 4).sequences)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h2", "zbv"])
+def test_the_checker_and_the_reference_take_pipelines_as_they_are(name: str) -> None:
+    order = pipeline_order(name, 4, 5)
+    graph, stage = chain_of_stages(len(order.devices))
+    derived, numbers = sequenced(chunked(graph, 5), stage, order.sequences)
+    problem = Problem(derived.graph, Cluster.preset("4xV100-pcie"))
+    plan = Plan(np.array(order.devices)[stage[derived.origin]], numbers)
+    score, schedule = Simulator(problem).schedule(plan)
+    assert check_schedule(problem.graph, problem.cluster, schedule, plan) == []
+    found = audit(problem.graph, problem.cluster, plan)
+    assert found.problems == ()
+    assert found.step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
+    assert list(found.peak_bytes.values()) == score.peak_bytes.tolist()

@@ -1,0 +1,56 @@
+"""Stages of a pipeline: even, and cut where little is sent."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baselines.strategies.stages import balanced_stages
+from graphs import Op, OpGraph, Tensor
+from graphs.errors import StrategyError
+
+
+def chain(seconds: list[float], sizes: list[int]) -> tuple[OpGraph, np.ndarray]:
+    """Ops in a row, and their times."""
+    ops = [Op(f"op{i}", time_s={"*": s}) for i, s in enumerate(seconds)]
+    tensors = [Tensor(f"op{i}", size, (f"op{i + 1}",)) for i, size in enumerate(sizes)]
+    return OpGraph.build(ops, tensors), np.array(seconds)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=2, max_size=9), st.integers(2, 4))
+@settings(max_examples=150, deadline=None)
+def test_against_every_way_to_cut_a_chain(layers: list[tuple[int, int]], n_stages: int) -> None:
+    n_stages = min(n_stages, len(layers))
+    seconds, sizes = [float(s) for s, _ in layers], [size for _, size in layers[:-1]]
+    graph, op_s = chain(seconds, sizes)
+    stage, is_apart = balanced_stages(graph, op_s, n_stages)
+    ways = []
+    for cuts in combinations(range(1, len(layers)), n_stages - 1):
+        loads = [sum(seconds[a:b]) for a, b in pairwise((0, *cuts, len(layers)))]
+        ways.append((max(loads), sum(sizes[c - 1] for c in cuts)))
+    shortest = min(longest for longest, _ in ways)
+    found = np.bincount(stage, op_s, n_stages)
+    sent = sum(sizes[i] for i in np.flatnonzero(np.diff(stage)))
+    assert (np.diff(stage) >= 0).all()
+    assert found.min() > 0
+    assert found.max() <= shortest * 1.1 * (1 + 1e-6)
+    assert sent <= min(size for longest, size in ways if longest <= shortest * 1.0999)
+    assert not is_apart.any()
+
+
+def test_a_heavy_last_op_has_a_stage_of_its_own_and_the_others_are_even() -> None:
+    graph, op_s = chain([1.0] * 12 + [6.0], [8] * 12)
+    stage, _ = balanced_stages(graph, op_s, 4)
+    assert np.bincount(stage, op_s).tolist() == [4.0, 4.0, 4.0, 6.0]
+
+
+def test_more_stages_than_ops_are_refused() -> None:
+    graph, op_s = chain([1.0, 1.0], [1])
+    with pytest.raises(
+        StrategyError, match="has 2 forward ops that take time; a pipeline of 3 stages needs at least one"
+    ):
+        balanced_stages(graph, op_s, 3)
