@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
@@ -23,6 +24,16 @@ from graphs.rows import Part, Partial, Replicate, Shard
 
 def add_rows(drafts: Drafts) -> None:
     """Enter into drafts and states the ways in which they may be split."""
+    collects = gc.isenabled()
+    gc.disable()  # many small records and no cycles: looking for some takes longer than making them
+    try:
+        _add_rows(drafts)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _add_rows(drafts: Drafts) -> None:
     places = Places()
     spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call, places)]
     first_update = len(drafts.calls)
@@ -262,10 +273,13 @@ def _row(
 def _whole_bytes(call: DraftCall | None, inputs: tuple[Operand, ...], is_split: list[bool]) -> float:
     """Bytes of what is read in full by every part; a table that is only looked up in is not."""
     pieces: dict[int, int] = {}
-    produced = sum(out.info.layout.size_bytes for out in call.outputs if out is not None) if call is not None else 0
     for i, operand in enumerate(inputs):
-        size = operand.info.layout.distinct_bytes
-        if is_split[i] or (call is not None and call.gathers and i == 0 and size > produced):
+        if is_split[i]:
             continue
+        size = operand.info.layout.distinct_bytes
+        if i == 0 and call is not None and call.gathers:
+            produced = sum(out.info.layout.size_bytes for out in call.outputs if out is not None)
+            if size > produced:
+                continue
         pieces[id(operand.root)] = max(size, pieces.get(id(operand.root), 0))
     return float(sum(pieces.values()))

@@ -1,7 +1,7 @@
 """The one place that reads the rules of torch's DTensor, which are private to it.
 
 Used where we have no rule of our own. A rule of DTensor is a function from a call's shapes to lists of placements,
-results first; each list is one letter. Checked by `tests/graphs/test_rows.py`, which fails when torch moves them.
+results first; each list is one letter. Checked by `tests/graphs/rows/test_rows.py`, which fails when torch moves them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def digits(view: TensorInfo, dims: tuple[int, ...], memory: TensorInfo) -> tuple
     Raises:
         Elsewhere: they are no digits of the memory.
     """
-    if view.layout == memory.layout and view.offset == memory.offset:  # itself, as most are
+    if view is memory or (view.layout == memory.layout and view.offset == memory.offset):  # itself, as most are
         shape = memory.layout.shape
         strides = memory.layout.stride
         return tuple(Digit(d if strides[d] else REPEATED, 1, shape[d]) for d in reversed(dims) if shape[d] > 1)

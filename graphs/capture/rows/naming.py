@@ -51,18 +51,44 @@ class Spelled:
     marks: list[int]
 
     @property
+    def is_plain(self) -> bool:
+        """Each of its cuts takes all of one dimension."""
+        for cut in self.cuts:
+            if len(cut.digits) != 1 or cut.unit != 1:
+                return False
+            ((dim, unit, length),) = cut.digits
+            if dim == REPEATED or unit != 1 or length != cut.operand.root.info.layout.shape[dim]:
+                return False
+        return bool(self.cuts)
+
+    @property
     def segments(self) -> Iterator[tuple[int, int]]:
         """Stretches of the letter, from the innermost; all but those of one index."""
         return pairwise(self.marks)
+
+
+@dataclass(eq=False, slots=True)
+class _Dimension:
+    """Dimensions of tensors that calls take as one; ``same`` leads to the one that stands for all of them."""
+
+    marks: list[int]
+    same: _Dimension | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Name:
+    """The rank of the word of stretches that belong together; ``same`` leads to the one that stands for all of them."""
+
+    rank: int = len(WORDS)
+    same: _Name | None = None
 
 
 class Dimensions:
     """All dimensions of all roots: where each falls apart, and what its stretches are called."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[Root, int], list[int]] = {}
-        self._parent: dict[tuple[Root, int, int], tuple[Root, int, int]] = {}
-        self._rank: dict[tuple[Root, int, int], int] = {}
+        self._dimensions: dict[tuple[Root, int], _Dimension] = {}
+        self._names: dict[tuple[_Dimension, int], _Name] = {}
 
     def refine(self, spelled: list[Spelled]) -> None:
         """Make the marks of letters and dimensions agree, sweeping through the graph until nothing changes.
@@ -70,54 +96,83 @@ class Dimensions:
         Not those of images: each layer has its own number of rows, and cuts them wherever they can be cut.
         """
         spelled = [one for one in spelled if one.letter.word not in _IMAGE and not one.letter.is_named]
-        for one in spelled:
+        split = [one for one in spelled if not self._unite(one)]
+        for one in split:
             for cut in one.cuts:
                 for digit in cut.digits:
                     self._mark(cut.operand.root, digit.dim, digit.unit)
                     self._mark(cut.operand.root, digit.dim, digit.unit * digit.length)
         for sweep in range(_SWEEPS):
             changed = False
-            for one in spelled if sweep % 2 == 0 else reversed(spelled):
+            for one in split if sweep % 2 == 0 else reversed(split):
                 changed |= self._agree(one)
             if not changed:
-                return
+                break
+        for one in spelled:
+            if one.is_plain:
+                one.marks = self.marks_of(one.cuts[0].operand.root, one.cuts[0].digits[0].dim)
 
     def link(self, spelled: list[Spelled]) -> None:
         """Tie together what letters tie together, and give it the words that they know."""
         for one in spelled:
-            for low, high in one.segments if not one.letter.is_named else ():
-                atoms = [atom for cut in one.cuts for atom in self._atoms(cut, low, high)]
-                for atom in atoms[1:]:
-                    self._union(atoms[0], atom)
-                if atoms and one.letter.word:
-                    self._name(atoms[0], one.letter.word)
+            if one.letter.is_named or (one.is_plain and not one.letter.word):
+                continue
+            for low, high in one.segments:
+                names = [name for cut in one.cuts for name in self._names_in(cut, low, high)]
+                for name in names[1:]:
+                    _unite_names(names[0], name)
+                if names and one.letter.word:
+                    _give(names[0], one.letter.word)
 
     def name(self, root: Root, dim: int, word: str) -> None:
         """Give all stretches of a dimension a word."""
-        for low in self.marks_of(root, dim)[:-1]:
-            self._name((root, dim, low), word)
+        dimension = self._dimension(root, dim)
+        for low in dimension.marks[:-1]:
+            _give(self._name(dimension, low), word)
 
     def word(self, one: Spelled, low: int, high: int) -> str:
         """What a stretch of a letter is called."""
         if one.letter.is_named:
             return one.letter.word
-        atoms = [atom for cut in one.cuts for atom in self._atoms(cut, low, high)]
-        return WORDS[min((self._rank.get(self._find(atom), len(WORDS) - 1) for atom in atoms), default=-1)]
+        ranks = [_top(name).rank for cut in one.cuts for name in self._names_in(cut, low, high)]
+        return WORDS[min(min(ranks, default=len(WORDS)), len(WORDS) - 1)]
 
     def atoms_of(self, root: Root) -> Iterator[tuple[str, Shard]]:
         """Every stretch of a tensor's dimensions, with its word."""
         for dim, length in enumerate(root.info.layout.shape):
-            marks = self.marks_of(root, dim)
-            for low, high in pairwise(marks):
-                rank = self._rank.get(self._find((root, dim, low)), len(WORDS) - 1)
+            dimension = self._dimension(root, dim)
+            for low, high in pairwise(dimension.marks):
+                rank = min(_top(self._name(dimension, low)).rank, len(WORDS) - 1)
                 yield WORDS[rank], Shard(dim, high // low, 0, length // high)
 
     def marks_of(self, root: Root, dim: int) -> list[int]:
-        marks = self._marks.get((root, dim))
-        if marks is None:
+        """Where a dimension falls apart."""
+        return self._dimension(root, dim).marks
+
+    def _dimension(self, root: Root, dim: int) -> _Dimension:
+        found = self._dimensions.get((root, dim))
+        if found is None:
             length = root.info.layout.shape[dim]
-            marks = self._marks[root, dim] = [1, length] if length > 1 else [1]
-        return marks
+            found = self._dimensions[root, dim] = _Dimension([1, length] if length > 1 else [1])
+        while found.same is not None:
+            found = found.same
+        return found
+
+    def _name(self, dimension: _Dimension, low: int) -> _Name:
+        name = self._names.get((dimension, low))
+        if name is None:
+            name = self._names[dimension, low] = _Name()
+        return name
+
+    def _unite(self, one: Spelled) -> bool:
+        """Take the dimensions of a letter as one, if it has all of each, as most letters have."""
+        if not one.is_plain:
+            return False
+        first, *rest = (self._dimension(cut.operand.root, cut.digits[0].dim) for cut in one.cuts)
+        for other in rest:
+            if other is not first:
+                other.same = first
+        return True
 
     def _mark(self, root: Root, dim: int, mark: int) -> bool:
         return dim != REPEATED and insert(self.marks_of(root, dim), mark)
@@ -146,34 +201,35 @@ class Dimensions:
                 place *= count
         return changed
 
-    def _atoms(self, cut: MemoryCut, low: int, high: int) -> Iterator[tuple[Root, int, int]]:
+    def _names_in(self, cut: MemoryCut, low: int, high: int) -> Iterator[_Name]:
+        """Names of the stretches of a tensor that lie in a stretch of a letter."""
         place = 1
         low, high = low * cut.unit, high * cut.unit
         for dim, unit, count in cut.digits:
             if dim != REPEATED:
-                for mark in self.marks_of(cut.operand.root, dim)[:-1]:
+                dimension = self._dimension(cut.operand.root, dim)
+                for mark in dimension.marks[:-1]:
                     if unit * max(low, place) <= mark * place < unit * min(high, place * count):
-                        yield cut.operand.root, dim, mark
+                        yield self._name(dimension, mark)
             place *= count
 
-    def _find(self, atom: tuple[Root, int, int]) -> tuple[Root, int, int]:
-        parent = self._parent
-        while (above := parent.get(atom, atom)) is not atom:
-            parent[atom] = parent.get(above, above)
-            atom = above
-        return atom
 
-    def _union(self, one: tuple[Root, int, int], other: tuple[Root, int, int]) -> None:
-        one, other = self._find(one), self._find(other)
-        if one is not other and one != other:
-            self._parent[other] = one
-            rank = min(self._rank.get(one, len(WORDS)), self._rank.pop(other, len(WORDS)))
-            if rank < len(WORDS):
-                self._rank[one] = rank
+def _top(name: _Name) -> _Name:
+    while name.same is not None:
+        name = name.same
+    return name
 
-    def _name(self, atom: tuple[Root, int, int], word: str) -> None:
-        top = self._find(atom)
-        self._rank[top] = min(self._rank.get(top, len(WORDS)), _RANK[word])
+
+def _unite_names(one: _Name, other: _Name) -> None:
+    one, other = _top(one), _top(other)
+    if one is not other:
+        other.same = one
+        one.rank = min(one.rank, other.rank)
+
+
+def _give(name: _Name, word: str) -> None:
+    top = _top(name)
+    top.rank = min(top.rank, _RANK[word])
 
 
 def part_of(cut: MemoryCut, low: int, high: int) -> Shard | Replicate | None:
