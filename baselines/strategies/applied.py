@@ -20,7 +20,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute import recompute
+from graphs.transforms.recompute import recompute, unmatched
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.splitting.sharding import STATISTICS
@@ -71,6 +71,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             "objective throughput."
         )
     _check_statistics(graph, strategy)
+    _check_patterns(graph, strategy)
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
@@ -131,6 +132,18 @@ def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntAr
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
     names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
     return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
+
+
+def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
+    """A pattern that nothing matches would quietly change nothing."""
+    for pattern in unmatched(graph, strategy.recompute)[:1]:
+        what, names = ("kind of op", graph.kinds) if pattern.startswith("kind:") else ("module", graph.modules)
+        known = sorted({name for name in names if name})
+        shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
+        raise StrategyError(
+            f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
+            f"{shown}{' and others' if len(known) > 4 else ''}."
+        )
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
