@@ -17,7 +17,7 @@ from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
-from graphs.opgraph import OpGraph
+from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.recompute import recompute, unmatched
@@ -92,6 +92,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
         spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
+    elif strategy.micro_batches > 1 or strategy.recompute:
+        numbers = _program_order(spelt_out)
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
@@ -103,6 +105,18 @@ def _order(strategy: Strategy) -> PipelineOrder:
     if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
         chunks = 2
     return pipeline_order(strategy.order, strategy.stages, strategy.micro_batches, chunks)
+
+
+def _program_order(derived: Derived) -> FloatArray:
+    """float64 [n], an explicit order: micro-batch after micro-batch, each in the order in which its model computes.
+
+    Without it, devices would run all forward passes first, and first copies before second ones, which saves no memory.
+    What is for the whole step comes first if it is forward, and else last.
+    """
+    is_whole = derived.micro_batch < 0
+    is_forward = derived.graph.phase == Phase.FORWARD
+    turn = np.where(is_whole, np.where(is_forward, -1, derived.n_micro_batches), derived.micro_batch)
+    return turn * (derived.source.n_ops + 1.0) + derived.origin
 
 
 def _homes(derived: Derived, devices: IntArray, stage: IntArray, order: PipelineOrder | None) -> IntArray:

@@ -78,28 +78,35 @@ class Exchanges:
         op = int(graph.tensor_producer[tensor])
         ids = layout.tensor_ids(tensor)
         sizes = self.sizes[ids]
-        total, group = ids[0], int(graph.colocation[op])
-        places = np.arange(layout.places)
-        for batch in range(1, len(ids)):
-            adds = self.out.ops(
-                self._named(f"{graph.op_names[op]}/accumulate", [f"{self.spot(p)} mb{batch}" for p in places.tolist()]),
-                kinds="accumulate",
-                dtypes=graph.dtypes[op],
-                modules=graph.modules[op],
-                flops=sizes[0] * ADD_FLOPS_PER_BYTE,
-                bytes_moved=sizes[0] * ADD_BYTES_PER_BYTE,
-                kernels=1,
-                colocation=-1 if group < 0 else group * layout.places + places,
-                phase=int(graph.phase[op]),
-                pins=graph.pins[op],
-                origin=op,
-                part=places,
-                micro_batch=batch,
-            )
-            self.out.edges(total, adds)
-            self.out.edges(ids[batch], adds)
-            is_kept = bool(graph.tensor_in_place[tensor] and not self.is_released[tensor])
-            total = self.out.tensors(adds, sizes[0], is_kept)
+        group, later = int(graph.colocation[op]), len(ids) - 1
+        place = np.tile(np.arange(layout.places), later)
+        batch = np.repeat(np.arange(1, later + 1), layout.places)
+        size = np.tile(sizes[0], later)
+        spots = [self.spot(p) for p in range(layout.places)]
+        adds = self.out.ops(
+            self._named(
+                f"{graph.op_names[op]}/accumulate",
+                [f"{spots[p]} mb{b}" for p, b in zip(place.tolist(), batch.tolist(), strict=True)],
+            ),
+            kinds="accumulate",
+            dtypes=graph.dtypes[op],
+            modules=graph.modules[op],
+            flops=size * ADD_FLOPS_PER_BYTE,
+            bytes_moved=size * ADD_BYTES_PER_BYTE,
+            kernels=1,
+            colocation=-1 if group < 0 else group * layout.places + place,
+            phase=int(graph.phase[op]),
+            pins=graph.pins[op],
+            origin=op,
+            part=place,
+            micro_batch=batch,
+        )
+        is_kept = bool(graph.tensor_in_place[tensor] and not self.is_released[tensor])
+        sums = self.out.tensors(adds, size, is_kept).reshape(later, layout.places)
+        adds = adds.reshape(later, layout.places)
+        self.out.edges(ids[1:], adds)
+        self.out.edges(np.concatenate([ids[:1], sums[:-1]]), adds)
+        total = sums[-1]
         self._made[key] = total[None, :], sizes[:1]
         return self._made[key]
 
