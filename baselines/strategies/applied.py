@@ -111,11 +111,11 @@ def _program_order(derived: Derived) -> FloatArray:
     """float64 [n], an explicit order: micro-batch after micro-batch, each in the order in which its model computes.
 
     Without it, devices would run all forward passes first, and first copies before second ones, which saves no memory.
-    What is for the whole step comes first if it is forward, and else last.
+    What is for the whole step comes first, as soon as it is ready, and updates last.
     """
     is_whole = derived.micro_batch < 0
-    is_forward = derived.graph.phase == Phase.FORWARD
-    turn = np.where(is_whole, np.where(is_forward, -1, derived.n_micro_batches), derived.micro_batch)
+    is_update = derived.graph.phase == Phase.UPDATE
+    turn = np.where(is_whole, np.where(is_update, derived.n_micro_batches, -1), derived.micro_batch)
     return turn * (derived.source.n_ops + 1.0) + derived.origin
 
 
