@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import replicas_worker
 import torch
 from parallel.fake_group import LocalWork, fake_mesh
 from parallel.transformer import Transformer, batch
@@ -24,8 +27,9 @@ from torch.distributed.tensor.parallel import (
 
 from graphs import OpGraph
 from graphs.capture import capture
+from graphs.transforms.collectives import bucketed
 from graphs.transforms.derived import Derived
-from graphs.transforms.splitting import split
+from graphs.transforms.splitting import Axis, Zero, split
 from graphs.transforms.strategy import Strategy
 
 LAYERS, WIDTH = 2, 32
@@ -157,3 +161,75 @@ def test_sequence_parallel(mesh: DeviceMesh) -> None:
     # words there, for the product's weight, and every rank adds up all of it.
     mine["all_reduce"] -= 2 * LAYERS * NORM
     assert mine + LOSS == work.exchanged
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+Exchanges = list[tuple[str, int]]
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exchanges]:
+    """What two processes exchange in a step, by how they share it: kind and bytes of each collective."""
+    folder = tmp_path_factory.mktemp("replicas")
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=replicas_worker.work, args=(rank, folder)) for rank in (0, 1)]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    found = json.loads((folder / "exchanged.json").read_text())
+    return {how: [(kind, size) for kind, size in made] for how, made in found.items()}
+
+
+def total(made: Exchanges) -> Counter[str]:
+    result: Counter[str] = Counter()
+    for kind, size in made:
+        result[kind] += size
+    return result
+
+
+def test_distributed_data_parallel_fills_the_same_buckets(replicas: dict[str, Exchanges]) -> None:
+    derived = bucketed(ours("dp2"), replicas_worker.BUCKET_BYTES)
+    mine = [(collective.kind, collective.bytes) for collective in derived.collectives]
+    assert total(mine) == total(replicas["replicated"])
+    assert len(mine) == len(replicas["replicated"]) > 1
+    for (_, size), (_, theirs) in zip(mine, replicas["replicated"], strict=True):
+        assert abs(size - theirs) <= NORM  # of two gradients that one op makes, either may come first
+
+
+def test_fsdp2_gathers_and_scatters_the_same(replicas: dict[str, Exchanges]) -> None:
+    derived = split(step(), [Axis("dp", 2, ("batch",))], zero=Zero(3))
+    # It gathers whole layers again for the backward pass; we only what that pass reads: no embedding, and of linear
+    # layers no bias.
+    kept = {"layers", "norm_attention", "norm_inner", "norm", "output"}
+    parameters = [(name.split("."), p.nbytes) for name, p in Transformer().named_parameters()]
+    not_gathered = sum(
+        size for path, size in parameters if path[0] == "embed" or (path[-1] == "bias" and path[-2] not in kept)
+    )
+    mine = exchanged(derived)
+    mine["all_gather"] += not_gathered
+    assert mine == total(replicas["sharded"])
+
+
+def test_fsdp2_pads_rows_that_do_not_divide(replicas: dict[str, Exchanges]) -> None:
+    """FSDP2 cuts by rows, of which every rank has as many as the first; we cut by bytes, and pad nothing."""
+    graph = capture(nn.Linear(4, 5), (torch.ones(2, 4, requires_grad=True),), train=True, optimizer="sgd")
+    derived = split(graph, [Axis("dp", 2, ("batch",))], zero=Zero(3))
+    whole, rows_of_six = (5 * 4 + 5) * 4, (6 * 4 + 6) * 4
+    assert exchanged(derived)["reduce_scatter"] == whole
+    assert total(replicas["padded"])["reduce_scatter"] == rows_of_six
+
+
+def test_convolutions_gather_their_weights_for_the_backward_pass_too() -> None:
+    """One op writes the gradients of input and weight, and reads the weight for the first of them."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 6, 3, bias=False))
+    graph = capture(model, (torch.ones(4, 3, 8, 8),), train=True, optimizer="sgd")
+    derived = split(graph, [Axis("dp", 2, ("batch",))], zero=Zero(3))
+    first, second = (p.nbytes for p in model.parameters())
+    assert exchanged(derived)["all_gather"] == first + 2 * second
