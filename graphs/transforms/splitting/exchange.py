@@ -44,7 +44,8 @@ class Exchanges:
             tensor: of the source.
             targets: code that is needed along each axis of the mesh; None where it is there already.
             summed: whether the micro-batches' copies are to be added up first.
-            phase: of the consumer; what is gathered is gathered again for the backward pass.
+            phase: of the consumer; what is gathered is gathered again for the backward pass, except along a tensor axis
+                without ``sequence``, where every part keeps whole activations.
         """
         layout = self.layout
         ids = layout.tensor_ids(tensor)
@@ -59,10 +60,11 @@ class Exchanges:
             if target is None:
                 continue
             written = int(layout.mesh[a].written[tensor])
-            gathered = written != SUM and phase is not Phase.FORWARD
-            key = (*key, a, target, gathered)
+            kind = _kind(written, target)
+            axis = layout.mesh[a].axis
+            is_kept = not axis.words and not axis.sequence  # as all activations there are whole
+            key = (*key, a, target, kind == "all_gather" and phase is not Phase.FORWARD and not is_kept)
             if key not in self._made:
-                kind = _kind(written, target)
                 op = int(layout.graph.tensor_producer[tensor])
                 in_place = bool(layout.graph.tensor_in_place[tensor])
                 self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place)

@@ -167,7 +167,7 @@ class _Walk:
         """
         kinds = self.graph.kinds
         for op, row in enumerate(self.row):
-            if row is not None and any(word in kinds[op] for word in SHAPE_ONLY):
+            if any(word in kinds[op] for word in SHAPE_ONLY):
                 for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
                     self.read[e] = self.written[self.input_tensor[e]]
             shared = next((word for word in (STATISTICS, _LABEL_COUNT) if word in kinds[op]), None)
@@ -280,7 +280,9 @@ class _Walk:
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
                 return min(cut, key=lambda choice: self._product_s(choice, read))
-        if self.axis.sequence:
+        # Summands that are added up anyway are exchanged once, as their sum.
+        added = [choice for choice in rows if len(read) > 1 and set(choice.tensors) == {SUM}]
+        if self.axis.sequence and not any(self._fits(choice, read) for choice in added):
             along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
             is_sum = any(self.available[t] == {SUM} for t in read)
             if along and (is_sum or not any(self._fits(choice, read) for choice in rows)):
@@ -344,10 +346,10 @@ class _Walk:
             flops = row.whole_flops + (self.flops[op] - row.whole_flops) / k
             work = flops * _FLOP_S + (row.whole_bytes + (self.moved[op] - row.whole_bytes) / k) * _BYTE_S
         follows = any(need > SUM for need in choice.tensors) and self._fits(choice, read)
-        later = 0.0
+        later, sent = 0.0, (self.axis.size - 1) / self.axis.size
         for t, made in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), choice.outputs, strict=True):
             if made == SUM:
-                later += 2.0 * self.size[t]
+                later += 2.0 * sent * self.size[t]
             elif made > SUM and not follows:
                 later += self.size[t]
         return float(self._exchange_s(choice, read) + work + later * _SENT_BYTE_S)

@@ -167,8 +167,8 @@ class Storage:
         for number, state in trained:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 ops = [op for op in map(self._index.__getitem__, state.users) if graph.phase[op] == phase]
-                if phase is Phase.BACKWARD:  # writing its gradient does not read a parameter
-                    ops = [op for op in ops if not self._writes_gradient(op)]
+                if phase is Phase.BACKWARD:  # what only writes its gradient does not read a parameter
+                    ops = [op for op in ops if not self._writes_only_gradients(op)]
                 if ops:
                     uses.append((int(min(position[ops])), phase, number, state, ops))
         for _, phase, number, state, ops in sorted(uses, key=lambda use: (use[0], use[2])):
@@ -186,10 +186,10 @@ class Storage:
             for op in ops:
                 out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))
 
-    def _writes_gradient(self, op: int) -> bool:
+    def _writes_only_gradients(self, op: int) -> bool:
         graph = self.layout.graph
         written = slice(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
-        return bool(graph.tensor_in_place[written].any())
+        return bool(graph.tensor_in_place[written].all())
 
     def _parameter(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> tuple[IntArray, IntArray]:
         """An op that writes nothing but the part of a parameter that each place keeps."""
