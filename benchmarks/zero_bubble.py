@@ -10,6 +10,7 @@ is waited for only by the first micro-batch of every group. One row repeats that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def bubble_rate(
     order: PipelineOrder, seconds: tuple[float, float, float], transfer_s: float, relaxed: bool = False
 ) -> float:
     """The share of its time that a device is idle; `seconds` are F, B and W of one micro-batch on one device."""
-    derived, stage = chunked_chain(order, seconds, transfer_s, relaxed)
+    p, v = len(order.sequences), len(order.devices)
+    derived, stage = chunked_chain(order, [tuple(part * p / v for part in seconds)] * v, transfer_s, relaxed)
     ordered, numbers = sequenced(derived, stage, order.sequences)
     device = np.array(order.devices)[stage[ordered.origin]]
     simulator = Simulator(Problem(ordered.graph, meshed(len(order.sequences))))
@@ -105,25 +107,25 @@ def bubble_rate(
 
 
 def chunked_chain(
-    order: PipelineOrder, seconds: tuple[float, float, float], transfer_s: float, relaxed: bool = False
+    order: PipelineOrder, seconds: Sequence[tuple[float, ...]], transfer_s: float, relaxed: bool = False
 ) -> tuple[Derived, np.ndarray]:
-    """A chain of equal stages, chunked as the order says, and the virtual stage of each op of its source.
+    """A chain of stages, chunked as the order says, and the virtual stage of each op of its source.
 
     Where the order runs whole backward passes, each is one op, whose results leave at its end, as autograd's do.
 
     Args:
-        seconds: F, B and W of one micro-batch on one device, shared by the virtual stages there.
+        seconds: F, B and W of one micro-batch, for each virtual stage.
         transfer_s: of any tensor from one device to another.
         relaxed: only the first micro-batch of each group of p waits for the last device on the first, or back.
     """
     v, p, m = len(order.devices), len(order.sequences), order.micro_batches
     whole = any(block.kind == WHOLE_BACKWARD for block in order.sequences[0])
-    forward, backward, weights = (part * p / v for part in seconds)
-    parts = {"F": forward, "B": backward + weights} if whole else {"F": forward, "B": backward, "W": weights}
+    letters = "FB" if whole else "FBW"
     ops, tensors = [], []
     for i in range(m):
         for stage in range(v):
-            for kind, time_s in parts.items():
+            parts = seconds[stage] if not whole else (seconds[stage][0], sum(seconds[stage][1:]))
+            for kind, time_s in zip(letters, parts, strict=True):
                 phase = Phase.FORWARD if kind == "F" else Phase.BACKWARD
                 ops.append(Op(f"{kind}{stage}.{i}", time_s={"*": time_s}, phase=phase))
             f, b, w = (f"{kind}{stage}.{i}" for kind in "FBW")
@@ -135,12 +137,12 @@ def chunked_chain(
             if stage and (waits or stage % p):
                 tensors.append(Tensor(b, 0, (f"B{stage - 1}.{i}",), transfer_s))
     graph = OpGraph.build(ops, tensors, "chain of stages")
-    each = len(parts) * v
+    each = len(letters) * v
     source = OpGraph.build(ops[:each], (t for t in tensors if t.producer.endswith(".0")), "chain of stages")
     n = graph.n_ops
     origins = np.arange(n) % each
     derived = Derived(graph, source, np.arange(n + 1), origins, np.zeros(n, np.int64), np.arange(n) // each, (), m)
-    return derived, np.arange(each) // len(parts)
+    return derived, np.arange(each) // len(letters)
 
 
 def meshed(devices: int) -> Cluster:
