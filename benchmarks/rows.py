@@ -2,7 +2,7 @@
 
     python benchmarks/rows.py [--markdown] [NAME ...]
 
-Models of the zoo in full size, models of transformers and a U-Net in small ones; inference and training step. The goal
+Models of the zoo in full size and models of transformers in small ones; inference and training step. The goal
 is 99 % of the FLOPs along the batch and 90 % along one more axis.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,39 +26,6 @@ IMAGES = torch.zeros(4, 3, 32, 32)
 LABELS = torch.zeros(4, dtype=torch.long)
 
 
-class UNet(nn.Module):
-    """Down twice, up twice, with what each level saw on the way down beside what comes up."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        sizes = [3, width, 2 * width, 4 * width]
-        self.down = nn.ModuleList(self.block(a, b) for a, b in pairwise(sizes))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in ((width, 2 * width), (2 * width, 4 * width)))
-        self.merge = nn.ModuleList(self.block(2 * a, a) for a in (width, 2 * width))
-        self.head = nn.Conv2d(width, 2, 1)
-
-    @staticmethod
-    def block(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU(),
-            nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(),
-        )  # fmt: skip
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = []
-        for block in self.down:
-            x = block(x if not seen else nn.functional.max_pool2d(x, 2))
-            seen.append(x)
-        for up, merge, beside in zip(reversed(self.up), reversed(self.merge), reversed(seen[:-1]), strict=True):
-            x = merge(torch.cat([up(x), beside], 1))
-        result: torch.Tensor = self.head(x)
-        return result
-
-
-def unet() -> Case:
-    return UNet(), {"x": IMAGES}, {}
-
-
 def transformer(config: str, model: str, inputs: dict[str, Any], extra: dict[str, Any], **settings: Any) -> Case:
     import transformers
 
@@ -71,7 +37,6 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 TEXT = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
 TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 CASES: dict[str, Callable[[], Case]] = {
-    "unet": unet,
     "bert": lambda: transformer(
         "BertConfig", "BertForSequenceClassification", TEXT, {"labels": LABELS}, intermediate_size=64, **SMALL
     ),
