@@ -6,16 +6,23 @@ Source: V. Korthikanti et al., "Reducing activation recomputation in large trans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from checks import Found, Row, Summary
 from megatron_layer import captured_layer
-from transformer_times import Figures, Layer, applied_to, fitted, head_passes, layer_passes, pipeline_s, update_s
-from transformer_times import VOCABULARY, Passes
+from transformer_times import (
+    VOCABULARY,
+    Figures,
+    Layer,
+    Passes,
+    applied_to,
+    fitted,
+    head_passes,
+    layer_passes,
+    pipeline_s,
+    update_s,
+)
 
 from baselines.strategies.orders import pipeline_order
-from graphs.kept import activation_bytes
 from graphs.opgraph import Phase
 
 SELECTIVE, FULL = "recompute=kind:*bmm*", "recompute=layers.*"
@@ -94,7 +101,9 @@ def times() -> Found:
     for strategy, (small, large) in ITERATIONS.items():
         ours = _iteration_s(Layer(*MODELS["22B"], TOKENS, 4), strategy, 48, figures)
         iterations.append(Row(f"22B iteration, {strategy}, s", small, ours))
-        ours = _iteration_s(Layer(*MODELS["530B"], TOKENS, 1), strategy, 105, figures, stages=35, micro_batches=280, chunks=3)
+        ours = _iteration_s(
+            Layer(*MODELS["530B"], TOKENS, 1), strategy, 105, figures, stages=35, micro_batches=280, chunks=3
+        )
         iterations.append(Row(f"530B iteration, {strategy}, s", large, ours))
     off = [abs(row.ours / row.published - 1) for row in iterations if row.published]
     return Found(

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from checks import Found, Row, Summary
-from transformer_times import VOCABULARY, Figures, Layer, Passes, fitted, head_passes, layer_passes, pipeline_s, update_s
+from transformer_times import (
+    VOCABULARY,
+    Figures,
+    Layer,
+    Passes,
+    fitted,
+    head_passes,
+    layer_passes,
+    pipeline_s,
+    update_s,
+)
 
 from baselines.strategies.orders import pipeline_order
 from env.collectives import Interconnect, collective_s

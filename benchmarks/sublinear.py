@@ -21,7 +21,7 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs import OpGraph, Phase
 from graphs.generators import convolution_chain
-from graphs.transforms.recompute import recompute_stretches
+from graphs.transforms.recomputing import recompute_stretches
 
 LAYERS = 10_000
 MIB = 2**20

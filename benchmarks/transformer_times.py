@@ -55,9 +55,7 @@ class Figures:
     latency_s: float = 3.4e-6
 
     def gpu(self) -> Device:
-        return replace(
-            GPU, compute_efficiency=self.compute_efficiency, bandwidth_efficiency=self.bandwidth_efficiency
-        )
+        return replace(GPU, compute_efficiency=self.compute_efficiency, bandwidth_efficiency=self.bandwidth_efficiency)
 
 
 @dataclass(frozen=True)

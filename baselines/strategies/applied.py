@@ -20,7 +20,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute import recompute, unmatched
+from graphs.transforms.recomputing import recompute, unmatched
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.splitting.sharding import STATISTICS

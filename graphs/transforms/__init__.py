@@ -1,1 +1,28 @@
-"""Transforms: graph in, graph out, without knowing devices or times; a room for each, and a `Strategy` lists them."""
+"""Transforms: graph in, graph out, without knowing devices or times; a room for each, and a `Strategy` lists them.
+
+Coarsening has its own front door, `graphs.transforms.coarsen`.
+"""
+
+from graphs.transforms.collectives import bucketed, reduce
+from graphs.transforms.derived import Collective, Derived, MeshAxis
+from graphs.transforms.recomputing import recompute, recompute_stretches
+from graphs.transforms.sequencing import sequenced
+from graphs.transforms.splitting import Axis, Zero, chunk, shard, split
+from graphs.transforms.strategy import Strategy
+
+__all__ = [
+    "Axis",
+    "Collective",
+    "Derived",
+    "MeshAxis",
+    "Strategy",
+    "Zero",
+    "bucketed",
+    "chunk",
+    "recompute",
+    "recompute_stretches",
+    "reduce",
+    "sequenced",
+    "shard",
+    "split",
+]

@@ -10,11 +10,13 @@ matter.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from graphs.disk import plain_reason
 from graphs.errors import StrategyError
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
 from graphs.transforms.splitting.sharding import Axis
@@ -59,7 +61,7 @@ class MeshRule:
     modules: tuple[str, ...] = ()
 
     def axis(self) -> Axis:
-        """What `graphs.transforms.splitting.split` is told."""
+        """What `graphs.transforms.splitting.splitter` is told."""
         return Axis(self.name, self.size, AXES[self.name], self.sequence, self.modules)
 
     def __str__(self) -> str:
@@ -169,6 +171,25 @@ class Strategy:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; `from_dict` gives the strategy back."""
         return asdict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text; `from_json` gives the strategy back."""
+        return json.dumps(self.to_dict())
+
+    @staticmethod
+    def from_json(text: str) -> Strategy:
+        """The inverse of `to_json`.
+
+        Raises:
+            StrategyError: no JSON object, or as `from_dict`.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise StrategyError(f"a strategy is not JSON: {plain_reason(error)}.") from None
+        if not isinstance(values, dict):
+            raise StrategyError(f"a strategy is {type(values).__name__} in JSON; expected an object.")
+        return Strategy.from_dict(values)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Strategy:

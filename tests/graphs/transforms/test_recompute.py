@@ -17,7 +17,7 @@ from env.simulation.simulator import Simulator
 from graphs import GraphError, Op, OpGraph, Phase, Replicate, SplitRow, State, Tensor
 from graphs.generators import convolution_chain, layered
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute import recompute, recompute_stretches, unmatched
+from graphs.transforms.recomputing import recompute, recompute_stretches, unmatched
 
 RULES: dict[str, Callable[[OpGraph], Derived]] = {
     "a": lambda graph: recompute(graph, ["a"]),

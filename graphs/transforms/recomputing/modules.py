@@ -17,7 +17,7 @@ from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
-from graphs.transforms.recompute.again import Runs, run_again
+from graphs.transforms.recomputing.again import Runs, run_again
 
 _KIND = "kind:"
 
