@@ -22,6 +22,7 @@ from graphs.files import load_json_graph, save_graph
 from graphs.opgraph import OpGraph
 from graphs.rows import Partial, Replicate, Shard
 from graphs.transforms.coverage import TOGETHER, UPDATES, coverage
+from graphs.zoo import build
 
 
 def rows(graph: OpGraph, name: str) -> list[str]:
@@ -201,7 +202,17 @@ def test_without_dtensor_there_are_our_rules_alone(monkeypatch: pytest.MonkeyPat
     assert dtensor.letters(*CALLS["mm"][:2], (), 1) == []
 
 
-# -- models of others --------------------------------------------------------------------------------------------------
+# -- models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["resnet50", "unet", "nmt4", "gpt2", "llama3_8b", "mixtral_8x7b", "two_tower"])
+def test_the_zoo_can_be_split_by_batch_and_by_one_more_axis(name: str, train: bool) -> None:
+    zoo = build(name, small=True)
+    shares = coverage(capture(zoo.model, zoo.train_args if train else zoo.args, train=train)).shares
+    assert shares["batch"] > 0.99
+    assert max(share for axis, share in shares.items() if axis != "batch") > 0.9
+
 
 TOKENS = torch.zeros(4, 8, dtype=torch.long)
 
