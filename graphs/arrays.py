@@ -38,6 +38,17 @@ def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
     return rank[inverse.reshape(-1)], np.sort(first).astype(np.int64)
 
 
+def groups(labels: IntArray) -> IntArray:
+    """Labels as numbers 0, 1, ... by first appearance; those below 0, of what is in no group, as -1.
+
+    So `OpGraph` numbers colocation groups, and its hash tells graphs with other numbers apart.
+    """
+    result = np.full(len(labels), -1, dtype=np.int64)
+    grouped = labels >= 0
+    result[grouped], _ = numbered(labels[grouped])
+    return result
+
+
 def pointers(row: NDArray[np.integer[Any]], count: int) -> IntArray:
     """int64 [count + 1]: where the entries of each row 0 .. count - 1 begin, once they are sorted by row (CSR)."""
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))]).astype(np.int64)

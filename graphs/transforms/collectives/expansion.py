@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray, groups
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.transforms.collectives.rewiring import rewired, taken
@@ -97,7 +97,7 @@ def _replaced(derived: Derived, batches: list[_Batch], seconds: FloatArray) -> D
         **_texts(graph, batches, origin, order),
         **_numbers(graph, origin, is_new, added, rank_ops, order),
         forward_of=_renumbered(graph.forward_of, number, origin, is_new)[order],
-        colocation=_colocation(graph, batches, rank_ops, origin)[order],
+        colocation=groups(_colocation(graph, rank_ops)[origin][order]),
         time_keys=time_keys,
         time_s=np.where(is_new[:, None], np.nan, time_s[origin])[order],
         **rewired(tensors, edges, number),
@@ -205,12 +205,12 @@ def _renumbered(ops: IntArray, number: IntArray, origin: IntArray, is_new: BoolA
     return np.where(is_new | (ops[origin] < 0), -1, number[np.maximum(ops[origin], 0)])
 
 
-def _colocation(graph: OpGraph, batches: list[_Batch], rank_ops: IntArray, origin: IntArray) -> IntArray:
-    """All ops of a rank stay together: in the group of its op, or a new one."""
+def _colocation(graph: OpGraph, rank_ops: IntArray) -> IntArray:
+    """int64 [n]: the group of each op; those of ranks have one, which all ops of the rank will belong to."""
     group = graph.colocation.copy()
     free = rank_ops[group[rank_ops] < 0]
     group[free] = group.max(initial=-1) + 1 + np.arange(len(free))
-    return group[origin]
+    return group
 
 
 def _times(

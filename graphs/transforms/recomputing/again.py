@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphs.arrays import BoolArray, IntArray, numbered
+from graphs.arrays import BoolArray, IntArray, groups
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Replicate, SplitRow, State
@@ -271,10 +271,7 @@ def _together(graph: OpGraph, again: BoolArray, old: IntArray) -> IntArray:
     group = graph.colocation.copy()
     alone = np.flatnonzero(keeps & again & (group < 0))
     group[alone] = group.max() + 1 + np.arange(len(alone))
-    group = group[old]
-    grouped = group >= 0
-    group[grouped], _ = numbered(group[grouped])
-    return group
+    return groups(group[old])
 
 
 def _rows(graph: OpGraph, old: IntArray, edges: _Edges, gates: IntArray) -> tuple[tuple[SplitRow, ...], ...]:

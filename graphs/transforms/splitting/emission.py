@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graphs.arrays import IntArray, pointers
+from graphs.arrays import IntArray, groups, pointers
 from graphs.opgraph import OpGraph
 
 _OPS: dict[str, Any] = {
@@ -103,6 +103,7 @@ class Emission:
         }
         about = {key: columns.pop(key) for key in ("origin", "part", "micro_batch")}
         unread = np.bincount(tensor, minlength=len(order)) == 0
+        columns["colocation"] = groups(columns["colocation"])
         graph = OpGraph(
             name=name,
             op_names=tuple(self._names),

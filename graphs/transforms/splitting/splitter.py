@@ -209,17 +209,16 @@ class _Split:
         needless = shapes[consumers] & ~layout.is_chunked[consumers] & layout.is_chunked[graph.tensor_producer[tensors]]
         tensors, consumers, needs = tensors[~needless], consumers[~needless], needs[~needless]
         edge = np.flatnonzero(~needless)
-        simple = ~needs.any(axis=1)
+        across = self._across(consumers, tensors, edge)
+        simple = ~needs.any(axis=1) & ~across
         self._direct(tensors[simple], consumers[simple])
         for e in np.flatnonzero(~simple).tolist():
             t, c = int(tensors[e]), int(consumers[e])
             targets = [int(sharding.read[edge[e]]) if needs[e, a] else None for a, sharding in enumerate(layout.mesh)]
             ids = self.exchanges.converted(t, targets, bool(needs[e, -1]), Phase(int(graph.phase[c])))
             ops = layout.op_ids(c)
-            if len(ids) == len(ops) or len(ids) == 1:
-                self.out.edges(ids, ops)
-            else:  # one op reads all micro-batches
-                self.out.edges(ids, ops[0][None, :] if len(ops) == 1 else ops[:, None, :])
+            reads_all = across[e] or len(ids) > len(ops)  # those of all micro-batches
+            self.out.edges(ids, ops[:, None, :] if reads_all else ops)
 
     def _needs(self, consumers: IntArray, tensors: IntArray) -> BoolArray:
         """bool [e, axes + 1]: along which axes, and last in time, a consumer finds its tensor other than it needs."""
@@ -233,15 +232,23 @@ class _Split:
             differs = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
             columns.append(differs)
         result = np.column_stack(columns)
-        if layout.chunks is not None:  # several cut copies are simply all read, see `_direct`
-            cut = (layout.chunks.written[tensors] > SUM) & ~layout.is_chunked[consumers]
-            result[cut, -1] = False
+        if layout.chunks is not None:  # several cut copies are simply all read
+            result[layout.chunks.written[tensors] > SUM, -1] = False
         if layout.mesh:
             axis = self.storage.axis
             if axis is not None:
                 result[:, axis] &= ~self.storage.takes(tensors, consumers)
                 result[:, -1] &= ~self.storage.takes(tensors, consumers)
         return result
+
+    def _across(self, consumers: IntArray, tensors: IntArray, edge: IntArray) -> BoolArray:
+        """bool [e]: edges over which every micro-batch reads the tensors of all, as a loss over pairs of samples does."""
+        chunks = self.layout.chunks
+        if chunks is None:
+            return np.zeros(len(tensors), dtype=np.bool_)
+        written = chunks.written[tensors]
+        found: BoolArray = (written > SUM) & (chunks.read[edge] != written) & self.layout.is_chunked[consumers]
+        return found
 
     def _direct(self, tensors: IntArray, consumers: IntArray) -> None:
         layout = self.layout

@@ -1,0 +1,120 @@
+"""Laws of derived graphs: what is conserved, what adds up, and that all who score a graph agree on them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_steps import mlp
+
+from baselines.strategies.applied import applied
+from env.checking.checker import audit
+from env.cluster import Cluster, Device
+from env.plan import Plan
+from env.problem import Problem
+from env.simulation.simulator import Simulator
+from graphs import OpGraph
+from graphs.capture import capture
+from graphs.transforms.splitting import Axis, Zero, chunk, split
+from graphs.transforms.strategy import MeshRule, Strategy
+from graphs.zoo import build
+
+DP = ("batch",)
+MODELS = ("bert_base", "resnet50", "rnnlm", "transformer_moe")
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convolution_backward")
+
+
+@cache
+def step(name: str) -> OpGraph:
+    made = build(name, small=True, batch_size=8)
+    return capture(made.model, made.train_args, train=True)
+
+
+def product_flops(graph: OpGraph) -> float:
+    return float(graph.flops[[kind in PRODUCTS for kind in graph.kinds]].sum())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_data_parallelism_halves_products_and_adds_every_gradient_once(name: str) -> None:
+    graph = step(name)
+    derived = split(graph, [Axis("dp", 2, DP)])
+    for part in (0, 1):
+        here = derived.part == part
+        products = here & [kind in PRODUCTS for kind in derived.graph.kinds]
+        assert derived.graph.flops[products].sum() == pytest.approx(product_flops(graph) / 2, rel=1e-9)
+        assert derived.graph.kept_bytes[here].sum() == graph.kept_bytes.sum()
+    assert {collective.kind for collective in derived.collectives} == {"all_reduce"}
+    assert sum(collective.bytes for collective in derived.collectives) == graph.gradient_bytes.sum()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_micro_batches_conserve_work_and_bytes(name: str) -> None:
+    graph = step(name)
+    derived = chunk(graph, 4)
+    assert not derived.collectives
+    assert product_flops(derived.graph) == pytest.approx(product_flops(graph), rel=1e-9)
+    assert derived.graph.kept_bytes.sum() == graph.kept_bytes.sum()
+    assert chunk(graph, 1).graph.hash == split(graph, [Axis("dp", 1, DP)]).graph.hash == graph.hash
+
+
+@settings(max_examples=40)
+@given(dp=st.integers(1, 4), tp=st.integers(1, 3), micro=st.integers(1, 3), layers=st.integers(1, 4))
+def test_on_one_device_times_add_up(dp: int, tp: int, micro: int, layers: int) -> None:
+    """Where only FLOPs take time, the parts of the products take as long as the products."""
+    graph = mlp(batch=12, layers=layers)
+    derived = split(graph, [Axis("dp", dp, DP), Axis("tp", tp)], micro)
+    alone = Cluster("alone", (Device("gpu", "gpu", 1 << 40, {"float32": 1e9}, 1e30),), ()).with_lanes()
+    seconds = [
+        Simulator(Problem(g, alone)).score(Plan(np.zeros(g.n_ops, dtype=np.int64))).step_time_s
+        for g in (graph, derived.graph)
+    ]
+    added = sum(
+        flops
+        for kind, flops in zip(derived.graph.kinds, derived.graph.flops.tolist(), strict=True)
+        if kind == "accumulate"
+    )
+    assert seconds[1] == pytest.approx(seconds[0] + added / 1e9, rel=1e-9)
+
+
+def strategies() -> st.SearchStrategy[Strategy]:
+    """For at most eight devices."""
+
+    def made(dp: int, tp: int, sp: bool, stages: int, micro: int, zero: int, order: str) -> Strategy:
+        mesh = (MeshRule("dp", dp),) * (dp > 1) + (MeshRule("tp", tp, sp),) * (tp > 1)
+        micro = max(micro, 2) if stages > 1 else micro
+        how = {"order": order} if stages > 1 else {}
+        return Strategy(mesh, stages, micro_batches=micro, zero=zero if dp > 1 else 0, statistics="local", **how)
+
+    small = st.sampled_from((1, 2))
+    orders = st.sampled_from(("gpipe", "1f1b", "zb-h1"))
+    return st.builds(made, small, small, st.booleans(), small, st.sampled_from((1, 2)), st.integers(0, 3), orders)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "alexnet"])
+@settings(max_examples=12)
+@given(strategy=strategies())
+def test_simulator_reference_and_checker_agree_on_derived_graphs(name: str, strategy: Strategy) -> None:
+    made = applied(step(name), Cluster.preset("8xA100-nvswitch"), strategy)
+    score = Simulator(made.problem).score(made.plan)
+    slow = audit(made.problem.graph, made.problem.cluster, made.plan)
+    assert slow.problems == ()
+    assert score.feasible
+    assert score.step_time_s == pytest.approx(slow.step_time_s, rel=1e-12)
+    assert score.peak_bytes.tolist() == list(slow.peak_bytes.values())
+    graph = made.derived.graph
+    assert OpGraph.build(*graph.records(), graph.name, graph.origin, graph.states).hash == graph.hash
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_split_storage_adds_up_to_one_copy_of_what_is_trained(name: str, level: int) -> None:
+    graph = step(name)
+    whole, derived = (split(graph, [Axis("dp", 4, DP)], zero=zero).graph for zero in (None, Zero(level)))
+    trained = {"optimizer_bytes": 1, "gradient_bytes": 2}
+    for part, least in trained.items():
+        copies = 1 if level >= least else 4
+        assert getattr(derived, part).sum() == copies * getattr(graph, part).sum()
+        assert getattr(whole, part).sum() == 4 * getattr(graph, part).sum()
