@@ -36,7 +36,18 @@ NODE_GPUS = 8
 INFINIBAND_S = 14e-6  # of a route between nodes, as the presets have it
 FULL = "recompute=layers.*"
 SEED = 0
-LIMIT = 0.147
+LIMIT = 0.13  # the better of the two that are published for the analytic Calculon
+FEWEST = 10  # rows to which figures are fitted; fewer are predicted with `START`
+START = Figures(
+    compute_efficiency=0.9, bandwidth_efficiency=0.6, port_bytes_per_s=120e9, host_s=80e-6, node_bytes_per_s=100e9
+)
+BOUNDS = {
+    "compute_efficiency": (0.2, 1.0),
+    "bandwidth_efficiency": (0.2, 1.0),
+    "port_bytes_per_s": (20e9, 300e9),
+    "host_s": (1e-6, 2e-4),
+    "node_bytes_per_s": (5e9, 200e9),
+}
 COLUMNS = {
     "gpus": "# GPUs", "batch": "global batch", "micro_batch": "micro batch", "width": "hidden size",
     "heads": "attention heads", "layers": "# layers", "tokens": "sequence length", "tensor": "tensor parallelism",
@@ -62,12 +73,21 @@ class Training:
     measured_s: float
 
     def __post_init__(self) -> None:
+        sizes = [getattr(self, name) for name in COLUMNS]
+        if min(*sizes, self.measured_s) <= 0 or not math.isfinite(self.measured_s):
+            raise ValueError(f"a row has a number that is not above 0: {sizes}, {self.measured_s} s")
+        if self.width % self.heads or self.tensor > self.heads or self.stages > self.layers:
+            raise ValueError(f"{self} has parts without a head or a layer, or {self.heads} heads")
         if self.gpus != self.tensor * self.data * self.stages:
             raise ValueError(f"a row has {self.gpus} GPUs, and parallelism for {self.tensor * self.data * self.stages}")
 
     @property
     def layer(self) -> Layer:
         return Layer(self.width, self.heads, self.tokens, self.micro_batch)
+
+    @property
+    def micro_batches(self) -> int:
+        return math.ceil(self.batch / (self.data * self.micro_batch))
 
     @property
     def workload(self) -> tuple[int, ...]:
@@ -90,7 +110,6 @@ def iteration_s(training: Training, figures: Figures) -> float:
     counts = [len(part) for part in _parts(training.layers, training.stages)]
     passes: list[Passes] = [layer.times(count) for count in counts]
     passes[-1] += head_passes(training.layer, training.tensor, figures)
-    micro_batches = math.ceil(training.batch / (training.data * training.micro_batch))
     stage_gpus = training.tensor * training.data
     ways = figures.port_bytes_per_s
     if stage_gpus * 2 > NODE_GPUS:
@@ -98,7 +117,7 @@ def iteration_s(training: Training, figures: Figures) -> float:
     transfer_s = training.layer.output_bytes / ways
     parameters = (training.layer.parameters * max(counts) + training.width * VOCABULARY) / training.tensor
     return (
-        pipeline_s(pipeline_order("1f1b", training.stages, micro_batches), passes, transfer_s)
+        pipeline_s(pipeline_order("1f1b", training.stages, training.micro_batches), passes, transfer_s)
         + _gradients_s(training, 2 * parameters, figures)
         + update_s(parameters, figures)
     )
@@ -131,28 +150,30 @@ def check(path: Path, content: Any) -> Found | None:
     ]
     numbers = list(range(len(trainings)))
     random.Random(SEED).shuffle(numbers)
-    known = set(numbers[: (len(numbers) + 1) // 2])
-    figures = fitted(partial(_errors, [trainings[i] for i in sorted(known)]), START, BOUNDS)
+    known = set(numbers[: len(numbers) // 2 if len(numbers) >= FEWEST else 0])
+    figures = fitted(partial(_errors, [trainings[i] for i in sorted(known)]), START, BOUNDS) if known else START
     ours = [iteration_s(training, figures) for training in trainings]
     off = [abs(s / training.measured_s - 1) for s, training in zip(ours, trainings, strict=True)]
-    predicted = [off[i] for i in numbers if i not in known]
-    ordered, pairs = _right_order(trainings, ours)
-    rows = [
-        Row(f"{training}{'' if i in known else ' (predicted)'}, s", training.measured_s, ours[i])
-        for i, training in enumerate(trainings)
-    ]
-    print(figures, ordered, pairs, sum(off) / len(off), sum(predicted) / len(predicted))
-    return Found("x", rows, Summary("y", sum(off) / len(off), LIMIT), relative=True)
-
-
-START = Figures(0.6, 0.8, 200e9, 20e-6, 80e9)
-BOUNDS = {
-    "compute_efficiency": (0.2, 1.0),
-    "bandwidth_efficiency": (0.2, 1.0),
-    "port_bytes_per_s": (20e9, 300e9),
-    "host_s": (1e-6, 2e-4),
-    "node_bytes_per_s": (5e9, 200e9),
-}
+    right, pairs = _right_order(trainings, ours)
+    return Found(
+        "iterations of Megatron-DeepSpeed on A100, seconds",
+        [
+            Row(f"{training}{', fitted' if i in known else ''}", training.measured_s, ours[i])
+            for i, training in enumerate(trainings)
+        ],
+        Summary(
+            "mean absolute relative difference of the rows that are predicted",
+            sum(off[i] for i in numbers if i not in known) / (len(off) - len(known)),
+            LIMIT,
+        ),
+        relative=True,
+        note=f"{len(known)} of {len(off)} rows, drawn with seed {SEED}, fit five figures: {figures}, "
+        f"{figures.host_s * 1e6:.0f} us of the host for a kernel, {figures.node_bytes_per_s / 1e9:.0f} GB/s between "
+        f"nodes. Over all rows the mean is {sum(off) / len(off):.1%}. Of {pairs} pairs of rows that train the same on "
+        f"as many GPUs and differ by 2 % or more, {right / max(pairs, 1):.1%} are in the right order. Published for "
+        "the files of 41 rows on several nodes and 288 on one: vTrain, which profiles the GPUs, 14.7 % and 8.4 %; "
+        "Calculon, with one fitted factor, 13.0 % and 30.2 %, in the right order 77.6 % and 72.2 % of the pairs.",
+    )
 
 
 def _errors(trainings: Sequence[Training], figures: Figures) -> list[float]:

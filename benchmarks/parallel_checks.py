@@ -1,14 +1,17 @@
 """Published figures of parallel training beside ours: every file of a folder whose format is known.
 
-    python benchmarks/parallel_checks.py --workloads DIR [--json] [--markdown]
+    python benchmarks/parallel_checks.py --workloads DIR [--json] [--markdown] [--files-only]
 
 DIR holds any number of files; which check takes a file is told by its content, not by its name. Formats:
 
 * JSON list of settings with `bubble_rate`: Zero Bubble pipelines (Qi et al., ICLR 2024), `benchmarks/zero_bubble.py`.
 * JSON with `nodes` that have `TMPCs`: layers of Piper (Tarnawski et al., NeurIPS 2021), `benchmarks/piper.py`.
 * CSV of `gpus,bytes,seconds`: a measured all-reduce, `benchmarks/allreduce.py`.
+* CSV of `hidden size`, `tensor parallelism`, ... and `iteration time (ms)`: measured iterations of Megatron-DeepSpeed
+  (vTrain, MICRO 2024), `benchmarks/megatron.py`.
 
-After the files come figures that need none: memory under recompute (`benchmarks/sublinear.py`).
+After the files come figures that need none: memory under recompute (`benchmarks/sublinear.py`), memory and times of
+transformers under sequence parallelism and selective recompute (`benchmarks/korthikanti.py`).
 
 A file that no check takes is named and left out. Exit code 1 says that a summary figure does not hold.
 """
@@ -26,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import allreduce
+import korthikanti
+import megatron
 import piper
 import sublinear
 import zero_bubble
@@ -36,8 +41,13 @@ CHECKS: Sequence[Check] = (
     zero_bubble.check,
     piper.check,
     allreduce.check,
+    megatron.check,
 )
-WITHOUT_FILE = {"sublinear memory": sublinear.found}
+WITHOUT_FILE = {
+    "sublinear memory": sublinear.found,
+    "activation memory of transformers": korthikanti.memory,
+    "sequence parallelism and selective recompute": korthikanti.times,
+}
 
 
 def main() -> int:
@@ -59,7 +69,7 @@ def main() -> int:
             left_out[name] = "no check knows its format"
         else:
             found[name] = answer
-    found |= {name: make() for name, make in WITHOUT_FILE.items()}
+    found |= {} if options.files_only else {name: make() for name, make in WITHOUT_FILE.items()}
     if options.json:
         print(json.dumps({"files": [_as_json(*item) for item in found.items()], "left_out": left_out}, indent=1))
     else:
@@ -131,6 +141,7 @@ def _options() -> argparse.Namespace:
     made.add_argument("--workloads", type=Path, required=True, help="folder with published figures")
     made.add_argument("--json", action="store_true", help="print JSON and nothing else")
     made.add_argument("--markdown", action="store_true", help="print markdown instead of plain text")
+    made.add_argument("--files-only", action="store_true", help="leave out the figures that need no file")
     return made.parse_args()
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from megatron_layer import captured_head, captured_layer
 from zero_bubble import chunked_chain, meshed
 
 from baselines.strategies.applied import Applied, applied
@@ -53,6 +52,12 @@ class Figures:
     host_s: float = 0.0
     node_bytes_per_s: float = 100e9
     latency_s: float = 3.4e-6
+
+    def __str__(self) -> str:
+        return (
+            f"{self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak memory bandwidth, "
+            f"{self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a node"
+        )
 
     def gpu(self) -> Device:
         return replace(GPU, compute_efficiency=self.compute_efficiency, bandwidth_efficiency=self.bandwidth_efficiency)
@@ -117,12 +122,16 @@ class _Step:
 
 @cache
 def _layer_step(layer: Layer, strategy: str) -> _Step:
+    from megatron_layer import captured_layer
+
     graph = captured_layer(layer.width, layer.heads, layer.tokens, layer.micro_batch)
     return _step(applied_to(graph, strategy))
 
 
 @cache
 def _head_step(layer: Layer, tensor: int) -> _Step:
+    from megatron_layer import captured_head
+
     graph = captured_head(layer.width, layer.tokens, layer.micro_batch, VOCABULARY // tensor)
     return _step(applied_to(graph, "none"))
 
@@ -191,10 +200,11 @@ Errors = Callable[[Figures], Sequence[float]]
 
 
 def fitted(errors: Errors, start: Figures, bounds: dict[str, tuple[float, float]]) -> Figures:
-    """The figures between bounds with the least sum of squares of errors, by their logarithms."""
+    """The figures between bounds whose errors are least, in squares while they are small, then in absolute values."""
     from scipy.optimize import least_squares
 
     names = list(bounds)
+    scale = 0.1  # errors beyond it count less than by their squares
     first = [np.log(getattr(start, name)) for name in names]
     low, high = np.log(np.array([bounds[name] for name in names])).T
 
@@ -203,6 +213,6 @@ def fitted(errors: Errors, start: Figures, bounds: dict[str, tuple[float, float]
 
     found = least_squares(
         lambda logs: np.asarray(errors(made(logs))), first, bounds=(low, high), diff_step=0.01, loss="soft_l1",
-        f_scale=0.1, xtol=1e-3, ftol=1e-3, max_nfev=15,
+        f_scale=scale, xtol=1e-3, ftol=1e-3, max_nfev=15,
     )  # fmt: skip
     return made(found.x)

@@ -17,7 +17,8 @@ A100_ADDING = 3 / 2039e9  # s per byte, of the preset's GPU
 
 
 def checked(folder: Path) -> tuple[int, dict[str, Any]]:
-    words = [sys.executable, str(ROOT / "benchmarks" / "parallel_checks.py"), "--workloads", str(folder), "--json"]
+    script = str(ROOT / "benchmarks" / "parallel_checks.py")
+    words = [sys.executable, script, "--workloads", str(folder), "--json", "--files-only"]
     found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     return found.returncode, json.loads(found.stdout)
 
