@@ -18,12 +18,12 @@ from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import recompute, unmatched
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
-from graphs.transforms.splitting.sharding import STATISTICS
 from graphs.transforms.strategy import Strategy
 
 
@@ -168,7 +168,7 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
             parts *= rule.size
     if parts == 1 or strategy.statistics != "exact" or not graph.is_training:
         return
-    found = next((i for i, kind in enumerate(graph.kinds) if STATISTICS in kind), None)
+    found = next((i for i, kind in enumerate(graph.kinds) if kind in BATCH_STATISTICS), None)
     if found is not None:
         raise StrategyError(
             f"strategy {strategy.text!r} cuts the batch, and op {graph.op_names[found]!r} works with statistics of the "

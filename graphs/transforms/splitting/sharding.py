@@ -15,12 +15,11 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import Part, Partial, Shard, SplitRow
+from graphs.rows import BATCH_STATISTICS, Part, Partial, Shard, SplitRow
 
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
 _OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
-STATISTICS = "batch_norm"  # in the kinds of ops whose result depends on what else is in their batch
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
@@ -86,6 +85,11 @@ def shard(graph: OpGraph, axis: Axis) -> Sharding:
     Ops without a fitting row, or with fewer units than parts, stay whole.
     """
     return _Walk(graph, axis).result()
+
+
+def _has_own_figure(kind: str) -> bool:
+    """Whether an op writes, or reads of its forward op, a figure about its part of the batch."""
+    return kind in BATCH_STATISTICS or _LABEL_COUNT in kind
 
 
 def _family(word: str) -> int:
@@ -170,12 +174,11 @@ class _Walk:
             if any(word in kinds[op] for word in SHAPE_ONLY):
                 for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
                     self.read[e] = self.written[self.input_tensor[e]]
-            shared = next((word for word in (STATISTICS, _LABEL_COUNT) if word in kinds[op]), None)
-            if row is None or shared is None:
+            if row is None or not _has_own_figure(kinds[op]):
                 continue
             for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
                 t = self.input_tensor[e]
-                if self.written[t] == SUM and shared in kinds[self.producer[t]]:
+                if self.written[t] == SUM and _has_own_figure(kinds[self.producer[t]]):
                     self.read[e] = SUM
 
     # -- one op -----------------------------------------------------------------------------------------------
