@@ -16,7 +16,7 @@ from env.collectives import fused_s
 from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
-from graphs.errors import StrategyError
+from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
@@ -91,13 +91,31 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             device = _devices(spelt_out, target, devices, stage, None)
             costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
-        spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
+        try:
+            spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
+        except MismatchError:
+            _check_independence(whole, strategy)
+            raise
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op)
+
+
+def _check_independence(chunked: Derived, strategy: Strategy) -> None:
+    """The forward pass of a micro-batch in a pipeline needs no other micro-batch."""
+    producer, consumer, _ = chunked.graph.edge_list
+    batch = chunked.micro_batch
+    apart = (batch[producer] >= 0) & (batch[consumer] >= 0) & (batch[producer] != batch[consumer])
+    found = np.flatnonzero(apart & (chunked.graph.phase[consumer] == Phase.FORWARD))
+    if len(found):
+        reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
+        raise StrategyError(
+            f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
+            f"{writer!r} makes of all samples of the batch; leave out the pipeline, or cut the batch by dp alone."
+        )
 
 
 def _order(strategy: Strategy) -> PipelineOrder:

@@ -12,7 +12,11 @@ from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
 from env.collectives import EXPANDED_RANKS
 from env.simulation.simulator import Simulator
+from graphs.capture import capture
+from graphs.errors import StrategyError
+from graphs.transforms.splitting import chunk
 from graphs.transforms.strategy import Strategy
+from graphs.zoo import build
 
 
 def test_a_bucket_holds_gradients_of_one_stage() -> None:
@@ -70,3 +74,25 @@ def test_collectives_of_many_ranks_are_fused() -> None:
     score, schedule = Simulator(what.problem).schedule(what.plan)
     assert score.step_time_s == pytest.approx(2 * (ranks - 1) * 1e-3, rel=1e-3)
     assert check_schedule(graph, what.problem.cluster, schedule, what.plan) == []
+
+
+def test_a_loss_over_pairs_of_samples_reads_all_micro_batches() -> None:
+    """Of a batch of n samples each is compared with all n, however the batch is cut in time."""
+    made = build("two_tower", small=True, batch_size=8)
+    graph = capture(made.model, made.train_args, train=True)
+    chunked = chunk(graph, 2)
+    producer, consumer, _ = chunked.graph.edge_list
+    batch = chunked.micro_batch
+    read = {
+        (int(batch[p]), int(batch[c]))
+        for p, c in zip(producer.tolist(), consumer.tolist(), strict=True)
+        if chunked.graph.op_names[c].startswith("mm mb") and batch[p] >= 0
+    }
+    assert read == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    added = [
+        name for name, kind in zip(chunked.graph.op_names, chunked.graph.kinds, strict=True) if kind == "accumulate"
+    ]
+    assert not any(name.startswith("item/div/") for name in added)  # stretches of a tensor are no summands
+    sentence = "op 'mm' reads what 'item/div' makes of all samples of the batch; leave out the pipeline"
+    with pytest.raises(StrategyError, match=sentence):
+        applied(graph, star(4, 1e-6, 1e-9, 0.0), Strategy.parse("pp2 1f1b mb2"))

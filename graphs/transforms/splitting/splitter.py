@@ -242,7 +242,7 @@ class _Split:
         return result
 
     def _across(self, consumers: IntArray, tensors: IntArray, edge: IntArray) -> BoolArray:
-        """bool [e]: edges over which every micro-batch reads the tensors of all, as a loss over pairs does."""
+        """bool [e]: edges over which every micro-batch reads those of all, as a loss over pairs of samples does."""
         chunks = self.layout.chunks
         if chunks is None:
             return np.zeros(len(tensors), dtype=np.bool_)
