@@ -58,7 +58,8 @@ class Figures:
     def __str__(self) -> str:
         return (
             f"{self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak memory bandwidth, "
-            f"{self.launch_s * 1e6:.0f} us for each kernel, {self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a node"
+            f"{self.launch_s * 1e6:.0f} us for each kernel, {self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a "
+            "node"
         )
 
     def gpu(self) -> Device:
