@@ -3,6 +3,7 @@
 Attention is computed op by op, with dropout of its softmax; weights and activations are bfloat16. Two things are not
 PyTorch's usual ones. Dropout keeps a mask of one byte for each number, as it does on a GPU; traced on other devices it
 would keep one in the type of the activations. Queries, keys and values come from three matrix products, not from one.
+Scores are neither scaled nor masked: Megatron's softmax does so in its own kernel.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ class UnfusedAttention(nn.Module):
         n, t, d = x.shape
         parts = (self.query(x), self.key(x), self.value(x))
         query, key, value = (part.view(n, t, self.heads, d // self.heads).transpose(1, 2) for part in parts)
-        scores = torch.matmul(query * (d // self.heads) ** -0.5, key.transpose(2, 3))
-        weights = self.drop(torch.softmax(scores, 3))
+        weights = self.drop(torch.softmax(torch.matmul(query, key.transpose(2, 3)), 3))
         result: Tensor = self.project(torch.matmul(weights, value).transpose(1, 2).reshape(n, t, d))
         return result
 

@@ -76,7 +76,7 @@ class Printer:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def timed(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:

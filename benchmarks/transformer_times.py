@@ -44,6 +44,7 @@ class Figures:
         host_s: that the host takes to launch one kernel; it launches ahead, so a pass takes the longer of both times.
         node_bytes_per_s: of a node to others, each direction.
         latency_s: of a route inside a node; those between nodes have InfiniBand's.
+        launch_s: of each kernel on the GPU, also what it loses at its begin and end.
     """
 
     compute_efficiency: float = 1.0
@@ -52,11 +53,13 @@ class Figures:
     host_s: float = 0.0
     node_bytes_per_s: float = 100e9
     latency_s: float = 3.4e-6
+    launch_s: float = GPU.launch_overhead_s
 
     def __str__(self) -> str:
         return (
             f"{self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak memory bandwidth, "
-            f"{self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a node"
+            f"{self.launch_s * 1e6:.0f} us for each kernel, {self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a "
+            "node"
         )
 
     def gpu(self) -> Device:
@@ -153,13 +156,21 @@ def _step(what: Applied) -> _Step:
     clean = replace(
         graph,
         flops=np.where(inside, graph.flops, 0.0),
-        bytes_moved=np.where(inside, graph.bytes_moved, 0.0),
-        kernels=np.where(inside, graph.kernels, 0),
+        bytes_moved=np.where(inside, graph.bytes_moved - _fused_bytes(graph), 0.0),
+        kernels=np.where(inside & (_fused_bytes(graph) == 0), graph.kernels, 0),
     )
     forward = graph.phase == Phase.FORWARD
     here = inside & (what.derived.part == 0)
-    kernels = tuple(int(graph.kernels[here & chosen].sum()) for chosen in (forward, ~forward))
+    kernels = tuple(int(clean.kernels[here & chosen].sum()) for chosen in (forward, ~forward))
     return _Step(clean, what.plan.device, what.strategy.devices, inside, (kernels[0], kernels[1]))
+
+
+def _fused_bytes(graph: OpGraph) -> np.ndarray:
+    """float64 [n]: bytes that additions do not move because they are part of the dropout before them, as Megatron's."""
+    producer, consumer, tensor = graph.edge_list
+    kinds = np.array(graph.kinds)
+    fused = (kinds[producer] == "aten.native_dropout") & (kinds[consumer] == "aten.add")
+    return np.bincount(consumer[fused], 2.0 * graph.tensor_bytes[tensor[fused]], graph.n_ops)
 
 
 def _passes(step: _Step, figures: Figures, port: float) -> Passes:

@@ -37,7 +37,9 @@ class Exchanges:
         axes = [f"{sharding.axis.name}{int(c)}" for sharding, c in zip(self.layout.mesh, coordinates, strict=True)]
         return "@" + ".".join(axes)
 
-    def converted(self, tensor: int, targets: Sequence[int | None], summed: bool, phase: Phase) -> IntArray:
+    def converted(
+        self, tensor: int, targets: Sequence[int | None], summed: bool, phase: Phase, gates: Sequence[int] = ()
+    ) -> IntArray:
         """int64 [copies, K]: tensors that hold what a consumer needs.
 
         Args:
@@ -46,6 +48,7 @@ class Exchanges:
             summed: whether the micro-batches' copies are to be added up first.
             phase: of the consumer; what is gathered is gathered again for the backward pass, except along a tensor axis
                 without ``sequence``, where every part keeps whole activations.
+            gates: ops of the source for which such a second gather waits, so that it is not made too soon.
         """
         layout = self.layout
         ids = layout.tensor_ids(tensor)
@@ -63,11 +66,13 @@ class Exchanges:
             kind = _kind(written, target)
             axis = layout.mesh[a].axis
             is_kept = not axis.words and not axis.sequence  # as all activations there are whole
-            key = (*key, a, target, kind == "all_gather" and phase is not Phase.FORWARD and not is_kept)
+            is_second = kind == "all_gather" and phase is not Phase.FORWARD and not is_kept
+            key = (*key, a, target, is_second)
             if key not in self._made:
                 op = int(layout.graph.tensor_producer[tensor])
                 in_place = bool(layout.graph.tensor_in_place[tensor])
-                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place)
+                waits_for = gates if is_second else ()
+                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place, waits_for)
             ids, sizes = self._made[key]
         return ids
 
@@ -113,9 +118,20 @@ class Exchanges:
         return self._made[key]
 
     def exchange(
-        self, kind: str, axis: int, ids: IntArray, sizes: IntArray, op: int, phase: Phase, in_place: bool
+        self,
+        kind: str,
+        axis: int,
+        ids: IntArray,
+        sizes: IntArray,
+        op: int,
+        phase: Phase,
+        in_place: bool,
+        gates: Sequence[int] = (),
     ) -> tuple[IntArray, IntArray]:
-        """Collectives of one kind along an axis, one a group of places: tensors [copies, K] to tensors [copies, K]."""
+        """Collectives of one kind along an axis, one a group of places: tensors [copies, K] to tensors [copies, K].
+
+        They wait for `gates`, ops of the source, at their own place: empty tensors say that these are done.
+        """
         layout, graph = self.layout, self.layout.graph
         copies, k = len(ids), layout.sizes[axis]
         before = int(np.prod(layout.sizes[:axis], dtype=np.int64))
@@ -141,6 +157,11 @@ class Exchanges:
             micro_batch=batch,
         ).reshape(group_place.shape)
         self.out.edges(given[..., None, :], ops[..., :, None])  # every rank reads every rank's
+        for gate in gates:
+            before_it = layout.op_ids(gate)
+            signals = self.out.tensors(before_it.reshape(-1), 0).reshape(before_it.shape)
+            waiting = np.moveaxis(ops, -1, 2).reshape(ids.shape)
+            self.out.edges(signals if len(signals) == copies else signals[:1], waiting)
         total = bytes_in.sum(axis=-1)
         whole = bytes_in[..., 0] if kind in ("all_reduce", "reduce_scatter") else total
         if kind in ("all_reduce", "all_gather"):

@@ -212,13 +212,31 @@ class _Split:
         across = self._across(consumers, tensors, edge)
         simple = ~needs.any(axis=1) & ~across
         self._direct(tensors[simple], consumers[simple])
+        first = self._first_users(tensors, consumers)
         for e in np.flatnonzero(~simple).tolist():
             t, c = int(tensors[e]), int(consumers[e])
             targets = [int(sharding.read[edge[e]]) if needs[e, a] else None for a, sharding in enumerate(layout.mesh)]
-            ids = self.exchanges.converted(t, targets, bool(needs[e, -1]), Phase(int(graph.phase[c])))
+            phase = Phase(int(graph.phase[c]))
+            gates = self._gradients_read(int(first[t])) if phase is Phase.BACKWARD else ()
+            ids = self.exchanges.converted(t, targets, bool(needs[e, -1]), phase, gates)
             ops = layout.op_ids(c)
             reads_all = across[e] or len(ids) > len(ops)  # those of all micro-batches
             self.out.edges(ids, ops[:, None, :] if reads_all else ops)
+
+    def _first_users(self, tensors: IntArray, consumers: IntArray) -> IntArray:
+        """int64 [m]: of each tensor the first op of the backward pass that reads it; any number where none does."""
+        backward = np.flatnonzero(self.graph.phase[consumers] == Phase.BACKWARD)
+        later = backward[np.argsort(-self.graph.topological_position[consumers[backward]], kind="stable")]
+        result = np.zeros(self.graph.n_tensors, dtype=np.int64)
+        result[tensors[later]] = consumers[later]  # the last one written, the first op, stays
+        return result
+
+    def _gradients_read(self, op: int) -> list[int]:
+        """Ops of the backward pass that an op reads from."""
+        ptr, tensors = self.graph.inputs
+        before = np.unique(self.graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]])
+        found: list[int] = before[self.graph.phase[before] == Phase.BACKWARD].tolist()
+        return found
 
     def _needs(self, consumers: IntArray, tensors: IntArray) -> BoolArray:
         """bool [e, axes + 1]: along which axes, and last in time, a consumer finds its tensor other than it needs."""
