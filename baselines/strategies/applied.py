@@ -38,6 +38,7 @@ class Applied:
         plan: device of every op, and the order that a pipeline prescribes.
         exchanged: the same strategy's graph with collectives not spelt out, for counting them.
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
+        note: what a reader should know, e.g. that parts are uneven; "" for nothing.
     """
 
     strategy: Strategy
@@ -46,6 +47,7 @@ class Applied:
     plan: Plan
     exchanged: Derived
     stage: IntArray
+    note: str = ""
 
 
 def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
@@ -78,7 +80,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
-        order = _order(strategy) if strategy.order != MEMORY_ORDER else None
+        # A single micro-batch leaves no choice of order.
+        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else _order(strategy)
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
         stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
@@ -97,14 +100,16 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
-    return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op)
+    note = _uneven(graph, strategy)
+    return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op, note)
 
 
 def _order(strategy: Strategy) -> PipelineOrder:
     chunks = strategy.chunks
     if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
         chunks = 2
-    return pipeline_order(strategy.order, strategy.stages, strategy.micro_batches, chunks)
+    name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
+    return pipeline_order(name, strategy.stages, strategy.micro_batches, chunks)
 
 
 def _program_order(derived: Derived) -> FloatArray:
@@ -158,6 +163,23 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
             f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
             f"{shown}{' and others' if len(known) > 4 else ''}."
         )
+
+
+def _uneven(graph: OpGraph, strategy: Strategy) -> str:
+    """A sentence for each dimension of the inputs that the strategy cuts into parts of different sizes."""
+    parts = {"batch": strategy.micro_batches}
+    for rule in strategy.mesh:
+        for word in rule.axis().words:
+            parts[word] = parts.get(word, 1) * rule.size
+    extents: dict[str, int] = {}
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        for row in rows if kind == "input" else ():
+            extents[row.axis] = max(row.extent, extents.get(row.axis, 1))
+    return " ".join(
+        f"The {word} of {extents[word]} is cut into {count} uneven parts."
+        for word, count in parts.items()
+        if extents.get(word, count) % count
+    )
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:

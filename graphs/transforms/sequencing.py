@@ -181,6 +181,8 @@ def sequenced(
     where = np.where(blocks.kind >= 0, position, np.where(blocks.in_lane, last, -1))
     rank = derived.source.topological_position[derived.origin]
     numbers = where * (derived.source.n_ops + 1.0) + rank
+    if (blocks.kind < 0).all():  # not chunked: data alone says what follows what
+        return derived, frozen(numbers)
     barriers = _Barriers.between(derived, blocks, position, sequence, last)
     try:
         graph = barriers.added(derived.graph)

@@ -35,6 +35,7 @@ OPTIONS = {
             "--output",
             "--priority",
             "--seed",
+            "--strategies",
             "--trace",
             "-o",
             "GRAPH",
@@ -44,7 +45,7 @@ OPTIONS = {
         *COMMON,
         *SEARCHING,
         *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
-        *["-o", "GRAPH"],
+        *["--strategy", "-o", "GRAPH"],
     ],
     "apply": [
         *[
