@@ -1,0 +1,137 @@
+"""The schedule of a strategy as stretches to be drawn: which pass of which micro-batch each device works on, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from baselines.strategies.applied import Applied
+from env.simulation.simulator import Schedule
+from graphs.arrays import FloatArray, IntArray
+from graphs.records import Phase
+from graphs.transforms.sequencing import block_map
+
+FORWARD, RECOMPUTED, BACKWARD, WEIGHTS, COMMUNICATION, UPDATE = range(6)
+KINDS = ("forward", "recomputed", "backward", "weight gradient", "communication", "update")
+_PASS = np.array([0, 1, 1, 1, 2, 3])  # what is one block: forward, backward with all that it needs, ...
+_BUSY = 0.2  # of a column: less is not drawn
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A time in which a device does one thing.
+
+    Attributes:
+        first, last: the first of the timeline's columns, and the one after the last.
+        kind: a number of `KINDS`; of a label, that of its first stretch.
+        micro_batch: -1 for none.
+    """
+
+    first: int
+    last: int
+    kind: int
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class DeviceTimeline:
+    """One row of the timeline.
+
+    Attributes:
+        device: its name.
+        is_lane: whether it only communicates.
+        stretches: what it does, in order of time.
+        blocks: one micro-batch's pass in one go, for its number.
+    """
+
+    device: str
+    is_lane: bool
+    stretches: tuple[Stretch, ...]
+    blocks: tuple[Stretch, ...]
+
+
+def op_kinds(what: Applied) -> IntArray:
+    """int64 [n]: a number of `KINDS` for every op."""
+    derived = what.derived
+    graph, source = derived.graph, derived.source
+    stage = np.zeros(source.n_ops, dtype=np.int64)
+    stage[derived.origin] = what.stage
+    # Of a step that was not chunked, all is one micro-batch.
+    blocks = block_map(replace(derived, micro_batch=np.maximum(derived.micro_batch, 0)), stage)
+    again = (source.phase[derived.origin] == Phase.FORWARD) & (graph.phase == Phase.BACKWARD)
+    kind = np.where(blocks.kind == 2, WEIGHTS, BACKWARD)
+    kind[again] = RECOMPUTED
+    kind[graph.phase == Phase.FORWARD] = FORWARD
+    kind[graph.phase == Phase.UPDATE] = UPDATE
+    kind[blocks.in_lane] = COMMUNICATION
+    return kind.astype(np.int64)
+
+
+def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTimeline, ...]:
+    """A row for every device that does something, its lane right below it. O(n log n + D columns).
+
+    What is narrower than a column shares it: the column shows what most of it is spent on.
+
+    Args:
+        columns: into how many the time of the step is cut.
+    """
+    kind, cluster = op_kinds(what), what.problem.cluster
+    takes = schedule.op_end_s > schedule.op_start_s
+    rows = []
+    borders = np.linspace(0.0, schedule.step_time_s, columns + 1)
+    lanes = cluster.lane_of.tolist()
+    for d, lane in enumerate(lanes):
+        for number in [d, lane] if cluster.devices[d].kind != "lane" else []:
+            ops = np.flatnonzero(takes & (schedule.device == number)) if number >= 0 else np.zeros(0, np.int64)
+            if len(ops):
+                code = kind[ops] * (what.derived.n_micro_batches + 1) + what.derived.micro_batch[ops] + 1
+                shown = _columns(schedule.op_start_s[ops], schedule.op_end_s[ops], code, borders)
+                stretches = _runs(shown, what.derived.n_micro_batches + 1)
+                name = cluster.devices[number].name
+                rows.append(DeviceTimeline(name, number != d, tuple(stretches), tuple(_blocks(stretches))))
+    return tuple(rows)
+
+
+def _columns(start_s: FloatArray, end_s: FloatArray, code: IntArray, borders: FloatArray) -> IntArray:
+    """int64 [columns]: the code on which most of each column is spent, -1 where it is mostly idle."""
+    codes, of = np.unique(code, return_inverse=True)
+    best, spent, busy = np.full(len(borders) - 1, -1), np.zeros(len(borders) - 1), np.zeros(len(borders) - 1)
+    for number, value in enumerate(codes.tolist()):
+        mine = np.flatnonzero(of.reshape(-1) == number)
+        mine = mine[np.argsort(start_s[mine], kind="stable")]
+        done = np.concatenate([[0.0], np.cumsum(end_s[mine] - start_s[mine])])
+        times = np.column_stack([start_s[mine], end_s[mine]]).reshape(-1)
+        here = np.diff(np.interp(borders, times, np.column_stack([done[:-1], done[1:]]).reshape(-1)))
+        better = here > spent
+        best[better], spent[better] = value, here[better]
+        busy += here
+    best[busy < _BUSY * np.diff(borders)] = -1
+    return best.astype(np.int64)
+
+
+def _runs(shown: IntArray, base: int) -> list[Stretch]:
+    """Columns of one code that stand side by side, joined."""
+    change = np.flatnonzero(np.diff(shown, prepend=-2, append=-2))
+    return [
+        Stretch(first, last, int(shown[first]) // base, int(shown[first]) % base - 1)
+        for first, last in zip(change[:-1].tolist(), change[1:].tolist(), strict=True)
+        if shown[first] >= 0
+    ]
+
+
+def _blocks(stretches: list[Stretch]) -> list[Stretch]:
+    """Stretches of one pass of one micro-batch that stand side by side, joined."""
+    result: list[Stretch] = []
+    for stretch in stretches:
+        before = result[-1] if result else None
+        if (
+            before is not None
+            and before.last == stretch.first
+            and before.micro_batch == stretch.micro_batch
+            and _PASS[before.kind] == _PASS[stretch.kind]
+        ):
+            result[-1] = replace(before, last=stretch.last)
+        elif stretch.micro_batch >= 0:
+            result.append(stretch)
+    return result
