@@ -64,7 +64,7 @@ class Verification:
             yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
         if self.result.strategy != NO_STRATEGY and not self.made_again:
             yield (
-                f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph too."
+                f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."
             )
 
     def summary(self) -> str:
@@ -115,8 +115,9 @@ def verify(
         result = Result.load(result)
     _check_names(result)
     _check_same("graph", result.graph_name, result.source_hash, graph)
-    has_lanes = cluster is not None and result.strategy != NO_STRATEGY and cluster.hash != result.cluster_hash
-    _check_same("cluster", result.cluster_name, result.cluster_hash, cluster.with_lanes() if has_lanes else cluster)
+    if cluster is not None and result.strategy != NO_STRATEGY and cluster.hash != result.cluster_hash:
+        cluster = cluster.with_lanes()  # which the strategy gave it
+    _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
     answer = result.answer
     if answer is None:
         raise MismatchError(
@@ -147,8 +148,8 @@ def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
     made = applied(graph, result.cluster, Strategy.parse(result.strategy)).derived.graph
     if made.hash != result.graph_hash:
         yield (
-            f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of the "
-            f"result has hash {result.graph_hash[:12]}."
+            f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of "
+            f"the result has hash {result.graph_hash[:12]}."
         )
 
 

@@ -36,6 +36,8 @@ class Applied:
         derived: the graph it makes; its source is the graph as given.
         problem: that graph on the cluster, with lanes where it communicates.
         plan: device of every op, and the order that a pipeline prescribes.
+        unordered: the derived graph before barriers put a pipeline's blocks in order, which come last in `derived`; its
+            source is the graph as recomputation leaves it.
         exchanged: the same strategy's graph with collectives not spelt out, for counting them.
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
         note: what a reader should know, e.g. that parts are uneven; "" for nothing.
@@ -45,6 +47,7 @@ class Applied:
     derived: Derived
     problem: Problem
     plan: Plan
+    unordered: Derived
     exchanged: Derived
     stage: IntArray
     note: str = ""
@@ -86,22 +89,30 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
         stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     target = cluster.with_lanes() if exchanged.collectives else cluster
-    spelt_out = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
-    numbers: FloatArray | None = None
+    unordered = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
+    spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
         if order is None:
-            device = _devices(spelt_out, target, devices, stage, None)
-            costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
+            device = _devices(unordered, target, devices, stage, None)
+            costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
-        spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
+        spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
-    note = _uneven(graph, strategy)
-    return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op, note)
+    return Applied(
+        strategy=strategy,
+        derived=derived,
+        problem=Problem(derived.graph, target),
+        plan=Plan(device, numbers),
+        unordered=unordered,
+        exchanged=exchanged,
+        stage=of_op,
+        note=_uneven(graph, strategy),
+    )
 
 
 def _order(strategy: Strategy) -> PipelineOrder:
@@ -153,18 +164,6 @@ def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntAr
     return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
 
 
-def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
-    """A pattern that nothing matches would quietly change nothing."""
-    for pattern in unmatched(graph, strategy.recompute)[:1]:
-        what, names = ("kind of op", graph.kinds) if pattern.startswith("kind:") else ("module", graph.modules)
-        known = sorted({name for name in names if name})
-        shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
-        raise StrategyError(
-            f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
-            f"{shown}{' and others' if len(known) > 4 else ''}."
-        )
-
-
 def _uneven(graph: OpGraph, strategy: Strategy) -> str:
     """A sentence for each dimension of the inputs that the strategy cuts into parts of different sizes."""
     parts = {"batch": strategy.micro_batches}
@@ -180,6 +179,18 @@ def _uneven(graph: OpGraph, strategy: Strategy) -> str:
         for word, count in parts.items()
         if extents.get(word, count) % count
     )
+
+
+def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
+    """A pattern that nothing matches would quietly change nothing."""
+    for pattern in unmatched(graph, strategy.recompute)[:1]:
+        what, names = ("kind of op", graph.kinds) if pattern.startswith("kind:") else ("module", graph.modules)
+        known = sorted({name for name in names if name})
+        shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
+        raise StrategyError(
+            f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
+            f"{shown}{' and others' if len(known) > 4 else ''}."
+        )
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:

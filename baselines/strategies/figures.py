@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.strategies.applied import Applied
+from env.cluster import Cluster
 from env.simulation.simulator import Schedule, Score
 from graphs.arrays import FloatArray, IntArray, sums
 
@@ -56,7 +57,7 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
         memory=memory,
         exchanged_bytes=exchanged,
         bubble=1.0 - busy / total if total > 0 else 0.0,
-        exposed_s=float(np.mean([_exposed(d, what, schedule, home) for d in used.tolist()])),
+        exposed_s=float(np.mean([_exposed(d, cluster, schedule) for d in used.tolist()])),
     )
 
 
@@ -80,16 +81,27 @@ def _memory(what: Applied, score: Score, op_home: IntArray) -> dict[str, dict[st
     return result
 
 
-def _exposed(device: int, what: Applied, schedule: Schedule, home: IntArray) -> float:
-    """Seconds in which a device computes nothing while its lane works, or a transfer from or to it is under way."""
-    computing = _union(
-        *(times[schedule.device == device] for times in (schedule.op_start_s, schedule.op_end_s)),
+def communicating(schedule: Schedule, members: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """When a device's lane works, or a transfer from or to it is under way: ``(starts, ends)``, apart and increasing.
+
+    Args:
+        members: number of the device, and of its lane if it has one.
+    """
+    near = np.isin(schedule.transfer_source, members) ^ np.isin(schedule.transfer_target, members)
+    lane = np.isin(schedule.device, members[1:])
+    return _union(
+        np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]]),
+        np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]]),
     )
-    near = (home[schedule.transfer_source] == device) ^ (home[schedule.transfer_target] == device)
-    lane = (home[schedule.device] == device) & (schedule.device != device)
-    starts = np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]])
-    ends = np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]])
-    both = _union(np.concatenate([starts, computing[0]]), np.concatenate([ends, computing[1]]))
+
+
+def _exposed(device: int, cluster: Cluster, schedule: Schedule) -> float:
+    """Seconds in which a device computes nothing and communicates."""
+    lane = int(cluster.lane_of[device])
+    mine = schedule.device == device
+    computing = _union(schedule.op_start_s[mine], schedule.op_end_s[mine])
+    busy = communicating(schedule, (device,) if lane < 0 else (device, lane))
+    both = _union(*(np.concatenate(ends) for ends in zip(busy, computing, strict=True)))
     return float((both[1] - both[0]).sum() - (computing[1] - computing[0]).sum())
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a strategy as stretches to be drawn: which pass of which micro-batch each device works on, and when."""
+"""`timelines`: which pass of which micro-batch each device works on, and when, as stretches to be drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from baselines.strategies.applied import Applied
+from baselines.strategies.figures import communicating
+from env.device import LANE
 from env.simulation.simulator import Schedule
 from graphs.arrays import FloatArray, IntArray
 from graphs.records import Phase
@@ -39,10 +41,10 @@ class DeviceTimeline:
     """One row of the timeline.
 
     Attributes:
-        device: its name.
-        is_lane: whether it only communicates.
+        device: the name of the device.
+        is_lane: whether it shows the device's communication: its lane's ops, and transfers from it and to it.
         stretches: what it does, in order of time.
-        blocks: one micro-batch's pass in one go, for its number.
+        blocks: one micro-batch's pass with nothing else between, for its number; of a lane none.
     """
 
     device: str
@@ -52,24 +54,25 @@ class DeviceTimeline:
 
 
 def op_kinds(what: Applied) -> IntArray:
-    """int64 [n]: a number of `KINDS` for every op."""
-    derived = what.derived
-    graph, source = derived.graph, derived.source
-    stage = np.zeros(source.n_ops, dtype=np.int64)
-    stage[derived.origin] = what.stage
+    """int64 [n]: a number of `KINDS` for every op; barriers, which take no time, count as backward."""
+    graph, plain = what.derived.graph, what.unordered
+    n = plain.graph.n_ops
+    stage = np.zeros(plain.source.n_ops, dtype=np.int64)
+    stage[plain.origin] = what.stage[:n]
     # Of a step that was not chunked, all is one micro-batch.
-    blocks = block_map(replace(derived, micro_batch=np.maximum(derived.micro_batch, 0)), stage)
-    again = (source.phase[derived.origin] == Phase.FORWARD) & (graph.phase == Phase.BACKWARD)
-    kind = np.where(blocks.kind == 2, WEIGHTS, BACKWARD)
+    blocks = block_map(replace(plain, micro_batch=np.maximum(plain.micro_batch, 0)), stage)
+    again = (what.derived.source.phase[what.derived.origin] == Phase.FORWARD) & (graph.phase == Phase.BACKWARD)
+    kind = np.full(graph.n_ops, BACKWARD, dtype=np.int64)
+    kind[:n][blocks.kind == 2] = WEIGHTS
     kind[again] = RECOMPUTED
     kind[graph.phase == Phase.FORWARD] = FORWARD
     kind[graph.phase == Phase.UPDATE] = UPDATE
-    kind[blocks.in_lane] = COMMUNICATION
-    return kind.astype(np.int64)
+    kind[:n][blocks.in_lane] = COMMUNICATION
+    return kind
 
 
 def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTimeline, ...]:
-    """A row for every device that does something, its lane right below it. O(n log n + D columns).
+    """A row for every device that does something, and right below it one for its communication. O(n log n + D columns).
 
     What is narrower than a column shares it: the column shows what most of it is spent on.
 
@@ -77,19 +80,23 @@ def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTi
         columns: into how many the time of the step is cut.
     """
     kind, cluster = op_kinds(what), what.problem.cluster
+    base = what.derived.n_micro_batches + 1
+    code = kind * base + what.derived.micro_batch + 1
     takes = schedule.op_end_s > schedule.op_start_s
-    rows = []
     borders = np.linspace(0.0, schedule.step_time_s, columns + 1)
-    lanes = cluster.lane_of.tolist()
-    for d, lane in enumerate(lanes):
-        for number in [d, lane] if cluster.devices[d].kind != "lane" else []:
-            ops = np.flatnonzero(takes & (schedule.device == number)) if number >= 0 else np.zeros(0, np.int64)
-            if len(ops):
-                code = kind[ops] * (what.derived.n_micro_batches + 1) + what.derived.micro_batch[ops] + 1
-                shown = _columns(schedule.op_start_s[ops], schedule.op_end_s[ops], code, borders)
-                stretches = _runs(shown, what.derived.n_micro_batches + 1)
-                name = cluster.devices[number].name
-                rows.append(DeviceTimeline(name, number != d, tuple(stretches), tuple(_blocks(stretches))))
+    rows = []
+    for d, lane in enumerate(cluster.lane_of.tolist()):
+        if cluster.devices[d].kind == LANE:
+            continue
+        ops = np.flatnonzero(takes & (schedule.device == d))
+        shown = _columns(schedule.op_start_s[ops], schedule.op_end_s[ops], code[ops], borders)
+        busy = communicating(schedule, (d,) if lane < 0 else (d, lane))
+        exchange = _columns(*busy, np.full(len(busy[0]), COMMUNICATION * base), borders)
+        for columns_, is_lane in ((shown, False), (exchange, True)):
+            stretches = _runs(columns_, base)
+            if stretches:
+                blocks = () if is_lane else tuple(_blocks(stretches))
+                rows.append(DeviceTimeline(cluster.devices[d].name, is_lane, tuple(stretches), blocks))
     return tuple(rows)
 
 
@@ -121,13 +128,12 @@ def _runs(shown: IntArray, base: int) -> list[Stretch]:
 
 
 def _blocks(stretches: list[Stretch]) -> list[Stretch]:
-    """Stretches of one pass of one micro-batch that stand side by side, joined."""
+    """Stretches of one pass of one micro-batch with nothing else between them, joined."""
     result: list[Stretch] = []
     for stretch in stretches:
         before = result[-1] if result else None
         if (
             before is not None
-            and before.last == stretch.first
             and before.micro_batch == stretch.micro_batch
             and _PASS[before.kind] == _PASS[stretch.kind]
         ):

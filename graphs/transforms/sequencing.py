@@ -122,6 +122,9 @@ class _Ancestry:
         key = derived.origin * len(Phase) + graph.phase
         producer, consumer, _ = graph.edge_list
         chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
+        # A bucket of gradients stands at one of the ops it waits for; the others feed no op by that.
+        in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
+        chosen &= ~in_lane[consumer] | (derived.origin[producer] == derived.origin[consumer])
         size = source.n_ops * len(Phase)
         low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)
         order = np.argsort(source.topological_position[low // len(Phase)], kind="stable")

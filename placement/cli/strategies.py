@@ -17,14 +17,16 @@ from placement.cli.output import emit, emit_rich, progress, reason_as_json, usag
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions
     from placement.inputs.sources import Source
-    from placement.strategy_comparison import StrategyComparison, StrategyRow
+    from placement.solving.strategic import StrategyRow
+    from placement.strategy_comparison import StrategyComparison
 
 _COLUMNS = ("strategy", "step time", "vs one", "devices", "peak", "bubble", "exposed", "gap")
 _PARTS = ("parameters", "gradients", "optimizer", "activations")  # of the peak
 _NOTES = (
-    "vs one: times as fast as one device; peak: of the fullest device; bubble: share of the devices' time without",
-    "computing; exposed: time of a device that computing waits for communication; gap: at most so far from the",
-    "optimum among placements of the rewritten graph",
+    "vs one: times as fast as one device; peak: memory of the fullest device",
+    "bubble: share of the devices' time without computing",
+    "exposed: time in which a device computes nothing and communicates",
+    "gap: at most so far from optimal among placements of the rewritten graph",
 )
 NONE_THERE = "–"
 

@@ -1,8 +1,8 @@
-"""One self-contained HTML page for a comparison of strategies: tables, timelines and memory, drawn here without script."""
+"""One self-contained HTML page for a comparison of strategies; its drawings are made here and need no script."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -104,7 +104,7 @@ def _exchanged(exchanged: Mapping[str, int]) -> str:
     return _table((kind.replace("_", "-"), size) for kind, size in sorted(exchanged.items()))
 
 
-def _table(rows: Iterator[tuple[str, int]]) -> str:
+def _table(rows: Iterable[tuple[str, int]]) -> str:
     cells = (f'<tr><th scope="row">{escape(name)}</th><td>{format_bytes(size)}</td></tr>' for name, size in rows)
     return f"<table>{''.join(cells)}</table>"
 
@@ -112,7 +112,7 @@ def _table(rows: Iterator[tuple[str, int]]) -> str:
 def _facts(found: StrategyComparison) -> str:
     """Versions, hashes and the command that repeat it."""
     facts = {
-        "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges, before it is rewritten",
+        "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges; before rewriting",
         "graph hash": found.graph.hash,
         "cluster": found.cluster.name,
         "cluster hash": found.cluster.hash,

@@ -51,7 +51,9 @@ def _axis(step_s: float) -> str:
     for k in range(5):
         x = LEFT + COLUMNS * k / 4
         anchor = "end" if k == 4 else "start"
-        parts.append(f'<text class="tick" x="{x:.0f}" y="32" text-anchor="{anchor}">{format_seconds(step_s * k / 4)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x:.0f}" y="32" text-anchor="{anchor}">{format_seconds(step_s * k / 4)}</text>'
+        )
     return "".join(parts)
 
 
@@ -62,7 +64,9 @@ def _row(row: DeviceTimeline, y: int, height: int) -> str:
     parts = [f'{name}<rect class="idle" x="{LEFT}" y="{y}" width="{COLUMNS}" height="{height}">{title}</rect>']
     for kind, words in enumerate(KINDS):
         boxes = "".join(
-            f"M{LEFT + s.first} {y}h{s.last - s.first}v{height}h{s.first - s.last}z" for s in row.stretches if s.kind == kind
+            f"M{LEFT + s.first} {y}h{s.last - s.first}v{height}h{s.first - s.last}z"
+            for s in row.stretches
+            if s.kind == kind
         )
         if boxes:
             parts.append(f'<path class="k{kind}" d="{boxes}"><title>{words}</title></path>')
@@ -103,6 +107,7 @@ def memory_bars(memory: Mapping[str, Mapping[str, int]], capacity: Mapping[str, 
 
 def _memory_key() -> str:
     return "".join(
-        f'<rect class="m-{part}" x="{110 + 105 * k}" y="2" width="12" height="12"/><text x="{127 + 105 * k}" y="12">{part}</text>'
+        f'<rect class="m-{part}" x="{110 + 105 * k}" y="2" width="12" height="12"/>'
+        f'<text x="{127 + 105 * k}" y="12">{part}</text>'
         for k, part in enumerate(PARTS)
     )

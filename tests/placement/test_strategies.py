@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 from training_steps import mlp
 
+from baselines.strategies.applied import applied
 from baselines.strategies.orders import ORDERS
+from baselines.strategies.timeline import BACKWARD, FORWARD, RECOMPUTED, WEIGHTS, op_kinds
 from env.cluster import Cluster
 from graphs.capture import capture
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import NONE
+from graphs.records import Phase
+from graphs.transforms.strategy import NONE, Strategy
 from graphs.zoo import build
 from placement.optimization import optimize
 from placement.solving.result import Result
@@ -39,6 +42,14 @@ def test_a_strategy_saves_loads_and_verifies(transformer: OpGraph, text: str) ->
     assert again == result
     found = verify(again, transformer, CLUSTER)
     assert (found.problems, found.not_checked) == ((), ())
+
+
+def test_what_runs_again_is_told_apart(transformer: OpGraph) -> None:
+    what = applied(transformer, CLUSTER, Strategy.parse("dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*"))
+    kinds = op_kinds(what)
+    assert {FORWARD, RECOMPUTED, BACKWARD, WEIGHTS} < set(kinds.tolist())
+    again = what.derived.origin[kinds == RECOMPUTED]
+    assert (transformer.phase[again] == Phase.FORWARD).all()
 
 
 def text_of(text: str) -> str:
@@ -101,7 +112,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(text: str, sentence: str) 
 def test_a_graph_without_rows_is_not_split_but_staged_and_recomputed() -> None:
     bare = replace(mlp(batch=8), split_rows=(), states=())
     for text in ("dp2", "tp2", "pp2 1f1b mb2"):
-        with pytest.raises(StrategyError, match="has no split rows, .* capture the model from PyTorch, or use"):
+        with pytest.raises(StrategyError, match=r"has no split rows, .* capture the model from PyTorch, or use"):
             optimize(bare, CLUSTER, strategy=text)
     for text in ("pp2", "recompute=*", "pp2 | recompute=*"):
         assert verify(optimize(bare, CLUSTER, strategy=text), bare).holds

@@ -45,8 +45,8 @@ class OptimizeOptions(HowToSearch, HowToScore):
         typer.Option(
             "--strategy",
             metavar="TEXT",
-            help="Rewrite the graph first, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2', and place it as that says; none to place "
-            "it as it is.",
+            help="Rewrite the graph first, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2', and place it as that says; none to "
+            "place it as it is.",
         ),
     ] = "none"
     seed: options.Seed = 0

@@ -127,7 +127,7 @@ def test_a_step_of_no_time_has_no_throughput(result: Result) -> None:
 def test_a_strategy_that_does_not_exist_is_not_verified(result: Result) -> None:
     with pytest.raises(StrategyError, match="cannot be read at 'dq4'"):
         verify(Result.from_json(edited(result, strategy="dq4")))
-    with pytest.raises(UnknownNameError, match="unknown method of a strategy 'heft'. Valid: strategy"):
+    with pytest.raises(UnknownNameError, match=r"unknown method of a strategy 'heft'\. Valid: strategy"):
         verify(Result.from_json(edited(result, strategy="dp4")))
 
 
