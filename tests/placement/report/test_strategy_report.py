@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from xml.etree import ElementTree
@@ -114,7 +115,7 @@ def test_a_timeline_shows_what_the_schedule_does(text: str) -> None:
         assert shown == pytest.approx(score.busy_s[d], rel=0.05, abs=4e-6)
         ends = [(s.first, s.last) for s in row.stretches]
         assert ends == sorted(ends)
-        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
         if what.strategy.micro_batches > 1:
             forward = [block.micro_batch for block in row.blocks if block.kind == FORWARD]
             assert sorted(set(forward)) == list(range(what.strategy.micro_batches))
