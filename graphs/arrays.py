@@ -20,17 +20,6 @@ def frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
     return array
 
 
-def by_first_appearance(labels: IntArray) -> IntArray:
-    """int64: labels, 0 or more, numbered anew in the order in which they appear; what is negative stays."""
-    if not len(labels) or labels.max() < 0:
-        return labels
-    values, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    named = np.flatnonzero(values >= 0)
-    number = values.copy()
-    number[named[np.argsort(first[named], kind="stable")]] = np.arange(len(named))
-    return number[inverse.reshape(-1)]
-
-
 def sums(index: IntArray, values: NDArray[Number], size: int) -> NDArray[Number]:
     """[size], of the type of the values: those of each index added up.
 

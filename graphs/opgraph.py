@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray, by_first_appearance, frozen, pointers, sums
+from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers, sums
 from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, kept_name, lookup
 from graphs.errors import GraphError
 from graphs.origin import UNKNOWN, Origin
@@ -50,7 +50,7 @@ class OpGraph:
         flops, bytes_moved: float64 [n].
         parameter_bytes, gradient_bytes, optimizer_bytes: int64 [n], the parts of `kept_bytes`.
         workspace_bytes, kernels: int64 [n].
-        colocation: int64 [n], number of the group in the order in which they first appear, or -1.
+        colocation: int64 [n], group number or -1.
         phase: int64 [n], values of `Phase`.
         forward_of: int64 [n], op number or -1.
         pins: n tuples of device names, models or kinds, empty = any.
@@ -101,8 +101,6 @@ class OpGraph:
         if not self.split_rows:
             object.__setattr__(self, "split_rows", ((),) * len(self.op_names))
         check_arrays(self)
-        # Numbered as a file numbers them, so that a graph and what is read back from its file are the same.
-        object.__setattr__(self, "colocation", by_first_appearance(self.colocation))
         _ = self.topological_order  # raises on a cycle
         for value in vars(self).values():
             if isinstance(value, np.ndarray):

@@ -103,6 +103,7 @@ class StrategyComparison:
             "solve_time_s": result.solve_time_s,
             "interrupted": result.interrupted,
             "note": result.note,
+            "placement": None if result.placement is None else dict(result.placement),
             "ops": result.graph.n_ops,
             "devices": None if given is None else given.devices,
             "peak_parts": None if given is None else dict(given.peak_bytes),

@@ -21,8 +21,8 @@ _BUSY = 0.2  # of a column: less is not drawn
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A time in which a device does one thing.
+class Bar:
+    """A time in which a device does one thing, to be drawn.
 
     Attributes:
         first, last: the first of the timeline's columns, and the one after the last.
@@ -49,8 +49,8 @@ class DeviceTimeline:
 
     device: str
     is_lane: bool
-    stretches: tuple[Stretch, ...]
-    blocks: tuple[Stretch, ...]
+    stretches: tuple[Bar, ...]
+    blocks: tuple[Bar, ...]
 
 
 def op_kinds(what: Applied) -> IntArray:
@@ -117,19 +117,19 @@ def _columns(start_s: FloatArray, end_s: FloatArray, code: IntArray, borders: Fl
     return best.astype(np.int64)
 
 
-def _runs(shown: IntArray, base: int) -> list[Stretch]:
+def _runs(shown: IntArray, base: int) -> list[Bar]:
     """Columns of one code that stand side by side, joined."""
     change = np.flatnonzero(np.diff(shown, prepend=-2, append=-2))
     return [
-        Stretch(first, last, int(shown[first]) // base, int(shown[first]) % base - 1)
+        Bar(first, last, int(shown[first]) // base, int(shown[first]) % base - 1)
         for first, last in zip(change[:-1].tolist(), change[1:].tolist(), strict=True)
         if shown[first] >= 0
     ]
 
 
-def _blocks(stretches: list[Stretch]) -> list[Stretch]:
+def _blocks(stretches: list[Bar]) -> list[Bar]:
     """Stretches of one pass of one micro-batch with nothing else between them, joined."""
-    result: list[Stretch] = []
+    result: list[Bar] = []
     for stretch in stretches:
         before = result[-1] if result else None
         if (

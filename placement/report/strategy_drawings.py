@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from baselines.strategies.timeline import KINDS, DeviceTimeline, timelines
 from env.cluster import UNLIMITED_BYTES
-from env.simulation.simulator import Simulator
 from graphs.formatting import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
+    from baselines.strategies.timeline import DeviceTimeline
 
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 LEFT, COLUMNS, TOP = 120, 960, 44
@@ -24,10 +23,13 @@ DIGIT = 8  # width of a digit of a number of a micro-batch
 
 def timeline(what: Applied) -> str:
     """When every device does what: an SVG."""
+    from baselines.strategies.timeline import KINDS, timelines  # loads the simulator
+    from env.simulation.simulator import Simulator
+
     _, schedule = Simulator(what.problem).schedule(what.plan)
     every = timelines(what, schedule, COLUMNS)
     rows = every[:MOST_ROWS]
-    parts, y = [_key({stretch.kind for row in rows for stretch in row.stretches}), _axis(schedule.step_time_s)], TOP
+    parts, y = [_key({s.kind: KINDS[s.kind] for row in rows for s in row.stretches}), _axis(schedule.step_time_s)], TOP
     for row in rows:
         height = LANE if row.is_lane else DEVICE
         parts.append(_row(row, y, height))
@@ -37,12 +39,12 @@ def timeline(what: Applied) -> str:
     return f'<svg class="passes" viewBox="0 0 {WIDTH} {y + 4}" {label}>{"".join(parts)}</svg>{more}'
 
 
-def _key(kinds: set[int]) -> str:
+def _key(kinds: Mapping[int, str]) -> str:
     parts, x = [], LEFT
-    for kind in sorted(kinds):
+    for kind, words in sorted(kinds.items()):
         parts.append(f'<rect class="k{kind}" x="{x}" y="2" width="12" height="12"/>')
-        parts.append(f'<text x="{x + 17}" y="12">{KINDS[kind]}</text>')
-        x += 40 + 7 * len(KINDS[kind])
+        parts.append(f'<text x="{x + 17}" y="12">{words}</text>')
+        x += 40 + 7 * len(words)
     return "".join(parts)
 
 
@@ -62,14 +64,13 @@ def _row(row: DeviceTimeline, y: int, height: int) -> str:
     name = "" if row.is_lane else f'<text x="0" y="{y + height - 7}">{escape(row.device[-16:])}</text>'
     title = f"<title>{escape(row.device)}</title>"
     parts = [f'{name}<rect class="idle" x="{LEFT}" y="{y}" width="{COLUMNS}" height="{height}">{title}</rect>']
-    for kind, words in enumerate(KINDS):
+    for kind in sorted({s.kind for s in row.stretches}):
         boxes = "".join(
             f"M{LEFT + s.first} {y}h{s.last - s.first}v{height}h{s.first - s.last}z"
             for s in row.stretches
             if s.kind == kind
         )
-        if boxes:
-            parts.append(f'<path class="k{kind}" d="{boxes}"><title>{words}</title></path>')
+        parts.append(f'<path class="k{kind}" d="{boxes}"/>')
     for block in row.blocks if not row.is_lane else ():
         text = str(block.micro_batch)
         parts.append(f'<path class="edge" d="M{LEFT + block.first} {y}v{height}"/>')

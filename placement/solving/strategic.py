@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from baselines.strategies.applied import Applied, applied
-from baselines.strategies.figures import StrategyFigures, figures
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.methods import STRATEGY
 from placement.solving.result import Result, versions
 from placement.solving.solver import Attempt, Finding, Solver
+
+if TYPE_CHECKING:
+    from baselines.strategies.applied import Applied
+    from baselines.strategies.figures import StrategyFigures
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
     Raises:
         StrategyError: graph or cluster do not allow it.
     """
+    from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from baselines.strategies.figures import figures
+    from env.simulation.simulator import Simulator
+
     began_s = time.perf_counter()
     try:
         what = applied(graph, cluster, strategy)

@@ -27,7 +27,6 @@ OPTIONS = {
         *[
             "--cluster",
             "--clusters",
-            "--strategies",
             "--sweep",
             "--html",
             "--methods",
