@@ -93,6 +93,7 @@ class Comparison:
 
     def _row(self, result: Result) -> dict[str, Any]:
         return {
+            "strategy": result.strategy,
             "method": result.method,
             "chosen": result.chosen,
             "objective_s": result.objective_s,

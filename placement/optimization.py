@@ -9,9 +9,10 @@ from env.plan import Priority
 from env.problem import LATENCY
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned
 from placement.solving.methods import AUTO, METHODS, check_options, check_problem
-from placement.solving.result import Result
+from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def optimize(
     budget_s: float | None = None,
     evaluations: int | None = None,
     scorer: str | ScorerFactory = "simulate",
+    strategy: str | Strategy = NO_STRATEGY,
 ) -> Result:
     """Find a placement of `graph` on `cluster`.
 
@@ -51,18 +53,34 @@ def optimize(
             was measured. A heuristic's answer stays what it is; every other method proposes by the cost model, and the
             answer is the fastest, as measured, of what it found, the best heuristics and one device. The runs come on
             top of the budget.
+        strategy: how to rewrite the graph first, e.g. ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/parallelism.md). It says
+            itself where and in which order ops run, so the other arguments keep their defaults. The result's graph is
+            the rewritten one, its cluster has lanes where that communicates.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where the method found no placement that fits.
 
     Raises:
         UnknownNameError: an unknown method, objective or priority.
-        MismatchError: a method that does not serve the objective; a scorer of step times for another objective.
+        MismatchError: a method that does not serve the objective; a scorer of step times for another objective; a
+            strategy with a method, an objective, a budget or a scorer.
+        StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
     """
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
+    asked = strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+    if not asked.is_none:
+        given = (method, objective, priority, budget_s, evaluations, scorer)
+        if given != (AUTO, LATENCY, Priority.LONGEST_PATH.value, None, None, "simulate"):
+            raise MismatchError(
+                f"strategy {asked.text!r} says itself where and in which order ops run; leave out method, objective, "
+                "priority, budgets and scorer."
+            )
+        from placement.solving.strategic import strategy_row
+
+        return strategy_row(graph, cluster, asked, seed).result
     if scorer == "simulate":
         return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)
     from env.gym.batch import scorer_of  # loads Gymnasium

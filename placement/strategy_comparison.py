@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baselines.strategies.applied import Applied, applied
-from baselines.strategies.figures import StrategyFigures, figures
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
-from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
-from placement.solving.solver import Attempt, Finding, Solver
-
-STRATEGY = "strategy"  # the method of a placement that a strategy prescribes
-
-
-@dataclass(frozen=True)
-class StrategyRow:
-    """One strategy's outcome.
-
-    Attributes:
-        result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
-        figures: where time and memory go, also where the memory does not suffice; None for ``none``.
-    """
-
-    result: Result
-    figures: StrategyFigures | None
-
-    @property
-    def strategy(self) -> str:
-        return self.result.strategy
+from placement.solving.solver import Solver
+from placement.solving.strategic import StrategyRow, strategy_row, without_answer
 
 
 @dataclass(frozen=True)
@@ -74,6 +52,19 @@ class StrategyComparison:
         if answer is None or self.single_device_s is None:
             return None
         return self.single_device_s / answer.objective_s if answer.objective_s > 0 else 1.0
+
+    def headline(self) -> str:
+        """The advice in one sentence."""
+        best = self.best
+        if best is None or best.result.answer is None:
+            return "None of these strategies fits."
+        speedup = self.speedup(best)
+        time = format_seconds(best.result.answer.objective_s)
+        if speedup is None:
+            return f"{best.strategy} is the fastest of these, {time}; one device is not enough."
+        if speedup <= 1:
+            return f"None of these is faster than one device, {format_seconds(self.single_device_s or 0.0)}."
+        return f"{best.strategy} is the fastest of these: {time}, {speedup:.2f}x one device."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -112,6 +103,7 @@ class StrategyComparison:
             "solve_time_s": result.solve_time_s,
             "interrupted": result.interrupted,
             "note": result.note,
+            "placement": None if result.placement is None else dict(result.placement),
             "ops": result.graph.n_ops,
             "devices": None if given is None else given.devices,
             "peak_parts": None if given is None else dict(given.peak_bytes),
@@ -166,42 +158,10 @@ def compare_strategies(
     )
 
 
-def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
-    """One strategy, carried out and scored.
-
-    Raises:
-        StrategyError: as `compare_strategies`.
-    """
-    began_s = time.perf_counter()
-    what = applied(graph, cluster, strategy)
-    score, schedule = Simulator(what.problem).schedule(what.plan)
-    result = _result(graph, what, seed, began_s)
-    return StrategyRow(result, figures(what, score, schedule))
-
-
 def _rank(row: StrategyRow) -> tuple[bool, float, str]:
     """Fastest first, what does not fit last."""
     answer = row.result.answer
     return answer is None, 0.0 if answer is None else answer.objective_s, row.strategy
-
-
-def _result(graph: OpGraph, what: Applied, seed: int, began_s: float) -> Result:
-    """The result of the plan that a strategy prescribes."""
-    priority = Priority.LONGEST_PATH.value
-    try:
-        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
-    except InfeasibleError as error:
-        result = _refused(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
-    else:
-        found = Finding(what.plan, what.strategy.text)
-        result = solver.result(found, Attempt(STRATEGY, began_s), as_given=True)
-    return dataclasses.replace(
-        result,
-        strategy=what.strategy.text,
-        source_hash=graph.hash,
-        chosen=STRATEGY,
-        solve_time_s=time.perf_counter() - began_s,
-    )
 
 
 def _placed(
@@ -209,7 +169,7 @@ def _placed(
 ) -> Result:
     """What `AUTO` finds for the graph as it is."""
     if isinstance(solver, str):
-        return _refused(graph, cluster, seed, AUTO, solver)
+        return without_answer(graph, cluster, seed, AUTO, solver)
     return solver.solve(AUTO, budget_s, evaluations)
 
 
@@ -219,23 +179,3 @@ def _solver(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
         return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
     except InfeasibleError as error:
         return str(error)
-
-
-def _refused(graph: OpGraph, cluster: Cluster, seed: int, method: str, reason: str) -> Result:
-    return Result(
-        graph=graph,
-        cluster=cluster,
-        source_hash=graph.hash,
-        method=method,
-        chosen=method,
-        seed=seed,
-        objective=LATENCY,
-        budget_s=None,
-        evaluations=None,
-        interrupted=False,
-        priority=Priority.LONGEST_PATH.value,
-        reason=reason,
-        lower_bound_s=0.0,
-        answer=None,
-        versions=versions(),
-    )

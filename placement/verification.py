@@ -15,12 +15,13 @@ from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
 from env.plan import Priority
-from env.problem import THROUGHPUT, Problem
+from env.problem import LATENCY, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
 from placement.solving.answer import Answer, relative_gap
-from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, check_options, is_method, measure
+from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
@@ -35,6 +36,7 @@ class Verification:
         problems: a sentence for each figure that differs and each rule that is broken; empty if the result holds.
         objective_s, step_time_s, peak_bytes, bytes_moved: as `Result`, computed anew.
         lower_bound_s: computed anew, and so without what a search of its own may have proved.
+        made_again: the strategy was carried out again on the graph that it is for, which was given.
     """
 
     result: Result
@@ -44,6 +46,7 @@ class Verification:
     peak_bytes: Mapping[str, int]
     bytes_moved: int
     lower_bound_s: float
+    made_again: bool = False
 
     @property
     def holds(self) -> bool:
@@ -51,16 +54,24 @@ class Verification:
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        """A sentence for each figure that only what made the result can compute again."""
+        """A sentence for each thing that cannot be checked without what made the result."""
+        return tuple(self._not_checked())
+
+    def _not_checked(self) -> Iterator[str]:
         said_s, computed_s = self.result.lower_bound_s, self.lower_bound_s
-        if said_s <= computed_s * (1 + TOLERANCE):
-            return ()
-        said, computed = format_seconds(said_s), format_seconds(computed_s)
-        return (f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure.",)
+        if said_s > computed_s * (1 + TOLERANCE):
+            said, computed = format_seconds(said_s), format_seconds(computed_s)
+            yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
+        if self.result.strategy != NO_STRATEGY and not self.made_again:
+            yield (
+                f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."
+            )
 
     def summary(self) -> str:
         """One line for people, or one per problem."""
-        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, method {show(self.result.method)}"
+        method, strategy = self.result.method, self.result.strategy
+        how = f"method {show(method)}" if strategy == NO_STRATEGY else f"strategy {show(strategy)}"
+        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, {how}"
         if self.holds:
             held = f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
             return "\n".join([held, *(f"  not checked: {sentence}" for sentence in self.not_checked)])
@@ -72,6 +83,7 @@ class Verification:
             "graph": self.result.graph_name,
             "cluster": self.result.cluster_name,
             "method": self.result.method,
+            "strategy": self.result.strategy,
             "holds": self.holds,
             "problems": list(self.problems),
             "not_checked": list(self.not_checked),
@@ -90,7 +102,8 @@ def verify(
 
     Args:
         result: the result or its file.
-        graph, cluster: what it should be for; by default the ones it holds.
+        graph, cluster: what it should be for; by default the ones it holds. Of a strategy, the graph before it was
+            rewritten, which is then rewritten again and compared, and the cluster with or without lanes.
 
     Raises:
         GraphFileError: the file cannot be read.
@@ -102,6 +115,8 @@ def verify(
         result = Result.load(result)
     _check_names(result)
     _check_same("graph", result.graph_name, result.source_hash, graph)
+    if cluster is not None and result.strategy != NO_STRATEGY and cluster.hash != result.cluster_hash:
+        cluster = cluster.with_lanes()  # which the strategy gave it
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
     answer = result.answer
     if answer is None:
@@ -119,18 +134,52 @@ def verify(
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
-    return dataclasses.replace(checked, problems=(*found.problems, *_differences(checked, answer)))
+    problems = [*found.problems, *_differences(checked, answer)]
+    made_again = graph is not None and result.strategy != NO_STRATEGY
+    if graph is not None and made_again:
+        problems += _remade(result, graph)
+    return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
+
+
+def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
+    """What is wrong with the graph that a strategy is said to have made."""
+    from baselines.strategies.applied import applied
+
+    made = applied(graph, result.cluster, Strategy.parse(result.strategy)).derived.graph
+    if made.hash != result.graph_hash:
+        yield (
+            f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of "
+            f"the result has hash {result.graph_hash[:12]}."
+        )
 
 
 def _check_names(result: Result) -> None:
     if result.strategy != NO_STRATEGY:
-        raise UnknownNameError("strategy", result.strategy, [NO_STRATEGY])
+        Strategy.parse(result.strategy)
+        _check_prescribed(result)
+        return
     check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
     if not is_method(result.chosen):
         raise UnknownNameError("chosen method", result.chosen, METHODS)
+    _check_priority(result)
+
+
+def _check_priority(result: Result) -> None:
     priorities = (*(p.value for p in Priority), OWN_ORDER)
     if result.priority not in priorities:
         raise UnknownNameError("priority", result.priority, priorities)
+
+
+def _check_prescribed(result: Result) -> None:
+    """A strategy says itself where and when ops run, and so names no other method."""
+    for what, said, expected in (
+        ("method", result.method, STRATEGY),
+        ("chosen method", result.chosen, STRATEGY),
+        ("objective", result.objective, LATENCY),
+    ):
+        if said != expected:
+            raise UnknownNameError(f"{what} of a strategy", said, [expected])
+    _check_priority(result)
 
 
 def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | None) -> None:

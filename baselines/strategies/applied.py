@@ -36,16 +36,21 @@ class Applied:
         derived: the graph it makes; its source is the graph as given.
         problem: that graph on the cluster, with lanes where it communicates.
         plan: device of every op, and the order that a pipeline prescribes.
+        unordered: the derived graph before barriers put a pipeline's blocks in order, which come last in `derived`; its
+            source is the graph as recomputation leaves it.
         exchanged: the same strategy's graph with collectives not spelt out, for counting them.
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
+        note: what a reader should know, e.g. that parts are uneven; "" for nothing.
     """
 
     strategy: Strategy
     derived: Derived
     problem: Problem
     plan: Plan
+    unordered: Derived
     exchanged: Derived
     stage: IntArray
+    note: str = ""
 
 
 def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
@@ -78,21 +83,22 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
-        order = _order(strategy) if strategy.order != MEMORY_ORDER else None
+        # A single micro-batch leaves no choice of order.
+        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else _order(strategy)
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
         stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     target = cluster.with_lanes() if exchanged.collectives else cluster
-    spelt_out = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
-    numbers: FloatArray | None = None
+    unordered = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
+    spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
         if order is None:
-            device = _devices(spelt_out, target, devices, stage, None)
-            costs = pipeline_costs(Problem(spelt_out.graph, target), spelt_out, in_blocks, device)
+            device = _devices(unordered, target, devices, stage, None)
+            costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
         try:
-            spelt_out, numbers = sequenced(spelt_out, in_blocks, order.sequences)
+            spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
         except MismatchError:
             _check_independence(whole, strategy)
             raise
@@ -101,7 +107,16 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     of_op = stage[spelt_out.origin]
     device = _devices(spelt_out, target, devices, stage, order)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
-    return Applied(strategy, derived, Problem(derived.graph, target), Plan(device, numbers), exchanged, of_op)
+    return Applied(
+        strategy=strategy,
+        derived=derived,
+        problem=Problem(derived.graph, target),
+        plan=Plan(device, numbers),
+        unordered=unordered,
+        exchanged=exchanged,
+        stage=of_op,
+        note=_uneven(graph, strategy),
+    )
 
 
 def _check_independence(chunked: Derived, strategy: Strategy) -> None:
@@ -122,7 +137,8 @@ def _order(strategy: Strategy) -> PipelineOrder:
     chunks = strategy.chunks
     if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
         chunks = 2
-    return pipeline_order(strategy.order, strategy.stages, strategy.micro_batches, chunks)
+    name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
+    return pipeline_order(name, strategy.stages, strategy.micro_batches, chunks)
 
 
 def _program_order(derived: Derived) -> FloatArray:
@@ -164,6 +180,23 @@ def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntAr
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
     names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
     return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
+
+
+def _uneven(graph: OpGraph, strategy: Strategy) -> str:
+    """A sentence for each dimension of the inputs that the strategy cuts into parts of different sizes."""
+    parts = {"batch": strategy.micro_batches}
+    for rule in strategy.mesh:
+        for word in rule.axis().words:
+            parts[word] = parts.get(word, 1) * rule.size
+    extents: dict[str, int] = {}
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        for row in rows if kind == "input" else ():
+            extents[row.axis] = max(row.extent, extents.get(row.axis, 1))
+    return " ".join(
+        f"The {word} of {extents[word]} is cut into {count} uneven parts."
+        for word, count in parts.items()
+        if extents.get(word, count) % count
+    )
 
 
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.strategies.applied import Applied
+from env.cluster import Cluster
 from env.simulation.simulator import Schedule, Score
 from graphs.arrays import FloatArray, IntArray, sums
 
@@ -20,6 +21,7 @@ class StrategyFigures:
         devices: how many devices compute.
         peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with
             all other bytes that live for a part of the step); they add up to the peak.
+        memory: the same of every device that holds something, by its name.
         exchanged_bytes: by kind of collective, the bytes of the tensors exchanged, once a group of ranks.
         bubble: share of the devices' time, from the step's start to its end, in which they compute nothing.
         exposed_s: mean seconds in which a device computes nothing and communicates or is sent something.
@@ -27,6 +29,7 @@ class StrategyFigures:
 
     devices: int
     peak_bytes: Mapping[str, int]
+    memory: Mapping[str, Mapping[str, int]]
     exchanged_bytes: Mapping[str, int]
     bubble: float
     exposed_s: float
@@ -40,16 +43,8 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     for d in np.flatnonzero(cluster.lane_of >= 0).tolist():
         home[cluster.lane_of[d]] = d
     op_home = home[what.plan.device]
+    memory = _memory(what, score, op_home)
     busiest = int(np.argmax(np.where(is_lane, -1, score.peak_bytes)))
-    parts = {
-        name: int(sums(op_home, kept, cluster.n_devices)[busiest])
-        for name, kept in (
-            ("parameters", graph.parameter_bytes),
-            ("gradients", graph.gradient_bytes),
-            ("optimizer", graph.optimizer_bytes),
-        )
-    }
-    parts["activations"] = int(score.peak_bytes[busiest]) - sum(parts.values())
     exchanged: dict[str, int] = {}
     for collective in what.exchanged.collectives:
         exchanged[collective.kind] = exchanged.get(collective.kind, 0) + collective.bytes
@@ -58,23 +53,55 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     busy = float(score.busy_s[used].sum())
     return StrategyFigures(
         devices=len(used),
-        peak_bytes=parts,
+        peak_bytes=memory[cluster.devices[busiest].name],
+        memory=memory,
         exchanged_bytes=exchanged,
         bubble=1.0 - busy / total if total > 0 else 0.0,
-        exposed_s=float(np.mean([_exposed(d, what, schedule, home) for d in used.tolist()])),
+        exposed_s=float(np.mean([_exposed(d, cluster, schedule) for d in used.tolist()])),
     )
 
 
-def _exposed(device: int, what: Applied, schedule: Schedule, home: IntArray) -> float:
-    """Seconds in which a device computes nothing while its lane works, or a transfer from or to it is under way."""
-    computing = _union(
-        *(times[schedule.device == device] for times in (schedule.op_start_s, schedule.op_end_s)),
+def _memory(what: Applied, score: Score, op_home: IntArray) -> dict[str, dict[str, int]]:
+    """The peak of every device that holds something, and of the first, by parts."""
+    graph, devices = what.derived.graph, what.problem.cluster.devices
+    kept = {
+        name: sums(op_home, values, len(devices))
+        for name, values in (
+            ("parameters", graph.parameter_bytes),
+            ("gradients", graph.gradient_bytes),
+            ("optimizer", graph.optimizer_bytes),
+        )
+    }
+    result = {}
+    for d, device in enumerate(devices):
+        peak = int(score.peak_bytes[d])
+        if peak > 0 or d == 0:
+            parts = {name: int(values[d]) for name, values in kept.items()}
+            result[device.name] = {**parts, "activations": peak - sum(parts.values())}
+    return result
+
+
+def communicating(schedule: Schedule, members: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """When a device's lane works, or a transfer from or to it is under way: ``(starts, ends)``, apart and increasing.
+
+    Args:
+        members: number of the device, and of its lane if it has one.
+    """
+    near = np.isin(schedule.transfer_source, members) ^ np.isin(schedule.transfer_target, members)
+    lane = np.isin(schedule.device, members[1:])
+    return _union(
+        np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]]),
+        np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]]),
     )
-    near = (home[schedule.transfer_source] == device) ^ (home[schedule.transfer_target] == device)
-    lane = (home[schedule.device] == device) & (schedule.device != device)
-    starts = np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]])
-    ends = np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]])
-    both = _union(np.concatenate([starts, computing[0]]), np.concatenate([ends, computing[1]]))
+
+
+def _exposed(device: int, cluster: Cluster, schedule: Schedule) -> float:
+    """Seconds in which a device computes nothing and communicates."""
+    lane = int(cluster.lane_of[device])
+    mine = schedule.device == device
+    computing = _union(schedule.op_start_s[mine], schedule.op_end_s[mine])
+    busy = communicating(schedule, (device,) if lane < 0 else (device, lane))
+    both = _union(*(np.concatenate(ends) for ends in zip(busy, computing, strict=True)))
     return float((both[1] - both[0]).sum() - (computing[1] - computing[0]).sum())
 
 

@@ -122,6 +122,9 @@ class _Ancestry:
         key = derived.origin * len(Phase) + graph.phase
         producer, consumer, _ = graph.edge_list
         chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
+        # A bucket of gradients stands at one of the ops it waits for; the others feed no op by that.
+        in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
+        chosen &= ~in_lane[consumer] | (derived.origin[producer] == derived.origin[consumer])
         size = source.n_ops * len(Phase)
         low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)
         order = np.argsort(source.topological_position[low // len(Phase)], kind="stable")
@@ -181,6 +184,8 @@ def sequenced(
     where = np.where(blocks.kind >= 0, position, np.where(blocks.in_lane, last, -1))
     rank = derived.source.topological_position[derived.origin]
     numbers = where * (derived.source.n_ops + 1.0) + rank
+    if (blocks.kind < 0).all():  # not chunked: data alone says what follows what
+        return derived, frozen(numbers)
     barriers = _Barriers.between(derived, blocks, position, sequence, last)
     try:
         graph = barriers.added(derived.graph)

@@ -1,8 +1,9 @@
-"""``placement compare --strategies``: the table of rewritten graphs, and what the command does for it."""
+"""``placement compare --strategies``: the tables of rewritten graphs, and what the command does for them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,12 +17,18 @@ from placement.cli.output import emit, emit_rich, progress, reason_as_json, usag
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions
     from placement.inputs.sources import Source
-    from placement.strategy_comparison import StrategyComparison, StrategyRow
+    from placement.solving.strategic import StrategyRow
+    from placement.strategy_comparison import StrategyComparison
 
-_COLUMNS = (
-    *("strategy", "step time", "speed-up", "devices", "peak memory", "parameters", "gradients", "optimizer"),
-    *("activations", "bubble", "exposed", "exchanged"),
+_COLUMNS = ("strategy", "step time", "vs one", "devices", "peak", "bubble", "exposed", "gap")
+_PARTS = ("parameters", "gradients", "optimizer", "activations")  # of the peak
+_NOTES = (
+    "vs one: times as fast as one device; peak: memory of the fullest device",
+    "bubble: share of the devices' time without computing",
+    "exposed: time in which a device computes nothing and communicates",
+    "gap: at most so far from optimal among placements of the rewritten graph",
 )
+NONE_THERE = "–"
 
 
 def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) -> None:
@@ -30,7 +37,6 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
         from placement.cli.commands.compare import command_of
         from placement.inputs.sources import cluster_for
         from placement.strategy_comparison import compare_strategies as compared
-    _check(given, texts)
     target = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
     with reason_as_json(given.as_json), progress("scoring", len(texts)) as report, usage_errors():
         found = compared(
@@ -43,16 +49,12 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
             progress=lambda text, done, _: report(f"scoring {text}", done),
         )
     found = dataclasses.replace(found, command=command_of(given))
-    written = []
-    if given.output is not None:
-        from graphs.disk import write_atomically
-
-        write_atomically(given.output, found.to_json())
-        written.append(f"results: {given.output}")
+    with progress("writing"):
+        written = list(_write(found, given))
     if given.as_json:
         emit(found.to_json())
     else:
-        emit_rich(*strategy_table(found), headline(found), *written, f"again: {found.command}")
+        emit_rich(*strategy_tables(found), found.headline(), *written, f"again: {found.command}")
     if found.best is None:
         from graphs.errors import InfeasibleError
 
@@ -60,7 +62,13 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
         raise InfeasibleError(f"no strategy fits; {first.strategy}: {first.reason}")
 
 
-def _check(given: CompareOptions, texts: list[str]) -> None:
+def check_strategies(given: CompareOptions, texts: list[str]) -> None:
+    """Refuse what cannot be, before a graph is read for minutes.
+
+    Raises:
+        typer.BadParameter: no strategy, or an option that strategies do not go with.
+        StrategyError: a text that cannot be read.
+    """
     if not texts:
         raise typer.BadParameter("--strategies names no strategy; give for example dp8,'pp8 1f1b mb16',none.")
     for name, value in (("--clusters", given.clusters), ("--sweep", given.sweep), ("--methods", given.methods)):
@@ -73,63 +81,101 @@ def _check(given: CompareOptions, texts: list[str]) -> None:
     from graphs.transforms.strategy import Strategy
 
     for text in texts:
-        Strategy.parse(text)  # before a graph is read for minutes
+        Strategy.parse(text)
 
 
-def headline(found: StrategyComparison) -> str:
-    """The advice in one sentence."""
-    best = found.best
-    if best is None or best.result.answer is None:
-        return "None of these strategies fits."
-    speedup = found.speedup(best)
-    time = format_seconds(best.result.answer.objective_s)
-    if speedup is None:
-        return f"{best.strategy} is the fastest of these, {time}; one device is not enough."
-    if speedup <= 1:
-        return f"None of these is faster than one device, {format_seconds(found.single_device_s or 0.0)}."
-    return f"{best.strategy} is the fastest of these: {time}, {speedup:.2f}x one device."
+def _write(found: StrategyComparison, given: CompareOptions) -> Iterator[str]:
+    """Write the files asked for; yields a sentence about each."""
+    if given.html is not None:
+        from placement.report import write_strategies
+
+        write_strategies(found, given.html)
+        yield f"report: {given.html}"
+    if given.trace is not None and found.best is not None:
+        from placement.report import write_trace
+
+        write_trace(found.best.result, given.trace)
+        yield f"trace: {given.trace}"
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, found.to_json())
+        yield f"results: {given.output}"
 
 
-def strategy_table(found: StrategyComparison) -> list[RenderableType]:
-    """One row for each strategy, and one for one device; below, why some do not fit."""
+# -- tables -----------------------------------------------------------------------------------------------------
+
+
+def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
+    """Times of every strategy, best first, and of one device; the peak by parts; bytes exchanged; what does not fit."""
     graph, cluster = found.graph, found.cluster
     head = (
         f"{show(graph.name)} on {show(cluster.name)}: {graph.n_ops:,} ops before rewriting, {cluster.n_devices} devices"
     )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if number in (0, len(_COLUMNS) - 1) else "right", no_wrap=number > 0)
-    below: list[RenderableType] = []
+    times = _table(*_COLUMNS)
     for number, row in enumerate(found.rows):
         style = "red" if not row.result.feasible else "bold green" if number == 0 else ""
-        table.add_row(*_cells(found, row), style=style)
+        times.add_row(*_cells(found, row), style=style)
+    single_s = found.single_device_s
+    alone = ["does not fit", NONE_THERE] if single_s is None else [format_seconds(single_s), "1.00x"]
+    times.add_row("one device", *alone, "1", *[""] * (len(_COLUMNS) - 4), style="dim")
+    below = [Text(f" {line}", style="dim") for line in _NOTES]
+    for row in found.rows:
+        if row.result.note:
+            below.append(Text(f" {row.strategy}  {show_line(row.result.note)}"))
         if not row.result.feasible:
             below.append(Text(f" {row.strategy}  does not fit: {show_line(row.result.reason or '')}", style="red"))
-    if found.single_device_s is None:
-        below.append(Text(" one device  does not fit", style="dim"))
-    else:
-        table.add_row("one device", format_seconds(found.single_device_s), "1.00x", "1", *[""] * 8, style="dim")
-    note = " bubble: share of the devices' time without computing; exposed: communication that computing waits for"
-    below.append(Text(note, style="dim"))
-    return [head, table, *below]
+    return [head, times, *below, *_peaks(found), *_exchanges(found)]
+
+
+def _table(*columns: str) -> Table:
+    """A table whose first column, of strategies, breaks between words where it is long; no other does."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
+    return table
 
 
 def _cells(found: StrategyComparison, row: StrategyRow) -> list[str]:
     result, given = row.result, row.figures
     speedup = found.speedup(row)
-    time = "does not fit" if result.answer is None else format_seconds(result.answer.objective_s)
-    cells = [row.strategy, time, "-" if speedup is None else f"{speedup:.2f}x"]
+    answer = result.answer
+    time = "does not fit" if answer is None else format_seconds(answer.objective_s)
+    cells = [row.strategy, time, NONE_THERE if speedup is None else f"{speedup:.2f}x"]
+    gap = "" if answer is None else f"{100 * answer.gap:.1f} %"
     if given is None:
-        used = "" if result.answer is None else str(len(result.answer.used))
-        peak = "" if result.answer is None else format_bytes(max(result.answer.peak_bytes.values(), default=0))
-        return [*cells, used, peak, *[""] * 7]
-    parts = given.peak_bytes
-    return [
-        *cells,
-        str(given.devices),
-        format_bytes(sum(parts.values())),
-        *(format_bytes(parts[name]) for name in ("parameters", "gradients", "optimizer", "activations")),
-        f"{100 * given.bubble:.1f} %",
-        format_seconds(given.exposed_s),
-        ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(given.exchanged_bytes.items())),
+        used = "" if answer is None else str(len(answer.used))
+        peak = "" if answer is None else format_bytes(max(answer.peak_bytes.values(), default=0))
+        return [*cells, used, peak, "", "", gap]
+    peak = format_bytes(sum(given.peak_bytes.values()))
+    return [*cells, str(given.devices), peak, f"{100 * given.bubble:.1f} %", format_seconds(given.exposed_s), gap]
+
+
+def _peaks(found: StrategyComparison) -> Iterator[RenderableType]:
+    """Of the fullest device, what its peak is made of."""
+    rows = [(row, row.figures) for row in found.rows if row.figures is not None]
+    if not rows:
+        return
+    table = _table("memory of the fullest device", *_PARTS)
+    for row, given in rows:
+        table.add_row(row.strategy, *(format_bytes(given.peak_bytes[name]) for name in _PARTS))
+    yield ""
+    yield table
+
+
+def _exchanges(found: StrategyComparison) -> Iterator[RenderableType]:
+    """Bytes of the tensors exchanged, by kind of collective."""
+    given = [(row.strategy, row.figures.exchanged_bytes) for row in found.rows if row.figures is not None]
+    kinds = [
+        kind
+        for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+        if any(kind in e for _, e in given)
     ]
+    if not kinds:
+        return
+    table = _table("exchanged in a step", *(kind.replace("_", "-") for kind in kinds))
+    for strategy, exchanged in given:
+        if exchanged:
+            table.add_row(strategy, *(format_bytes(exchanged[k]) if k in exchanged else NONE_THERE for k in kinds))
+    yield ""
+    yield table

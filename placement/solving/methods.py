@@ -24,6 +24,7 @@ HEURISTICS = tuple(baselines.METHODS)
 SEARCHES = tuple(baselines.SEARCHES)
 POLICY_NAMES = ("hierarchical", "seq2seq", "graph", "ppo")  # trained on the problem itself, within the budget
 PRETRAINED = "pretrained"  # the graph policy that comes with the package
+STRATEGY = "strategy"  # not for asking: the method of a placement that a strategy prescribes
 REFINED = "+local_search"  # a third of the budget learns, the rest is local search from what was learned
 LEARNED = tuple(f"{name}{end}" for name in (*POLICY_NAMES, PRETRAINED) for end in ("", REFINED))
 POLICY_FILE = "policy:"  # and the name of a file that `placement train` wrote

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from env.cluster import Cluster
+from env.device import LANE
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem, scope
 from graphs.disk import read_text, write_atomically
@@ -147,6 +148,14 @@ class Result:
     def gap(self) -> float | None:
         return None if self.answer is None else self.answer.gap
 
+    @property
+    def scope(self) -> str:
+        """The placements among which bound and gap hold, in words."""
+        among = scope(self.objective)
+        return (
+            among if self.strategy == NO_STRATEGY else among.replace("placements", "placements of the rewritten graph")
+        )
+
     def answered(self) -> Answer:
         """The answer, where there has to be one.
 
@@ -206,17 +215,21 @@ class Result:
 
     def summary(self) -> str:
         """A few lines for people."""
-        how = show(self.method) + ("" if self.chosen == self.method else f" (chose {show(self.chosen)})")
-        head = f"{show(self.graph.name)} on {show(self.cluster.name)}, method {how}, seed {self.seed}"
+        chose = "" if self.chosen == self.method else f" (chose {show(self.chosen)})"
+        how = (
+            f"method {show(self.method)}{chose}" if self.strategy == NO_STRATEGY else f"strategy {show(self.strategy)}"
+        )
+        head = f"{show(self.graph.name)} on {show(self.cluster.name)}, {how}, seed {self.seed}"
         if self.answer is None or not self.feasible:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         answer = self.answer
-        peaks = ", ".join(f"{show(name)} {format_bytes(size)}" for name, size in answer.peak_bytes.items())
-        used = f"{len(answer.used)} of {self.cluster.n_devices} devices"
+        devices = [device.name for device in self.cluster.devices if device.kind != LANE]
+        peaks = ", ".join(f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices)
+        used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
         lines = [
             head,
             f"step time    {format_seconds(answer.step_time_s)} on {used}",
-            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {scope(self.objective)}",
+            f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {self.scope}",
             f"peak memory  {peaks}",
             f"moved        {format_bytes(answer.bytes_moved)} between devices",
         ]

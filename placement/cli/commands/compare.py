@@ -97,11 +97,14 @@ def compare(given: CompareOptions) -> None:
     several = [] if given.clusters is None else _names("--clusters", given.clusters)
     for name in [*([] if given.cluster is None else [given.cluster]), *several]:
         check_cluster_argument(name)
-    source = read_graph(given.graph, given)
-    if given.strategies is not None:
-        from placement.cli.strategies import compare_strategies
+    strategies = None if given.strategies is None else _names("--strategies", given.strategies)
+    if strategies is not None:
+        from placement.cli.strategies import check_strategies, compare_strategies
 
-        compare_strategies(given, source, _names("--strategies", given.strategies))
+        check_strategies(given, strategies)
+    source = read_graph(given.graph, given)
+    if strategies is not None:
+        compare_strategies(given, source, strategies)
     elif given.clusters is not None or given.sweep is not None:
         _what_if(given, source, methods, search)
     else:

@@ -14,7 +14,7 @@ from placement.cli import completion, options
 from placement.cli.executing import HowToScore, check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
-from placement.cli.records import again, is_default
+from placement.cli.records import again, is_default, option_of
 from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ class OptimizeOptions(HowToSearch, HowToScore):
             "search and exact solvers, keeping the best.",
         ),
     ] = "auto"
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy",
+            metavar="TEXT",
+            help="Rewrite the graph first, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2', and place it as that says; none to "
+            "place it as it is.",
+        ),
+    ] = "none"
     seed: options.Seed = 0
     objective: options.Objective = "latency"
     budget_s: options.BudgetSeconds = None
@@ -63,11 +72,13 @@ def optimize(given: OptimizeOptions) -> None:
     with progress("importing"):
         from placement import optimization
     search = checked_search([given.method], given)
+    if not is_default(given, "strategy"):
+        _check_strategy(given)
     graph, cluster, running = _problem(given)
-    with reason_as_json(given.as_json), running as scorer, progress(f"placing with {given.method}"):
-        result = optimization.optimize(graph, cluster, given.method, scorer=scorer, **search)
+    with reason_as_json(given.as_json), running as scorer, progress(f"placing with {_what(given)}"):
+        result = optimization.optimize(graph, cluster, given.method, scorer=scorer, strategy=given.strategy, **search)
     result = dataclasses.replace(result, command=command_of(given))
-    written = list(_write(result, given)) if result.feasible else []
+    written = list(_write(result, given, graph, cluster)) if result.feasible else []
     if given.as_json:
         emit_json(result.to_dict())
     elif result.feasible:
@@ -76,12 +87,30 @@ def optimize(given: OptimizeOptions) -> None:
         note = at_peak(result.graph, result.cluster)
         emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
-        _refuse(given.method, result)
+        _refuse(given, result)
+
+
+def _what(given: OptimizeOptions) -> str:
+    return given.method if is_default(given, "strategy") else f"strategy {given.strategy!r}"
+
+
+def _check_strategy(given: OptimizeOptions) -> None:
+    """A strategy that can be read, and no option beside it that it would not heed."""
+    from graphs.transforms.strategy import Strategy
+
+    if Strategy.parse(given.strategy).is_none:
+        return
+    for field in ("method", "objective", "budget_s", "evaluations", "priority", "scorer"):
+        if not is_default(given, field):
+            raise typer.BadParameter(
+                f"--strategy says itself where and in which order ops run; leave out {option_of(field)}."
+            )
 
 
 def command_of(given: OptimizeOptions) -> str:
     """The command line that gives the same answer."""
-    return again("optimize", [given.graph], given, ("cluster", "method", "scorer", *ANSWER_FIELDS))
+    how = ["method"] if is_default(given, "strategy") else ["strategy"]
+    return again("optimize", [given.graph], given, ("cluster", *how, "scorer", *ANSWER_FIELDS))
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
@@ -101,9 +130,16 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
     return source.graph, cluster, contextlib.nullcontext(given.scorer)
 
 
-def _write(result: Result, given: OptimizeOptions) -> Iterator[str]:
+def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
-    if given.html is not None:
+    if given.html is not None and result.strategy != "none":
+        from placement.report import write_strategies
+        from placement.strategy_comparison import compare_strategies
+
+        found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
+        write_strategies(dataclasses.replace(found, command=result.command), given.html)
+        yield f"report: {given.html}"
+    elif given.html is not None:
         from placement.comparison import with_one_device
         from placement.report import write_html
 
@@ -119,10 +155,13 @@ def _write(result: Result, given: OptimizeOptions) -> Iterator[str]:
         yield f"saved to {given.output}"
 
 
-def _refuse(method: str, result: Result) -> None:
+def _refuse(given: OptimizeOptions, result: Result) -> None:
     """Raises: InfeasibleError: says why nothing was found, and what may find something."""
     from graphs.errors import InfeasibleError
     from placement.solving.methods import HEURISTICS
 
+    if not is_default(given, "strategy"):
+        raise InfeasibleError(f"strategy {result.strategy!r} does not fit: {result.reason}")
+    method = given.method
     others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
     raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")

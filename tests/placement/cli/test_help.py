@@ -27,7 +27,6 @@ OPTIONS = {
         *[
             "--cluster",
             "--clusters",
-            "--strategies",
             "--sweep",
             "--html",
             "--methods",
@@ -35,6 +34,7 @@ OPTIONS = {
             "--output",
             "--priority",
             "--seed",
+            "--strategies",
             "--trace",
             "-o",
             "GRAPH",
@@ -44,7 +44,7 @@ OPTIONS = {
         *COMMON,
         *SEARCHING,
         *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
-        *["-o", "GRAPH"],
+        *["--strategy", "-o", "GRAPH"],
     ],
     "apply": [
         *[

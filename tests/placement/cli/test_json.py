@@ -67,6 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("clusters NAME --collectives", ["clusters", "2xK40-pcie", "--collectives"]),
         ("capture", ["capture", "g.json"]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
+        ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
         ("train", ["train", "g.json", *CLUSTER, "--policy", "graph", "--evaluations", "0", "-o", "p.zip"]),
     ],

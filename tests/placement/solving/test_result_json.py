@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small_problems import PAIR, two_branches
 
-from graphs.errors import MismatchError, UnknownNameError
+from graphs.errors import MismatchError, StrategyError, UnknownNameError
 from placement.optimization import optimize
 from placement.solving.answer import Answer
 from placement.solving.result import Result
@@ -125,7 +125,9 @@ def test_a_step_of_no_time_has_no_throughput(result: Result) -> None:
 
 
 def test_a_strategy_that_does_not_exist_is_not_verified(result: Result) -> None:
-    with pytest.raises(UnknownNameError, match="unknown strategy 'dp4'"):
+    with pytest.raises(StrategyError, match="cannot be read at 'dq4'"):
+        verify(Result.from_json(edited(result, strategy="dq4")))
+    with pytest.raises(UnknownNameError, match=r"unknown method of a strategy 'heft'\. Valid: strategy"):
         verify(Result.from_json(edited(result, strategy="dp4")))
 
 

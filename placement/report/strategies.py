@@ -1,0 +1,124 @@
+"""One self-contained HTML page for a comparison of strategies; its drawings are made here and need no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from graphs.disk import write_atomically
+from graphs.formatting import format_bytes, format_seconds
+from placement.report.page import page
+from placement.report.strategy_drawings import PARTS, memory_bars, timeline
+from placement.report.words import format_percent
+
+if TYPE_CHECKING:
+    from placement.solving.strategic import StrategyRow
+    from placement.strategy_comparison import StrategyComparison
+
+NOTHING = "–"
+MOST_SECTIONS = 8  # strategies with a timeline of their own
+
+
+def write_strategies(found: StrategyComparison, path: str | PathLike[str]) -> None:
+    """Write the report of a comparison of strategies.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name is left as it was.
+    """
+    write_atomically(path, render_strategies(found))
+
+
+def render_strategies(found: StrategyComparison) -> str:
+    """The page as text."""
+    graph, cluster = found.graph, found.cluster
+    drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
+    parts = {
+        "graph": escape(graph.name),
+        "cluster": escape(cluster.name),
+        "headline": escape(found.headline()),
+        "rows": "\n".join(_row(found, row) for row in found.rows) + _one_device(found),
+        "notes": _notes(found),
+        "sections": "\n".join(_section(found, row) for row in drawn),
+        "facts": _facts(found),
+    }
+    return page("strategies.html", f"{graph.name} on {cluster.name}: strategies", parts)
+
+
+def _row(found: StrategyComparison, row: StrategyRow) -> str:
+    result, given, speedup = row.result, row.figures, found.speedup(row)
+    head = f'<th scope="row"><code>{escape(row.strategy)}</code></th>'
+    if result.answer is None:
+        return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(result.reason or "")}</td></tr>'
+    peak = max(result.answer.peak_bytes.values(), default=0)
+    cells = [
+        format_seconds(result.answer.objective_s),
+        NOTHING if speedup is None else f"{speedup:.2f}×",
+        str(len(result.answer.used) if given is None else given.devices),
+        format_bytes(peak),
+        NOTHING if given is None else f"{100 * given.bubble:.1f} %",
+        NOTHING if given is None else format_seconds(given.exposed_s),
+        format_percent(result.answer.gap),
+    ]
+    best = " class=best" if row is found.best else ""
+    return f"<tr{best}>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _one_device(found: StrategyComparison) -> str:
+    time = "does not fit" if found.single_device_s is None else format_seconds(found.single_device_s)
+    speedup = NOTHING if found.single_device_s is None else "1.00×"
+    return f'\n<tr><th scope="row">one device</th><td>{time}</td><td>{speedup}</td><td>1</td>{"<td></td>" * 4}</tr>'
+
+
+def _notes(found: StrategyComparison) -> str:
+    items = [
+        f"<li><code>{escape(row.strategy)}</code>: {escape(row.result.note)}</li>"
+        for row in found.rows
+        if row.result.note
+    ]
+    return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
+
+
+def _section(found: StrategyComparison, row: StrategyRow) -> str:
+    """One strategy: when each device does what, what fills its memory, and what is exchanged."""
+    what, given = row.applied, row.figures
+    if what is None or given is None:
+        return ""
+    time = "does not fit" if row.result.answer is None else format_seconds(row.result.answer.step_time_s)
+    capacity = {d.name: d.usable_bytes for d in what.problem.cluster.devices}
+    return (
+        f'<section class="card strategy"><h2><code>{escape(row.strategy)}</code> <small>{time}, '
+        f"{what.derived.graph.n_ops:,} ops</small></h2>"
+        f"{timeline(what)}"
+        '<div class="two"><div><h3>Memory at the peak</h3>'
+        f"{memory_bars(given.memory, capacity)}</div>"
+        f"<div><h3>Exchanged in a step</h3>{_exchanged(given.exchanged_bytes)}"
+        f"<h3>Fullest device</h3>{_table((name, given.peak_bytes[name]) for name in PARTS)}</div></div></section>"
+    )
+
+
+def _exchanged(exchanged: Mapping[str, int]) -> str:
+    if not exchanged:
+        return '<p class="note">No collectives.</p>'
+    return _table((kind.replace("_", "-"), size) for kind, size in sorted(exchanged.items()))
+
+
+def _table(rows: Iterable[tuple[str, int]]) -> str:
+    cells = (f'<tr><th scope="row">{escape(name)}</th><td>{format_bytes(size)}</td></tr>' for name, size in rows)
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _facts(found: StrategyComparison) -> str:
+    """Versions, hashes and the command that repeat it."""
+    facts = {
+        "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges; before rewriting",
+        "graph hash": found.graph.hash,
+        "cluster": found.cluster.name,
+        "cluster hash": found.cluster.hash,
+        "seed": str(found.seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in found.versions.items()),
+    }
+    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
+    replay = f'<div class="replay"><span>repeat with</span><code>{escape(found.command)}</code></div>'
+    return f"{replay if found.command else ''}<dl>{items}</dl>"

@@ -1,0 +1,102 @@
+"""`strategy_row`: a strategy carried out on a graph and a cluster, as a `Result`, with where its time and memory go."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from env.cluster import Cluster
+from env.plan import Priority
+from env.problem import LATENCY
+from graphs.errors import InfeasibleError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.solving.methods import STRATEGY
+from placement.solving.result import Result, versions
+from placement.solving.solver import Attempt, Finding, Solver
+
+if TYPE_CHECKING:
+    from baselines.strategies.applied import Applied
+    from baselines.strategies.figures import StrategyFigures
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One strategy's outcome.
+
+    Attributes:
+        result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
+        figures: where time and memory go, also where the memory does not suffice; None for ``none``, and where no
+            order of the pipeline fits.
+        applied: the rewritten graph and its plan; None where `figures` is.
+    """
+
+    result: Result
+    figures: StrategyFigures | None
+    applied: Applied | None = field(default=None, repr=False)
+
+    @property
+    def strategy(self) -> str:
+        return self.result.strategy
+
+
+def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
+    """One strategy other than ``none``, carried out and scored.
+
+    Raises:
+        StrategyError: graph or cluster do not allow it.
+    """
+    from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from baselines.strategies.figures import figures
+    from env.simulation.simulator import Simulator
+
+    began_s = time.perf_counter()
+    try:
+        what = applied(graph, cluster, strategy)
+    except InfeasibleError as error:  # no order of a pipeline keeps to the memory
+        refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
+        return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    return StrategyRow(_result(graph, what, seed, began_s), figures(what, score, schedule), what)
+
+
+def _result(graph: OpGraph, what: Applied, seed: int, began_s: float) -> Result:
+    """The result of the plan that a strategy prescribes."""
+    priority = Priority.LONGEST_PATH.value
+    try:
+        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
+    except InfeasibleError as error:
+        result = without_answer(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
+    else:
+        found = Finding(what.plan, STRATEGY)
+        result = solver.result(found, Attempt(STRATEGY, began_s), as_given=True)
+    return dataclasses.replace(
+        result,
+        strategy=what.strategy.text,
+        source_hash=graph.hash,
+        note=what.note,
+        solve_time_s=time.perf_counter() - began_s,
+    )
+
+
+def without_answer(graph: OpGraph, cluster: Cluster, seed: int, method: str, reason: str) -> Result:
+    """The result of a graph that does not fit."""
+    return Result(
+        graph=graph,
+        cluster=cluster,
+        source_hash=graph.hash,
+        method=method,
+        chosen=method,
+        seed=seed,
+        objective=LATENCY,
+        budget_s=None,
+        evaluations=None,
+        interrupted=False,
+        priority=Priority.LONGEST_PATH.value,
+        reason=reason,
+        lower_bound_s=0.0,
+        answer=None,
+        versions=versions(),
+    )

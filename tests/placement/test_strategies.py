@@ -1,0 +1,132 @@
+"""Strategies for people: optimize with one, save and verify it, and what is refused in which sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from training_steps import mlp
+
+from baselines.strategies.applied import applied
+from baselines.strategies.orders import ORDERS
+from baselines.strategies.timeline import BACKWARD, FORWARD, RECOMPUTED, WEIGHTS, op_kinds
+from env.cluster import Cluster
+from graphs.capture import capture
+from graphs.errors import MismatchError, StrategyError
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.transforms.strategy import NONE, Strategy
+from graphs.zoo import build
+from placement.optimization import optimize
+from placement.solving.result import Result
+from placement.verification import verify
+
+CLUSTER = Cluster.preset("8xA100-nvswitch")
+PLAIN = ("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2", "dp2 | pp2 gpipe", "mb4", "recompute=*")
+MIXED = ("dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*", "dp3", "dp2 | reduce=tree", "dp2 | bucket=0")
+
+
+@pytest.fixture(scope="module")
+def transformer() -> OpGraph:
+    """A small GPT-2's training step on a batch of 8."""
+    model = build("gpt2", device="meta", small=True, batch_size=8)
+    return capture(model.model, model.args, train=True)
+
+
+@pytest.mark.parametrize("text", [*PLAIN, *MIXED, *(f"pp2 {order} mb4" for order in (*ORDERS, "memory"))])
+def test_a_strategy_saves_loads_and_verifies(transformer: OpGraph, text: str) -> None:
+    result = optimize(transformer, CLUSTER, strategy=text)
+    assert result.feasible
+    assert (result.strategy, result.method, result.source_hash) == (text_of(text), "strategy", transformer.hash)
+    again = Result.from_json(result.to_json())
+    assert again == result
+    found = verify(again, transformer, CLUSTER)
+    assert (found.problems, found.not_checked) == ((), ())
+
+
+def test_what_runs_again_is_told_apart(transformer: OpGraph) -> None:
+    what = applied(transformer, CLUSTER, Strategy.parse("dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*"))
+    kinds = op_kinds(what)
+    assert {FORWARD, RECOMPUTED, BACKWARD, WEIGHTS} < set(kinds.tolist())
+    again = what.derived.origin[kinds == RECOMPUTED]
+    assert (transformer.phase[again] == Phase.FORWARD).all()
+
+
+def text_of(text: str) -> str:
+    """As it is written in full."""
+    return {"pp2": "pp2 1f1b mb1", "dp2 | pp2 gpipe": "dp2 | pp2 gpipe mb1"}.get(text, text)
+
+
+def test_none_is_as_it_was() -> None:
+    plain, named = (optimize(mlp(), CLUSTER, "heft", **words) for words in ({}, {"strategy": NONE}))
+    assert plain == named
+    assert named.graph.hash == mlp().hash
+
+
+def test_what_was_not_made_again_is_said(transformer: OpGraph) -> None:
+    result = optimize(transformer, CLUSTER, strategy="dp2")
+    (sentence,) = verify(result).not_checked
+    assert sentence.startswith("the graph: whether strategy 'dp2' makes it of the model")
+    lying = replace(result, strategy="dp2 | reduce=tree")
+    (problem,) = verify(lying, transformer).problems
+    assert "strategy 'dp2 | reduce=tree' makes another graph of 'GPT2'" in problem
+    with pytest.raises(MismatchError, match="for another graph"):
+        verify(result, mlp())
+    with pytest.raises(MismatchError, match="for another cluster"):
+        verify(result, cluster=Cluster.preset("8xH100-nvswitch"))
+
+
+def test_a_summary_names_the_strategy_and_no_lanes() -> None:
+    summary = optimize(mlp(), CLUSTER, strategy="dp2").summary()
+    assert "strategy dp2, seed 0" in summary
+    assert "on 2 of 8 devices" in summary
+    assert "among placements of the rewritten graph" in summary
+    assert "lane" not in summary
+
+
+def test_uneven_parts_are_said() -> None:
+    assert optimize(mlp(batch=8), CLUSTER, strategy="dp3").note == "The batch of 8 is cut into 3 uneven parts."
+    assert optimize(mlp(batch=8), CLUSTER, strategy="dp2 | mb3").note == "The batch of 8 is cut into 6 uneven parts."
+    assert optimize(mlp(batch=9), CLUSTER, strategy="dp3").note == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("dp2 | qq4", r"cannot be read at 'qq4' \(character 7\)"),
+        ("dp2 zero4", r"cannot be read at 'zero4' \(character 5\), did you mean 'zero"),
+        ("hp2", "no op of graph '.*' can be cut into 2 parts by height, as axis 'hp' wants; its ops have rows for"),
+        ("dp4 | mb3", "axis 'mb' wants 12 parts of the batch, which has 8; take at most 8 parts"),
+        ("tp16", "'tp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8; take a smaller mesh or a larger cl"),
+        ("zero2", "cannot be read at 'zero2'"),
+        ("pp2 2f2b mb4", r"cannot be read at '2f2b' \(character 5\); expected gpipe or 1f1b or"),
+        ("pp2 interleaved mb3", "micro-batches in groups of 2, one for each device, but there are 3; use a multiple"),
+        ("pp2 pipedream mb4", "'pp2 pipedream mb4' has no step of its own"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises((StrategyError, MismatchError), match=sentence):
+        optimize(mlp(batch=8), CLUSTER, strategy=text)
+
+
+def test_a_graph_without_rows_is_not_split_but_staged_and_recomputed() -> None:
+    bare = replace(mlp(batch=8), split_rows=(), states=())
+    for text in ("dp2", "tp2", "pp2 1f1b mb2"):
+        with pytest.raises(StrategyError, match=r"has no split rows, .* capture the model from PyTorch, or use"):
+            optimize(bare, CLUSTER, strategy=text)
+    for text in ("pp2", "recompute=*", "pp2 | recompute=*"):
+        assert verify(optimize(bare, CLUSTER, strategy=text), bare).holds
+
+
+def test_a_strategy_stands_alone() -> None:
+    for words in ({"method": "heft"}, {"objective": "throughput"}, {"budget_s": 1.0}, {"evaluations": 3}):
+        with pytest.raises(MismatchError, match="says itself where and in which order ops run; leave out method"):
+            optimize(mlp(), CLUSTER, strategy="dp2", **words)
+
+
+def test_memory_that_no_order_meets_is_said() -> None:
+    small = replace(CLUSTER, devices=tuple(replace(d, memory_bytes=1750, reserved_bytes=0) for d in CLUSTER.devices))
+    result = optimize(mlp(batch=8), small, strategy="pp2 memory mb4")
+    assert not result.feasible
+    assert result.reason.startswith("no order of the pipeline meets the memory limit: ")
+    assert result.strategy == "pp2 memory mb4"
