@@ -9,13 +9,13 @@ tensors and by their rows where they read cut ones, all other ops follow at the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS, Part, Partial, Shard, SplitRow
+from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
@@ -36,7 +36,8 @@ class Axis:
         words: axis words of the rows to take; empty for a tensor axis.
         sequence: on a tensor axis, cut along the sequence what would be whole.
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
-        parts: into which a row is cut along this and earlier axes of the same words; 0 for `size`.
+        parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
+            axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
     """
 
     name: str
@@ -121,7 +122,7 @@ class _Walk:
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
-        self.states_of = _states_of(graph)
+        self.states_of = states_of(graph)
         self.available: list[set[int]] = [set() for _ in range(graph.n_tensors)]
         self.written = [WHOLE] * graph.n_tensors
         self.read = [WHOLE] * len(self.input_tensor)
@@ -130,10 +131,13 @@ class _Walk:
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
-        self.is_cut = _where(graph, axis.modules)
+        self.is_cut = where(graph, axis.modules)
         self.choices: dict[tuple[int, int], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
+        self.tied = read_twice(graph)
+        self.forward_of = graph.forward_of.tolist()
+        self.readers = np.split(graph.consumers, graph.consumer_ptr[1:-1])
         for op in graph.topological_order.tolist():
             self._decide(op)
         for op in list(self.open):  # what only open ops read
@@ -260,9 +264,13 @@ class _Walk:
                     [code(part, row.axis) for part in row.outputs],
                 )
                 for row in rows
-                if row.extent >= max(self.axis.size, self.axis.parts) or row.extent == 1
+                if row.extent >= self._parts(row) or row.extent == 1
             ]
         return found
+
+    def _parts(self, row: SplitRow) -> int:
+        """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
+        return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in _OWN_FAMILY else 0)
 
     def _keeps(self, choice: _Choice, states: list[int]) -> bool:
         """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""
@@ -275,14 +283,21 @@ class _Walk:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
         if not self.axis.words:
-            rows = self._of_axis(rows)
+            usual = self._of_axis(rows)
+            if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
+                others = [choice for choice in rows if choice not in usual]
+                return min([whole, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+            mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
+            if mirrored:
+                return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
+            rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
         if self.axis.words:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
         if self.phase[op] == Phase.FORWARD and self._is_product(op):
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
-                return min(cut, key=lambda choice: self._product_s(choice, read))
+                return min(cut, key=lambda choice: self._product_s(op, choice, read))
         # Summands that are added up anyway are exchanged once, as their sum.
         added = [choice for choice in rows if len(read) > 1 and set(choice.tensors) == {SUM}]
         if self.axis.sequence and not any(self._fits(choice, read) for choice in added):
@@ -293,6 +308,33 @@ class _Walk:
         # What uses a cut state is cut as the state is, if it can be.
         is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
         return min(rows if is_bound else [whole, *rows], key=lambda choice: self._cost_s(op, choice, read))
+
+    def _follows_cut(self, choice: _Choice, read: list[int]) -> bool:
+        """Whether it reads a tensor as it is cut that is nowhere whole."""
+        return any(
+            need > SUM and need in self.available[t] and WHOLE not in self.available[t]
+            for t, need in zip(read, choice.tensors, strict=True)
+        )
+
+    def _mirrors(self, op: int, choice: _Choice) -> bool:
+        """Whether it cuts an op of the backward pass as its forward op is cut."""
+        forward = self.forward_of[op]
+        row = self.row[forward] if forward >= 0 else None
+        return row is not None and choice.row is not None and row.axis == choice.row.axis
+
+    def _is_cut_loss(self, op: int, read: list[int]) -> bool:
+        """Whether it reads a tensor that is cut, and the forward pass makes but little of its results, as of logits.
+
+        Each part may then have other samples of them, which takes less to exchange than all samples everywhere.
+        """
+        made = range(self.output_ptr[op], self.output_ptr[op + 1])
+        if self.phase[op] != Phase.FORWARD or not any(
+            WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)
+        ):
+            return False
+        readers = {c for t in made for c in self.readers[t] if self.phase[c] == Phase.FORWARD}
+        later = sum(self.size[t] for c in readers for t in range(self.output_ptr[c], self.output_ptr[c + 1]))
+        return bool(readers) and later * self.axis.size < sum(self.size[t] for t in made)
 
     def _whole(self, op: int, n_read: int) -> _Choice:
         """Every part does all of the op; its states are where they are kept, gathered if need be."""
@@ -329,15 +371,20 @@ class _Walk:
             return (2.0 if need == WHOLE else 1.0) * (k - 1) / k
         return float((k - 1) / k if need == WHOLE else (k - 1) / (k * k))
 
-    def _product_s(self, choice: _Choice, read: list[int]) -> tuple[float, float]:
-        """First rows that take inputs as they are cut, then those that need no sum, and of a table its own rows."""
+    def _product_s(self, op: int, choice: _Choice, read: list[int]) -> tuple[float, float]:
+        """First rows that take inputs as they are cut, then those that need no sum.
+
+        A table whose weights are those of the output, too, is cut by its own rows: by the others the output would be a
+        sum of all logits.
+        """
         row = choice.row
         follows = self._fits(choice, read) and not any(
             need != WHOLE and row is not None and row.axis in _OWN_FAMILY for need in choice.tensors
         )
-        is_table = row is not None and row.axis == "vocab"
-        summed = any(made == SUM for made in choice.outputs)
-        return (0.0 if follows else 1.0 + (summed and not is_table)), self._exchange_s(choice, read)
+        rank = 0.0 if follows else 1.0 + any(made == SUM for made in choice.outputs)
+        if row is not None and row.axis == "vocabulary" and any(s in self.tied for s in self.states_of[op]):
+            rank = min(rank, 0.5)
+        return rank, self._exchange_s(choice, read)
 
     def _cost_s(self, op: int, choice: _Choice, read: list[int]) -> float:
         """Exchange before, the work of one part, and the exchange that sums and new cuts will need in the end."""
@@ -356,23 +403,3 @@ class _Walk:
             elif made > SUM and not follows:
                 later += self.size[t]
         return float(self._exchange_s(choice, read) + work + later * _SENT_BYTE_S)
-
-
-def _states_of(graph: OpGraph) -> list[list[int]]:
-    """Numbers of the states that each op uses."""
-    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
-    result: list[list[int]] = [[] for _ in range(graph.n_ops)]
-    for s, state in enumerate(graph.states):
-        for user in state.users:
-            result[index[user]].append(s)
-    return result
-
-
-def _where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray | list[bool]:
-    """Which ops lie in a module that one of the patterns names, or in a module below it."""
-    if not patterns:
-        return [True] * graph.n_ops
-    known: dict[str, bool] = {}
-    for module in set(graph.modules):
-        known[module] = any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
-    return [known[module] for module in graph.modules]

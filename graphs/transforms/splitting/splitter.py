@@ -48,8 +48,9 @@ def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Ze
             f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut; capture the model from "
             "PyTorch, or use a strategy of stages and recomputation alone."
         )
-    mesh = [_cut(graph, axis, axes[:number]) for number, axis in enumerate(axes)]
-    chunks = _cut(graph, Axis("mb", micro_batches, (BATCH,)), axes) if micro_batches > 1 else None
+    chunking = Axis("mb", micro_batches, (BATCH,))
+    mesh = [_cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
+    chunks = _cut(graph, chunking, axes) if micro_batches > 1 else None
     return _Split(Copies(graph, mesh, chunks), zero).derived()
 
 
@@ -62,15 +63,16 @@ def chunk(graph: OpGraph, micro_batches: int) -> Derived:
     return split(graph, (), micro_batches)
 
 
-def _cut(graph: OpGraph, axis: Axis, before: Sequence[Axis]) -> Sharding:
+def _cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
     parts = axis.size
-    for other in before:
-        if set(other.words) & set(axis.words):
+    for other in others:
+        if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
             parts *= other.size
     _check_extents(graph, axis, parts)
     sharding = shard(graph, replace(axis, parts=parts))
     if not any(row is not None and row.extent > 1 for row in sharding.row):
         what = " or ".join(axis.words) or "weights"
+        parts = parts if axis.words else axis.size
         where = f" in {', '.join(axis.modules)}" if axis.modules else ""
         known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
         raise StrategyError(

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from training_steps import mlp
 
 from graphs import OpGraph, Phase, StrategyError
+from graphs.capture import capture
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting import Axis, Zero, chunk, split
+from graphs.zoo import build
 
 DP, TP = ("batch",), ()
 
@@ -140,3 +142,31 @@ def test_derived_graphs_are_valid_and_acyclic() -> None:
     derived = split(mlp(layers=3), [Axis("dp", 2, DP), Axis("tp", 3, TP)], 2, Zero(3))
     again = OpGraph.build(*derived.graph.records(), derived.graph.name, derived.graph.origin)
     assert again.hash == derived.graph.hash
+
+
+def sizes_of(name: str, graph: OpGraph, derived: Derived) -> list[int]:
+    """Bytes of what the copies of an op write."""
+    op = graph.op_names.index(name)
+    copies = np.flatnonzero((derived.origin == op) & (np.array(derived.graph.kinds) == graph.kinds[op]))
+    return derived.graph.tensor_bytes[np.isin(derived.graph.tensor_producer, copies)].tolist()
+
+
+def test_no_part_has_all_logits_where_table_and_output_share_their_weights() -> None:
+    """The table is cut by its words, so that the output is, too; each part has the loss of other samples."""
+    made = build("gpt2", small=True, batch_size=8)
+    graph = capture(made.model, made.train_args, train=True)
+    logits = int(graph.tensor_bytes[graph.output_ptr[graph.op_names.index("_log_softmax")]])
+    derived = split(graph, [Axis("tp", 2, TP)])
+    of_logits = [collective.kind for collective in derived.collectives if collective.bytes == logits]
+    assert of_logits == ["all_to_all", "all_to_all"]
+    assert set(sizes_of("_log_softmax", graph, derived)) == {logits // 2}
+
+
+def test_the_loss_is_cut_no_finer_than_there_are_samples() -> None:
+    """Replicas and micro-batches leave one sample to each part, and its words to the parts of the weights."""
+    made = build("alexnet", small=True, batch_size=4)
+    graph = capture(made.model, made.train_args, train=True)
+    derived = split(graph, [Axis("dp", 2, DP), Axis("tp", 2, TP)], 2)
+    loss = graph.op_names.index("_log_softmax")
+    size = int(graph.tensor_bytes[graph.output_ptr[loss]])
+    assert set(sizes_of("_log_softmax", graph, derived)) == {size // 4}

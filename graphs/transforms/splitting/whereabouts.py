@@ -1,0 +1,38 @@
+"""Which ops use which states, and which ops lie in which modules."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from graphs.arrays import BoolArray
+from graphs.records import Phase
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+
+
+def states_of(graph: OpGraph) -> list[list[int]]:
+    """Numbers of the states that each op uses."""
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    result: list[list[int]] = [[] for _ in range(graph.n_ops)]
+    for s, state in enumerate(graph.states):
+        for user in state.users:
+            result[index[user]].append(s)
+    return result
+
+
+def read_twice(graph: OpGraph) -> set[int]:
+    """Numbers of the states that several ops of the forward pass use."""
+    forward = {name for name, phase in zip(graph.op_names, graph.phase.tolist(), strict=True) if phase == Phase.FORWARD}
+    return {s for s, state in enumerate(graph.states) if sum(user in forward for user in state.users) > 1}
+
+
+def where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray | list[bool]:
+    """Which ops lie in a module that one of the patterns names, or in a module below it."""
+    if not patterns:
+        return [True] * graph.n_ops
+    known: dict[str, bool] = {}
+    for module in set(graph.modules):
+        known[module] = any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
+    return [known[module] for module in graph.modules]
