@@ -63,7 +63,12 @@ class Figures:
         )
 
     def gpu(self) -> Device:
-        return replace(GPU, compute_efficiency=self.compute_efficiency, bandwidth_efficiency=self.bandwidth_efficiency)
+        return replace(
+            GPU,
+            compute_efficiency=self.compute_efficiency,
+            bandwidth_efficiency=self.bandwidth_efficiency,
+            launch_overhead_s=self.launch_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,6 @@ def fitted(errors: Errors, start: Figures, bounds: dict[str, tuple[float, float]
 
     found = least_squares(
         lambda logs: np.asarray(errors(made(logs))), first, bounds=(low, high), diff_step=0.01, loss="soft_l1",
-        f_scale=scale, xtol=1e-3, ftol=1e-3, max_nfev=15,
+        f_scale=scale, xtol=1e-4, ftol=1e-4, max_nfev=30,
     )  # fmt: skip
     return made(found.x)
