@@ -145,7 +145,10 @@ def check(path: Path, content: Any) -> Found | None:
     if not all(needed <= set(row) for row in content):
         return None
     trainings = [
-        Training(**{key: int(row[column]) for key, column in COLUMNS.items()}, measured_s=float(row[TIME_COLUMN]) / 1e3)
+        Training(
+            **{key: int(float(row[column])) for key, column in COLUMNS.items()},
+            measured_s=float(row[TIME_COLUMN]) / 1e3,
+        )
         for row in content
     ]
     numbers = list(range(len(trainings)))

@@ -89,6 +89,19 @@ def test_iterations_add_up(megatron: ModuleType, times: ModuleType) -> None:
     assert plain.backward_s < layer.backward_s < 1.01 * (plain.backward_s + plain.forward_s)
 
 
+def test_speedups_of_the_papers(times: ModuleType) -> None:
+    speedups = importlib.import_module("published_speedups")
+    gpipe = speedups.gpipe()
+    assert [row.ours for row in gpipe.rows] == pytest.approx([p * 32 / (31 + p) for p in (2, 4, 8)])
+    spatial = speedups.spatial_convolution()
+    assert [row.name.split()[-1] for row in spatial.rows] == ["hp2", "hp4"] * 3
+    for row in spatial.rows:  # the larger the images, the less their borders count
+        assert 0.9 * int(row.name[-1]) < row.ours < int(row.name[-1])
+    assert [row.ours for row in spatial.rows[::2]] == sorted(row.ours for row in spatial.rows[::2])
+    assert gpipe.summary.holds
+    assert spatial.summary.holds
+
+
 def test_the_host_bounds_small_layers(times: ModuleType) -> None:
     layer = times.Layer(64, 4, 16, 1)
     slow, slower = (times.layer_passes(layer, "none", times.Figures(host_s=s)) for s in (1e-3, 2e-3))
