@@ -44,7 +44,6 @@ class Figures:
         host_s: that the host takes to launch one kernel; it launches ahead, so a pass takes the longer of both times.
         node_bytes_per_s: of a node to others, each direction.
         latency_s: of a route inside a node; those between nodes have InfiniBand's.
-        launch_s: of each kernel on the GPU, also what it loses at its begin and end.
     """
 
     compute_efficiency: float = 1.0
@@ -53,13 +52,11 @@ class Figures:
     host_s: float = 0.0
     node_bytes_per_s: float = 100e9
     latency_s: float = 3.4e-6
-    launch_s: float = GPU.launch_overhead_s
 
     def __str__(self) -> str:
         return (
             f"{self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak memory bandwidth, "
-            f"{self.launch_s * 1e6:.0f} us for each kernel, {self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a "
-            "node"
+            f"{self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a node"
         )
 
     def gpu(self) -> Device:
@@ -67,7 +64,6 @@ class Figures:
             GPU,
             compute_efficiency=self.compute_efficiency,
             bandwidth_efficiency=self.bandwidth_efficiency,
-            launch_overhead_s=self.launch_s,
         )
 
 
