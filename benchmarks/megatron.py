@@ -145,7 +145,10 @@ def check(path: Path, content: Any) -> Found | None:
     if not all(needed <= set(row) for row in content):
         return None
     trainings = [
-        Training(**{key: int(row[column]) for key, column in COLUMNS.items()}, measured_s=float(row[TIME_COLUMN]) / 1e3)
+        Training(
+            **{key: int(float(row[column])) for key, column in COLUMNS.items()},
+            measured_s=float(row[TIME_COLUMN]) / 1e3,
+        )
         for row in content
     ]
     numbers = list(range(len(trainings)))
@@ -155,6 +158,9 @@ def check(path: Path, content: Any) -> Found | None:
     ours = [iteration_s(training, figures) for training in trainings]
     off = [abs(s / training.measured_s - 1) for s, training in zip(ours, trainings, strict=True)]
     right, pairs = _right_order(trainings, ours)
+    fit = f"{len(known)} of {len(off)} rows, drawn with seed {SEED}, fit five figures"
+    if not known:
+        fit = f"Figures that nothing was fitted to, as there are fewer than {FEWEST} rows"
     return Found(
         "iterations of Megatron-DeepSpeed on A100, seconds",
         [
@@ -167,7 +173,7 @@ def check(path: Path, content: Any) -> Found | None:
             LIMIT,
         ),
         relative=True,
-        note=f"{len(known)} of {len(off)} rows, drawn with seed {SEED}, fit five figures: {figures}, "
+        note=f"{fit}: {figures}, "
         f"{figures.host_s * 1e6:.0f} us of the host for a kernel, {figures.node_bytes_per_s / 1e9:.0f} GB/s between "
         f"nodes. Over all rows the mean is {sum(off) / len(off):.1%}. Of {pairs} pairs of rows that train the same on "
         f"as many GPUs and differ by 2 % or more, {right / max(pairs, 1):.1%} are in the right order. Published for "

@@ -11,7 +11,8 @@ DIR holds any number of files; which check takes a file is told by its content, 
   (vTrain, MICRO 2024), `benchmarks/megatron.py`.
 
 After the files come figures that need none: memory under recompute (`benchmarks/sublinear.py`), memory and times of
-transformers under sequence parallelism and selective recompute (`benchmarks/korthikanti.py`).
+transformers under sequence parallelism and selective recompute (`benchmarks/korthikanti.py`), speed-ups of pipelines
+and of spatially parallel convolution (`benchmarks/published_speedups.py`).
 
 A file that no check takes is named and left out. Exit code 1 says that a summary figure does not hold.
 """
@@ -32,6 +33,7 @@ import allreduce
 import korthikanti
 import megatron
 import piper
+import published_speedups
 import sublinear
 import zero_bubble
 from checks import Check, Found
@@ -47,6 +49,8 @@ WITHOUT_FILE = {
     "sublinear memory": sublinear.found,
     "activation memory of transformers": korthikanti.memory,
     "sequence parallelism and selective recompute": korthikanti.times,
+    "pipelines of GPipe": published_speedups.gpipe,
+    "spatially parallel convolution": published_speedups.spatial_convolution,
 }
 
 

@@ -44,7 +44,6 @@ class Figures:
         host_s: that the host takes to launch one kernel; it launches ahead, so a pass takes the longer of both times.
         node_bytes_per_s: of a node to others, each direction.
         latency_s: of a route inside a node; those between nodes have InfiniBand's.
-        launch_s: of each kernel on the GPU, also what it loses at its begin and end.
     """
 
     compute_efficiency: float = 1.0
@@ -53,17 +52,19 @@ class Figures:
     host_s: float = 0.0
     node_bytes_per_s: float = 100e9
     latency_s: float = 3.4e-6
-    launch_s: float = GPU.launch_overhead_s
 
     def __str__(self) -> str:
         return (
             f"{self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak memory bandwidth, "
-            f"{self.launch_s * 1e6:.0f} us for each kernel, {self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a "
-            "node"
+            f"{self.port_bytes_per_s / 1e9:.0f} GB/s between GPUs of a node"
         )
 
     def gpu(self) -> Device:
-        return replace(GPU, compute_efficiency=self.compute_efficiency, bandwidth_efficiency=self.bandwidth_efficiency)
+        return replace(
+            GPU,
+            compute_efficiency=self.compute_efficiency,
+            bandwidth_efficiency=self.bandwidth_efficiency,
+        )
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,6 @@ def fitted(errors: Errors, start: Figures, bounds: dict[str, tuple[float, float]
 
     found = least_squares(
         lambda logs: np.asarray(errors(made(logs))), first, bounds=(low, high), diff_step=0.01, loss="soft_l1",
-        f_scale=scale, xtol=1e-3, ftol=1e-3, max_nfev=15,
+        f_scale=scale, xtol=1e-4, ftol=1e-4, max_nfev=30,
     )  # fmt: skip
     return made(found.x)
