@@ -137,7 +137,8 @@ def compare_strategies(
     check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
     check_problem(graph, cluster)
     asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in strategies]
-    asked = list(dict.fromkeys(asked))
+    # What may be refused comes before a search for the graph as it is.
+    asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = _solver(graph, cluster, seed)
     rows = []
     for done, strategy in enumerate(asked):

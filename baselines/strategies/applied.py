@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,8 @@ from graphs.transforms.recomputing import recompute, unmatched
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.strategy import Strategy
+
+_MUCH = 1.25  # times the FLOPs: worth a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
         unordered=unordered,
         exchanged=exchanged,
         stage=of_op,
-        note=_uneven(graph, strategy),
+        note=" ".join([*_uneven(graph, strategy), *_repeated(again.graph, derived.graph)]),
     )
 
 
@@ -182,7 +185,15 @@ def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntAr
     return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
 
 
-def _uneven(graph: OpGraph, strategy: Strategy) -> str:
+def _repeated(before: OpGraph, after: OpGraph) -> Iterator[str]:
+    """A sentence where parts repeat much work, updates aside: that of ops which nothing says how to cut."""
+    work, once = (float(graph.flops[graph.phase != Phase.UPDATE].sum()) for graph in (after, before))
+    times = work / max(once, 1.0)
+    if times >= _MUCH:
+        yield f"Parts repeat work that they do not share: {times:.2f} times the FLOPs of the graph before."
+
+
+def _uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     """A sentence for each dimension of the inputs that the strategy cuts into parts of different sizes."""
     parts = {"batch": strategy.micro_batches}
     for rule in strategy.mesh:
@@ -192,11 +203,9 @@ def _uneven(graph: OpGraph, strategy: Strategy) -> str:
     for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
         for row in rows if kind == "input" else ():
             extents[row.axis] = max(row.extent, extents.get(row.axis, 1))
-    return " ".join(
-        f"The {word} of {extents[word]} is cut into {count} uneven parts."
-        for word, count in parts.items()
-        if extents.get(word, count) % count
-    )
+    for word, count in parts.items():
+        if extents.get(word, count) % count:
+            yield f"The {word} of {extents[word]} is cut into {count} uneven parts."
 
 
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:

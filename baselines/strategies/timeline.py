@@ -17,7 +17,7 @@ from graphs.transforms.sequencing import block_map
 FORWARD, RECOMPUTED, BACKWARD, WEIGHTS, COMMUNICATION, UPDATE = range(6)
 KINDS = ("forward", "recomputed", "backward", "weight gradient", "communication", "update")
 _PASS = np.array([0, 1, 1, 1, 2, 3])  # what is one block: forward, backward with all that it needs, ...
-_BUSY = 0.2  # of a column: less is not drawn
+_BUSY = 0.2  # of a column: less computing is not drawn, so that gaps between ops are seen
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTi
         ops = np.flatnonzero(takes & (schedule.device == d))
         shown = _columns(schedule.op_start_s[ops], schedule.op_end_s[ops], code[ops], borders)
         busy = communicating(schedule, (d,) if lane < 0 else (d, lane))
-        exchange = _columns(*busy, np.full(len(busy[0]), COMMUNICATION * base), borders)
+        exchange = _columns(*busy, np.full(len(busy[0]), COMMUNICATION * base), borders, least=0.0)
         for columns_, is_lane in ((shown, False), (exchange, True)):
             stretches = _runs(columns_, base)
             if stretches:
@@ -100,8 +100,10 @@ def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTi
     return tuple(rows)
 
 
-def _columns(start_s: FloatArray, end_s: FloatArray, code: IntArray, borders: FloatArray) -> IntArray:
-    """int64 [columns]: the code on which most of each column is spent, -1 where it is mostly idle."""
+def _columns(
+    start_s: FloatArray, end_s: FloatArray, code: IntArray, borders: FloatArray, least: float = _BUSY
+) -> IntArray:
+    """int64 [columns]: the code on which most of each column is spent, -1 where no more than `least` of it is busy."""
     codes, of = np.unique(code, return_inverse=True)
     best, spent, busy = np.full(len(borders) - 1, -1), np.zeros(len(borders) - 1), np.zeros(len(borders) - 1)
     for number, value in enumerate(codes.tolist()):
@@ -113,7 +115,7 @@ def _columns(start_s: FloatArray, end_s: FloatArray, code: IntArray, borders: Fl
         better = here > spent
         best[better], spent[better] = value, here[better]
         busy += here
-    best[busy < _BUSY * np.diff(borders)] = -1
+    best[busy <= least * np.diff(borders)] = -1
     return best.astype(np.int64)
 
 

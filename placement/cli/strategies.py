@@ -13,6 +13,7 @@ from rich.text import Text
 
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.records import is_default
 
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions
@@ -78,6 +79,8 @@ def check_strategies(given: CompareOptions, texts: list[str]) -> None:
             )
     if given.objective != "latency":
         raise typer.BadParameter("--strategies gives step times; leave out --objective.")
+    if not is_default(given, "priority"):
+        raise typer.BadParameter("--strategies says itself in which order ops run; leave out --priority.")
     from graphs.transforms.strategy import Strategy
 
     for text in texts:

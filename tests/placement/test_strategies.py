@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,16 @@ def test_uneven_parts_are_said() -> None:
     assert optimize(mlp(batch=8), CLUSTER, strategy="dp3").note == "The batch of 8 is cut into 3 uneven parts."
     assert optimize(mlp(batch=8), CLUSTER, strategy="dp2 | mb3").note == "The batch of 8 is cut into 6 uneven parts."
     assert optimize(mlp(batch=9), CLUSTER, strategy="dp3").note == ""
+
+
+def test_work_that_is_repeated_is_said() -> None:
+    """Rows for the loss alone: every part runs the layers in full."""
+    whole = mlp(batch=8)
+    few = replace(whole, split_rows=tuple(r if i in (0, 1) else () for i, r in enumerate(whole.split_rows)))
+    note = optimize(few, CLUSTER, strategy="dp2").note
+    assert re.fullmatch(
+        r"Parts repeat work that they do not share: 1\.\d\d times the FLOPs of the graph before\.", note
+    )
 
 
 @pytest.mark.parametrize(
