@@ -129,6 +129,17 @@ def test_a_graph_without_rows_is_not_split_but_staged_and_recomputed() -> None:
         assert verify(optimize(bare, CLUSTER, strategy=text), bare).holds
 
 
+def test_statistics_of_a_batch_stay_what_they_are_unless_they_may_be_local() -> None:
+    plain = mlp(batch=8)
+    kinds = tuple("aten.native_batch_norm" if kind == "aten.relu" else kind for kind in plain.kinds)
+    normed = replace(plain, kinds=kinds)
+    for text in ("dp2", "mb2", "pp2 1f1b mb2"):
+        with pytest.raises(StrategyError, match=r"statistics of the whole batch, .* add .. statistics=local"):
+            optimize(normed, CLUSTER, strategy=text)
+        assert optimize(normed, CLUSTER, strategy=f"{text} | statistics=local").feasible
+    assert optimize(normed, CLUSTER, strategy="pp2").feasible
+
+
 def test_a_strategy_stands_alone() -> None:
     for words in ({"method": "heft"}, {"objective": "throughput"}, {"budget_s": 1.0}, {"evaluations": 3}):
         with pytest.raises(MismatchError, match="says itself where and in which order ops run; leave out method"):
