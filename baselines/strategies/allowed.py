@@ -1,0 +1,119 @@
+"""What a graph and a cluster allow of a strategy, in a sentence where they do not, and what its user should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from env.cluster import Cluster
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph, Phase
+from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.derived import Derived
+from graphs.transforms.recomputing import unmatched
+from graphs.transforms.strategy import Strategy
+
+_MUCH = 1.25  # times the FLOPs: worth a remark
+
+
+def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
+    """What can be said before the graph is rewritten.
+
+    Raises:
+        StrategyError: the mesh is larger than the cluster, the order has no step of its own, statistics of a batch
+            would change, or a pattern matches nothing.
+    """
+    devices = cluster.compute_devices
+    if strategy.devices > len(devices):
+        raise StrategyError(
+            f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
+            f"{len(devices)}; take a smaller mesh or a larger cluster."
+        )
+    if strategy.order == "pipedream":
+        raise StrategyError(
+            f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "
+            "each updates the weights; compare synchronous orders, e.g. 1f1b, or use the method pipedream with the "
+            "objective throughput."
+        )
+    _check_statistics(graph, strategy)
+    _check_patterns(graph, strategy)
+
+
+def check_independence(chunked: Derived, strategy: Strategy) -> None:
+    """The forward pass of a micro-batch in a pipeline needs no other micro-batch.
+
+    Raises:
+        StrategyError: it does; the message names the ops.
+    """
+    producer, consumer, _ = chunked.graph.edge_list
+    batch = chunked.micro_batch
+    apart = (batch[producer] >= 0) & (batch[consumer] >= 0) & (batch[producer] != batch[consumer])
+    found = np.flatnonzero(apart & (chunked.graph.phase[consumer] == Phase.FORWARD))
+    if len(found):
+        reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
+        raise StrategyError(
+            f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
+            f"{writer!r} makes of all samples of the batch; leave out the pipeline, or cut the batch by dp alone."
+        )
+
+
+def remarks(before: OpGraph, after: OpGraph, strategy: Strategy) -> str:
+    """Sentences about a strategy that was carried out: uneven parts, repeated work; "" for nothing.
+
+    Args:
+        before, after: the graph before and after splitting.
+    """
+    return " ".join([*_uneven(before, strategy), *_repeated(before, after)])
+
+
+def _repeated(before: OpGraph, after: OpGraph) -> Iterator[str]:
+    """A sentence where parts repeat much work, updates aside: that of ops which nothing says how to cut."""
+    work, once = (float(graph.flops[graph.phase != Phase.UPDATE].sum()) for graph in (after, before))
+    times = work / max(once, 1.0)
+    if times >= _MUCH:
+        yield f"Parts repeat work that they do not share: {times:.2f} times the FLOPs of the graph before."
+
+
+def _uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    """A sentence for each dimension of the inputs that the strategy cuts into parts of different sizes."""
+    parts = {"batch": strategy.micro_batches}
+    for rule in strategy.mesh:
+        for word in rule.axis().words:
+            parts[word] = parts.get(word, 1) * rule.size
+    extents: dict[str, int] = {}
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        for row in rows if kind == "input" else ():
+            extents[row.axis] = max(row.extent, extents.get(row.axis, 1))
+    for word, count in parts.items():
+        if extents.get(word, count) % count:
+            yield f"The {word} of {extents[word]} is cut into {count} uneven parts."
+
+
+def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
+    """A pattern that nothing matches would quietly change nothing."""
+    for pattern in unmatched(graph, strategy.recompute)[:1]:
+        what, names = ("kind of op", graph.kinds) if pattern.startswith("kind:") else ("module", graph.modules)
+        known = sorted({name for name in names if name})
+        shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
+        raise StrategyError(
+            f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
+            f"{shown}{' and others' if len(known) > 4 else ''}."
+        )
+
+
+def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
+    """Statistics of a batch are those of the whole batch, unless the strategy says that they may be local."""
+    parts = strategy.micro_batches
+    for rule in strategy.mesh:
+        if rule.name in ("dp", "hp", "wp"):
+            parts *= rule.size
+    if parts == 1 or strategy.statistics != "exact" or not graph.is_training:
+        return
+    found = next((i for i, kind in enumerate(graph.kinds) if kind in BATCH_STATISTICS), None)
+    if found is not None:
+        raise StrategyError(
+            f"strategy {strategy.text!r} cuts the batch, and op {graph.op_names[found]!r} works with statistics of the "
+            "whole batch, which would change; add '| statistics=local' to take those of each part, or cut something "
+            "else."
+        )
