@@ -52,11 +52,12 @@ def export(
     Raises:
         UnknownNameError: no such target, or no module of a class in `no_split`.
         InfeasibleError: the result has no placement, or no such map or pipeline fits; says what is missing where.
-        MismatchError: the graph does not say which modules its ops are from, or names modules that the model does not
-            have; or an argument that the target has no use for.
+        MismatchError: a strategy rewrote the graph; or it does not say which modules its ops are from, or names
+            modules that the model does not have; or an argument that the target has no use for.
     """
     if to not in TARGETS:
         raise UnknownNameError("target", str(to), TARGETS)
+    result.check_not_rewritten("export")
     if result.answer is None or not result.feasible:
         raise InfeasibleError(
             f"{result.method} found no placement of {result.graph_name!r} that fits, so there is none to export: "

@@ -49,11 +49,13 @@ def apply(
             ``cuda:n`` and every other one is the CPU.
 
     Raises:
-        MismatchError: the result is infeasible or for another model, or names a device that is not there.
+        MismatchError: the result is infeasible, of a strategy or for another model, or names a device that is not
+            there.
         CaptureError: the model cannot be captured.
     """
     positional, keywords = example_inputs(args, kwargs)
     placed = _read(result)
+    placed.check_not_rewritten("apply")
     placed.device_numbers()  # says so if there is no placement
 
     def layout() -> DeviceLayout:

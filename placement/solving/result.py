@@ -105,6 +105,14 @@ class Result:
     def cluster_hash(self) -> str:
         return self.cluster.hash
 
+    def check_not_rewritten(self, what: str) -> None:
+        """Raise `MismatchError` if a strategy rewrote the graph: `what` works with the ops of the model itself."""
+        if self.strategy != NO_STRATEGY:
+            raise MismatchError(
+                f"strategy {show(self.strategy)} rewrote the graph of this placement, and {what} works with the ops of "
+                "the model itself; place the model without a strategy."
+            )
+
     # -- the answer -----------------------------------------------------------------------------------------
 
     @property

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 from training_steps import mlp
 
 from baselines.strategies.applied import applied
@@ -18,7 +20,9 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.strategy import NONE, Strategy
 from graphs.zoo import build
+from placement.exporters.exporting import TARGETS, export
 from placement.optimization import optimize
+from placement.runtime.application import apply
 from placement.solving.result import Result
 from placement.verification import verify
 
@@ -51,6 +55,16 @@ def test_what_runs_again_is_told_apart(transformer: OpGraph) -> None:
     assert {FORWARD, RECOMPUTED, BACKWARD, WEIGHTS} < set(kinds.tolist())
     again = what.derived.origin[kinds == RECOMPUTED]
     assert (transformer.phase[again] == Phase.FORWARD).all()
+
+
+def test_what_a_strategy_made_is_neither_run_nor_exported() -> None:
+    model, args = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.randn(4, 8),)
+    result = optimize(capture(model, args), CLUSTER, strategy="dp2")
+    for target in TARGETS:
+        with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* export .* without a strategy\.$"):
+            export(result, target)
+    with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* apply .* without a strategy\.$"):
+        apply(model, result, args)
 
 
 def text_of(text: str) -> str:
