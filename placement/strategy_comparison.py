@@ -17,7 +17,7 @@ from graphs.transforms.strategy import Strategy
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
-from placement.solving.strategic import StrategyRow, strategy_row, without_answer
+from placement.solving.strategic import StrategyRow, strategy_row, unrewritten_row, without_answer
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def compare_strategies(
         if progress is not None:
             progress(strategy.text, done, len(asked))
         rows.append(
-            StrategyRow(_placed(graph, cluster, solver, seed, budget_s, evaluations), None)
+            unrewritten_row(_placed(graph, cluster, solver, seed, budget_s, evaluations))
             if strategy.is_none
             else strategy_row(graph, cluster, strategy, seed)
         )

@@ -107,6 +107,12 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     )
 
 
+def as_it_is(problem: Problem, plan: Plan) -> Applied:
+    """A placement of the graph as it is, in the form of a strategy that rewrites nothing."""
+    same = Derived.identity(problem.graph)
+    return Applied(Strategy(), same, problem, plan, same, same, np.zeros(problem.graph.n_ops, dtype=np.int64))
+
+
 def _order(strategy: Strategy) -> PipelineOrder:
     chunks = strategy.chunks
     if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
 from env.plan import Priority
-from env.problem import LATENCY
+from env.problem import LATENCY, Problem
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -28,9 +28,9 @@ class StrategyRow:
 
     Attributes:
         result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
-        figures: where time and memory go, also where the memory does not suffice; None for ``none``, and where no
-            order of the pipeline fits.
-        applied: the rewritten graph and its plan; None where `figures` is.
+        figures: where time and memory go, also where the memory does not suffice; None where no order of the pipeline
+            fits, or ``none`` has no placement.
+        applied: the rewritten graph and its plan; None where `figures` is, and for ``none``.
     """
 
     result: Result
@@ -60,6 +60,17 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
     return StrategyRow(_result(graph, what, seed, began_s), figures(what, score, schedule), what)
+
+
+def unrewritten_row(result: Result) -> StrategyRow:
+    """``none``: a placement of the graph as it is, with the figures that other strategies have."""
+    from baselines.strategies.applied import as_it_is
+    from baselines.strategies.figures import figures
+
+    if result.answer is None:
+        return StrategyRow(result, None)
+    score, schedule = result.schedule()
+    return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
 
 
 def _result(graph: OpGraph, what: Applied, seed: int, began_s: float) -> Result:
