@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from graphs.disk import plain_reason
@@ -214,9 +214,10 @@ _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads words one after the other and knows where it is."""
+    """Reads words one after the other and knows where it is, and what has been said."""
 
     text: str
+    said: set[str] = field(default_factory=set)
 
     def strategy(self) -> Strategy:
         result = Strategy()
@@ -243,8 +244,10 @@ class _Reader:
         if name in AXES:
             return self._axis(strategy, MeshRule(name, size), rest)
         if name == "pp":
+            self._once(first, "stages")
             return self._pipeline(replace(strategy, stages=size), rest)
         if name == "mb":
+            self._once(first, "micro-batches")
             strategy = replace(strategy, micro_batches=size)
         elif "=" in first[0]:
             strategy = self._option(strategy, first)
@@ -259,6 +262,7 @@ class _Reader:
         for word in rest:
             name, size = self._sized(word)
             if name == "zero" and rule.name == "dp" and 1 <= size <= 3:
+                self._once(word, "a level of ZeRO")
                 zero = size
             elif word[0] == "sp" and rule.name == "tp":
                 rule = replace(rule, sequence=True)
@@ -266,6 +270,7 @@ class _Reader:
                 where = next(rest, None)
                 if where is None:
                     raise self._unknown(word, ["on layers.*.mlp"])
+                self._once(word, f"modules of {rule.name}")
                 rule = replace(rule, modules=tuple(where[0].split("+")))
             else:
                 options = {"dp": ["zero1", "zero2", "zero3", "on"], "tp": ["sp", "on"]}.get(rule.name, ["on"])
@@ -276,10 +281,13 @@ class _Reader:
         for word in rest:
             name, size = self._sized(word)
             if word[0] in ORDERS:
+                self._once(word, "an order")
                 strategy = replace(strategy, order=word[0])
             elif name == "mb":
+                self._once(word, "micro-batches")
                 strategy = replace(strategy, micro_batches=size)
             elif name == "v":
+                self._once(word, "virtual stages")
                 strategy = replace(strategy, chunks=size)
             else:
                 raise self._unknown(word, [*ORDERS, "mb8", "v2"])
@@ -287,6 +295,7 @@ class _Reader:
 
     def _option(self, strategy: Strategy, word: re.Match[str]) -> Strategy:
         key, _, value = word[0].partition("=")
+        self._once(word, key)
         if key == "recompute" and value:
             return replace(strategy, recompute=tuple(value.split("+")))
         if key == "reduce" and is_algorithm(value):
@@ -298,6 +307,15 @@ class _Reader:
             return replace(strategy, bucket_bytes=int(found[1]) * _UNITS[found[2]])
         names = [f"reduce={name}" for name in ALGORITHMS] + [f"statistics={name}" for name in STATISTICS]
         raise self._unknown(word, ["recompute=layers.*", *names, "bucket=25MB"])
+
+    def _once(self, word: re.Match[str], what: str) -> None:
+        """Of two answers to one question the second would silently win."""
+        if what in self.said:
+            raise StrategyError(
+                f"strategy {self.text!r:.200} gives {what} twice, the second time at {word[0]!r:.60} (character "
+                f"{word.start() + 1}); give it once."
+            )
+        self.said.add(what)
 
     def _sized(self, word: re.Match[str]) -> tuple[str, int]:
         found = _SIZED.fullmatch(word[0])

@@ -88,6 +88,12 @@ def test_devices_are_counted() -> None:
         ("dp2 | dp4", "has axis 'dp' twice"),
         ("dp0", "has dp0; expected 1 or more"),
         ("tp4 | recompute=", r"cannot be read at 'recompute=' \(character 7\)"),
+        ("dp8 zero1 zero2", r"gives a level of ZeRO twice, the second time at 'zero2' \(character 11\); give it once"),
+        ("pp2 1f1b gpipe", "gives an order twice, the second time at 'gpipe'"),
+        ("pp2 mb2 | mb4", "gives micro-batches twice, the second time at 'mb4'"),
+        ("pp2 | pp4", "gives stages twice"),
+        ("reduce=ring | reduce=tree", "gives reduce twice"),
+        ("tp2 on a.* on b.*", "gives modules of tp twice"),
         ("dp2 on", "cannot be read at 'on'"),
     ],
 )
