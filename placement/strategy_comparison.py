@@ -116,7 +116,7 @@ class StrategyComparison:
 def compare_strategies(
     graph: OpGraph,
     cluster: Cluster,
-    strategies: Sequence[str | Strategy],
+    strategies: str | Strategy | Sequence[str | Strategy],
     *,
     seed: int = 0,
     budget_s: float | None = None,
@@ -127,7 +127,7 @@ def compare_strategies(
 
     Args:
         graph: with split rows, for strategies that split.
-        strategies: texts of `Strategy`; ``"none"`` places the graph as it is with `AUTO`.
+        strategies: one or several texts of `Strategy`; ``"none"`` places the graph as it is with `AUTO`.
         seed, budget_s, evaluations: as for `placement.optimize`; they are for ``"none"``.
         progress: called before each strategy with its text, how many are done and how many there are.
 
@@ -136,7 +136,8 @@ def compare_strategies(
     """
     check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
     check_problem(graph, cluster)
-    asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in strategies]
+    several = [strategies] if isinstance(strategies, str | Strategy) else strategies
+    asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
     # What may be refused comes before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = _solver(graph, cluster, seed)

@@ -22,7 +22,7 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
 
     Raises:
         StrategyError: the mesh is larger than the cluster, the order has no step of its own, statistics of a batch
-            would change, or a pattern matches nothing.
+            would change, a pattern matches nothing, or there is no update whose storage ZeRO could split.
     """
     devices = cluster.compute_devices
     if strategy.devices > len(devices):
@@ -35,6 +35,11 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "
             "each updates the weights; compare synchronous orders, e.g. 1f1b, or use the method pipedream with the "
             "objective throughput."
+        )
+    if strategy.zero and not graph.is_training:
+        raise StrategyError(
+            f"strategy {strategy.text!r} has zero{strategy.zero}, which splits what updates work on, and graph "
+            f"{graph.name!r} has no update; capture a training step, or leave it out."
         )
     _check_statistics(graph, strategy)
     _check_patterns(graph, strategy)

@@ -166,6 +166,8 @@ class Strategy:
         Raises:
             StrategyError: it cannot be read; the message shows the place.
         """
+        if not isinstance(text, str):
+            raise StrategyError(f"got a {type(text).__name__} as a strategy; expected its text, e.g. 'dp8'.")
         return _Reader(text).strategy()
 
     def to_dict(self) -> dict[str, Any]:

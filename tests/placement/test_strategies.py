@@ -24,6 +24,7 @@ from placement.exporters.exporting import TARGETS, export
 from placement.optimization import optimize
 from placement.runtime.application import apply
 from placement.solving.result import Result
+from placement.strategy_comparison import compare_strategies
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
@@ -65,6 +66,20 @@ def test_what_a_strategy_made_is_neither_run_nor_exported() -> None:
             export(result, target)
     with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* apply .* without a strategy\.$"):
         apply(model, result, args)
+
+
+def test_zero_without_an_update_is_refused() -> None:
+    """It would quietly split nothing."""
+    inference = capture(nn.Linear(8, 8), (torch.randn(4, 8),))
+    with pytest.raises(StrategyError, match=r"has zero3, .* and graph .* has no update; capture a training step"):
+        optimize(inference, CLUSTER, strategy="dp2 zero3")
+
+
+def test_one_text_is_one_strategy_and_other_things_are_none(transformer: OpGraph) -> None:
+    assert [row.strategy for row in compare_strategies(transformer, CLUSTER, "dp2 | tp2").rows] == ["dp2 | tp2"]
+    for wrong in (5, None, ["dp8"]):
+        with pytest.raises(StrategyError, match=r"as a strategy; expected its text, e\.g\. 'dp8'"):
+            optimize(transformer, CLUSTER, strategy=wrong)  # type: ignore[arg-type]
 
 
 def text_of(text: str) -> str:
