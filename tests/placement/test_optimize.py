@@ -257,7 +257,17 @@ def test_comparison_json_has_exactly_the_agreed_keys() -> None:
     agreed = ["graph", "cluster", "objective", "lower_bound_s", "seed", "results"]
     assert set(document) - set(agreed) == {"graph_hash", "cluster_hash", "versions", "command", "unsupported"}
     assert (document["graph"], document["cluster"], document["seed"]) == ("two_branches", "pair", 5)
-    row = ["method", "chosen", "objective_s", "step_time_s", "feasible", "reason", "speedup_vs_single", "gap"]
+    row = [
+        "strategy",
+        "method",
+        "chosen",
+        "objective_s",
+        "step_time_s",
+        "feasible",
+        "reason",
+        "speedup_vs_single",
+        "gap",
+    ]
     row += ["peak_bytes", "bytes_moved", "solve_time_s", "interrupted", "note", "placement"]
     assert all(list(entry) == row for entry in document["results"])
     bad = [entry for entry in document["results"] if not entry["feasible"]]
