@@ -108,17 +108,25 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
-    """Statistics of a batch are those of the whole batch, unless the strategy says that they may be local."""
-    parts = strategy.micro_batches
+    """Statistics of a batch are those of the whole batch, unless the strategy says otherwise."""
+    places = 1
     for rule in strategy.mesh:
         if rule.name in ("dp", "hp", "wp"):
-            parts *= rule.size
-    if parts == 1 or strategy.statistics != "exact" or not graph.is_training:
+            places *= rule.size
+    is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
+    if is_whole or places * strategy.micro_batches == 1 or not graph.is_training:
         return
     found = next((i for i, kind in enumerate(graph.kinds) if kind in BATCH_STATISTICS), None)
-    if found is not None:
+    if found is None:
+        return
+    name = graph.op_names[found]
+    if strategy.statistics == "sync":
         raise StrategyError(
-            f"strategy {strategy.text!r} cuts the batch, and op {graph.op_names[found]!r} works with statistics of the "
-            "whole batch, which would change; add '| statistics=local' to take those of each part, or cut something "
-            "else."
+            f"strategy {strategy.text!r} has micro-batches, which come one after the other, so op {name!r} cannot put "
+            "their statistics together; say '| statistics=local' to take those of each, or leave out the micro-batches."
         )
+    raise StrategyError(
+        f"strategy {strategy.text!r} cuts the batch or the images, and op {name!r} works with statistics of the whole "
+        "batch, which would change; add '| statistics=sync' to put those of all parts together, '| statistics=local' "
+        "to take those of each, or cut something else."
+    )

@@ -67,7 +67,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     devices = cluster.compute_devices
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
-    whole = split(again.graph, axes, strategy.micro_batches, Zero(strategy.zero) if strategy.zero else None)
+    zero = Zero(strategy.zero) if strategy.zero else None
+    whole = split(again.graph, axes, strategy.micro_batches, zero, synchronised=strategy.statistics == "sync")
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:

@@ -39,7 +39,7 @@ AXIS_NAMES = {
     "tp": "tensor parallelism",
 }
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
-STATISTICS = ("exact", "local")
+STATISTICS = ("exact", "sync", "local")
 NONE = "none"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 
@@ -83,7 +83,8 @@ class Strategy:
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
-        statistics: of a batch: ``"exact"`` refuses what would change them, ``"local"`` takes those of each part.
+        statistics: of a batch: ``"exact"`` refuses what would change them, ``"sync"`` puts those of all parts together,
+            ``"local"`` takes those of each part.
 
     Raises:
         StrategyError: sizes below 1, an unknown name, an order without stages, or ZeRO without ``dp``.
@@ -324,6 +325,9 @@ class _Reader:
         return (found[1], int(found[2])) if found else ("", 0)
 
     def _unknown(self, word: re.Match[str], expected: list[str]) -> StrategyError:
+        name, size = self._sized(word)
+        if size and name in (*AXES, "pp", "mb") and expected != ["|"]:
+            expected = [f"| {word[0]}", *expected]
         near = difflib.get_close_matches(word[0], expected, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ";"
         return StrategyError(

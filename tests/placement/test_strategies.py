@@ -163,7 +163,7 @@ def test_statistics_of_a_batch_stay_what_they_are_unless_they_may_be_local() -> 
     kinds = tuple("aten.native_batch_norm" if kind == "aten.relu" else kind for kind in plain.kinds)
     normed = replace(plain, kinds=kinds)
     for text in ("dp2", "mb2", "pp2 1f1b mb2"):
-        with pytest.raises(StrategyError, match=r"statistics of the whole batch, .* add .. statistics=local"):
+        with pytest.raises(StrategyError, match=r"statistics of the whole batch, .* add .. statistics=sync"):
             optimize(normed, CLUSTER, strategy=text)
         assert optimize(normed, CLUSTER, strategy=f"{text} | statistics=local").feasible
     assert optimize(normed, CLUSTER, strategy="pp2").feasible

@@ -22,12 +22,20 @@ from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
+from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
 BATCH = "batch"
 
 
-def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Zero | None = None) -> Derived:
+def split(
+    graph: OpGraph,
+    axes: Sequence[Axis],
+    micro_batches: int = 1,
+    zero: Zero | None = None,
+    *,
+    synchronised: bool = False,
+) -> Derived:
     """Cut a graph along the axes of a mesh, and its batch into micro-batches.
 
     Args:
@@ -35,6 +43,7 @@ def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Ze
         axes: outermost first; the places of the mesh are numbered with the last axis counting fastest.
         micro_batches: into which each part of the batch is cut in time.
         zero: what of the parameters' storage is split along one of the axes too.
+        synchronised: whether the parts of a batch norm put their statistics together; else each has its own.
 
     Raises:
         StrategyError: the graph has no rows, nothing of it can be cut along an axis, or an axis has more parts than
@@ -51,7 +60,7 @@ def split(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, zero: Ze
     chunking = Axis("mb", micro_batches, (BATCH,))
     mesh = [_cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
     chunks = _cut(graph, chunking, axes) if micro_batches > 1 else None
-    return _Split(Copies(graph, mesh, chunks), zero).derived()
+    return _Split(Copies(graph, mesh, chunks), zero).derived(synchronised)
 
 
 def chunk(graph: OpGraph, micro_batches: int) -> Derived:
@@ -109,13 +118,15 @@ class _Split:
         self.exchanges = Exchanges(layout, self.out)
         self.exchanges.is_released = self.storage.is_released
 
-    def derived(self) -> Derived:
+    def derived(self, synchronised: bool) -> Derived:
         layout, graph = self.layout, self.graph
         self._ops()
         sizes = self._tensors()
         self.exchanges.sizes = sizes
         self._edges()
         self._halos()
+        if synchronised:
+            synchronise(layout, self.out, self.exchanges)
         self.storage.emit(self.out, self.exchanges)
         words = [f"{axis.axis.name}{axis.axis.size}" for axis in layout.mesh]
         words += [f"mb{layout.micro_batches}"] if layout.chunks is not None else []

@@ -38,7 +38,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         recompute=tuple(draw(st.just([]) | PATTERNS)),
         reduce=draw(st.sampled_from(["", *ALGORITHMS])),
         bucket_bytes=draw(st.integers(0, 10**9)),
-        statistics=draw(st.sampled_from(["exact", "local"])),
+        statistics=draw(st.sampled_from(["exact", "sync", "local"])),
     )
 
 

@@ -1,0 +1,71 @@
+"""Batch norm whose parts put their statistics together: what `torch.nn.SyncBatchNorm` does on any mesh.
+
+Each part first reads its part of the batch to add it up, an op of its own; two numbers a channel are all-reduced; then
+it normalises, the op that was there before. So it is with the sums of gradients in the backward pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphs.opgraph import Phase
+from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.emission import Emission
+from graphs.transforms.splitting.exchange import Exchanges
+
+NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients
+
+
+def synchronise(layout: Copies, out: Emission, exchanges: Exchanges) -> None:
+    """Let every op with batch statistics wait for those of all parts, along each axis that cuts what they are of."""
+    graph = layout.graph
+    index = {name: i for i, name in enumerate(graph.op_names)}
+    channel_bytes = np.zeros(graph.n_ops, dtype=np.int64)
+    for state in graph.states:
+        for user in state.users:
+            channel_bytes[index[user]] = max(channel_bytes[index[user]], state.parameter_bytes)
+    for op, kind in enumerate(graph.kinds):
+        cut = [
+            a
+            for a, sharding in enumerate(layout.mesh)
+            if (row := sharding.row[op]) is not None and row.axis in ("batch", "height", "width")
+        ]
+        if kind in BATCH_STATISTICS and cut:
+            _synchronise_one(layout, out, exchanges, op, cut, NUMBERS * int(channel_bytes[op]))
+
+
+def _synchronise_one(
+    layout: Copies, out: Emission, exchanges: Exchanges, op: int, axes: list[int], size_bytes: int
+) -> None:
+    graph = layout.graph
+    ptr, tensors = graph.inputs
+    copies = layout.op_ids(op)
+    read = [
+        t
+        for t in tensors[ptr[op] : ptr[op + 1]].tolist()
+        if layout.tensor_copies[t] == len(copies) and any(layout.mesh[a].written[t] > 1 for a in axes)
+    ]
+    places = np.arange(layout.places)
+    moved = sum((exchanges.sizes[layout.tensor_ids(t)].sum(axis=0) for t in read), np.zeros(layout.places))
+    group = int(graph.colocation[op])
+    made = out.ops(
+        [f"{graph.op_names[op]}/statistics{exchanges.spot(p)}" for p in places.tolist()],
+        kinds="batch_statistics",
+        dtypes=graph.dtypes[op],
+        modules=graph.modules[op],
+        bytes_moved=moved,
+        kernels=1,
+        colocation=-1 if group < 0 else group * layout.places + places,
+        phase=int(graph.phase[op]),
+        pins=graph.pins[op],
+        origin=op,
+        part=places,
+    )
+    for t in read:
+        out.edges(layout.tensor_ids(t), made)
+    sizes = np.full((1, layout.places), size_bytes)
+    ids = out.tensors(made, sizes[0])[None, :]
+    for axis in axes:
+        ids, sizes = exchanges.exchange("all_reduce", axis, ids, sizes, op, Phase(int(graph.phase[op])), False)
+    out.edges(ids, copies)
