@@ -28,7 +28,7 @@ class StrategyComparison:
         graph, cluster: as they were given.
         seed: of everything random.
         rows: fastest first, those that do not fit last.
-        single_device_s: the step time of the best single device; None if the graph fits on none.
+        single: the best single device for the graph as it is; None if the graph fits nowhere at all.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
     """
@@ -37,7 +37,7 @@ class StrategyComparison:
     cluster: Cluster
     seed: int
     rows: tuple[StrategyRow, ...]
-    single_device_s: float | None
+    single: Result | None
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
 
@@ -45,6 +45,17 @@ class StrategyComparison:
     def best(self) -> StrategyRow | None:
         """The fastest strategy that fits; None if none does."""
         return self.rows[0] if self.rows and self.rows[0].result.feasible else None
+
+    @property
+    def single_device_s(self) -> float | None:
+        """The step time of the best single device, what speed-ups refer to; None if the graph fits on none."""
+        return None if self.single is None else self.single.objective_s
+
+    @property
+    def single_device(self) -> str | None:
+        """Its name."""
+        answer = None if self.single is None else self.single.answer
+        return None if answer is None else next(iter(answer.used))
 
     def speedup(self, row: StrategyRow) -> float | None:
         """How many times faster than the best single device; None where either does not fit."""
@@ -75,6 +86,7 @@ class StrategyComparison:
             "seed": self.seed,
             "graph_hash": self.graph.hash,
             "cluster_hash": self.cluster.hash,
+            "single_device": self.single_device,
             "single_device_s": self.single_device_s,
             "versions": dict(self.versions),
             "command": self.command,
@@ -155,7 +167,7 @@ def compare_strategies(
         cluster=cluster,
         seed=seed,
         rows=tuple(sorted(rows, key=_rank)),
-        single_device_s=None if isinstance(solver, str) else solver.solve(SINGLE).objective_s,
+        single=None if isinstance(solver, str) else solver.solve(SINGLE),
         versions=versions(),
     )
 

@@ -119,9 +119,7 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
     for number, row in enumerate(found.rows):
         style = "red" if not row.result.feasible else "bold green" if number == 0 else ""
         times.add_row(*_cells(found, row), style=style)
-    single_s = found.single_device_s
-    alone = ["does not fit", NONE_THERE] if single_s is None else [format_seconds(single_s), "1.00x"]
-    times.add_row("one device", *alone, "1", *[""] * (len(_COLUMNS) - 4), style="dim")
+    times.add_row(*_one_device(found), style="dim")
     below = [Text(f" {line}", style="dim") for line in _NOTES]
     for row in found.rows:
         if row.result.note:
@@ -129,6 +127,16 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
         if not row.result.feasible:
             below.append(Text(f" {row.strategy}  does not fit: {show_line(row.result.reason or '')}", style="red"))
     return [head, times, *below, *_peaks(found), *_exchanges(found)]
+
+
+def _one_device(found: StrategyComparison) -> list[str]:
+    """The row that speed-ups refer to: which device, its time and its peak."""
+    answer = None if found.single is None else found.single.answer
+    if answer is None:
+        return ["one device", "does not fit", NONE_THERE, "1", *[""] * (len(_COLUMNS) - 4)]
+    name, peak = found.single_device, format_bytes(max(answer.peak_bytes.values()))
+    time = format_seconds(answer.objective_s)
+    return [f"one device, {show(name or '')}", time, "1.00x", "1", peak, *[""] * (len(_COLUMNS) - 5)]
 
 
 def _table(*columns: str) -> Table:

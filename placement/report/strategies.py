@@ -68,7 +68,9 @@ def _row(found: StrategyComparison, row: StrategyRow) -> str:
 def _one_device(found: StrategyComparison) -> str:
     time = "does not fit" if found.single_device_s is None else format_seconds(found.single_device_s)
     speedup = NOTHING if found.single_device_s is None else "1.00×"
-    return f'\n<tr><th scope="row">one device</th><td>{time}</td><td>{speedup}</td><td>1</td>{"<td></td>" * 4}</tr>'
+    name = "one device" if found.single_device is None else f"one device, {found.single_device}"
+    cells = f"<td>{time}</td><td>{speedup}</td><td>1</td>{'<td></td>' * 4}"
+    return f'\n<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
 
 
 def _notes(found: StrategyComparison) -> str:
