@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from env.device import (
     BLOCKING,
     COMMUNICATIONS,
-    LANE,
     OVERLAPPED,
     Device,
     Link,
@@ -36,6 +35,7 @@ from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.arrays import frozen
 from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
+from graphs.records import LANE
 
 __all__ = [
     "BLOCKING",

@@ -16,7 +16,6 @@ from graphs.formatting import is_text
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
-LANE = "lane"  # the kind of a device's second device, which communicates while the first one computes: env.lanes
 
 
 @dataclass(frozen=True)

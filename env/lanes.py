@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.device import LANE, Device, Link, both_ways
+from env.device import Device, Link, both_ways
 from graphs.errors import ClusterError
+from graphs.records import LANE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.device import LANE
 from env.routes import ROUTE_BYTES
 from graphs.arrays import frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
+from graphs.records import LANE
 
 if TYPE_CHECKING:
     from env.cluster import Cluster

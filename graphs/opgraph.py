@@ -259,6 +259,10 @@ class OpGraph:
         """Number of (tensor, consumer) pairs."""
         return len(self.consumers)
 
+    def is_pinned_to(self, kind: str) -> BoolArray:
+        """bool [n]: ops whose pins have that name, model or kind of device."""
+        return np.array([kind in pins for pins in self.pins], dtype=np.bool_)
+
     # -- structure --------------------------------------------------------------------------------------
 
     def consumers_of(self, tensor: int) -> IntArray:

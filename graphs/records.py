@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from graphs.rows import SplitRow
 
 ANY_DEVICE = "*"  # key of a measured time that holds on every device
+LANE = "lane"  # kind of a device's second device, which communicates while the first one computes
 
 
 class Phase(enum.IntEnum):

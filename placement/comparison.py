@@ -20,6 +20,7 @@ from placement.learning.by_name import learned
 from placement.solving.answer import Answer, agreed_bound_s, relative_gap
 from placement.solving.methods import SINGLE, check_options, check_problem, default_methods, supports
 from placement.solving.result import OWN_ORDER, Result, versions
+from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
@@ -66,10 +67,7 @@ class Comparison:
 
     def speedup(self, result: Result) -> float | None:
         """How many times faster than the best single device; None where either is infeasible."""
-        answer = result.answer
-        if answer is None or self.single_device_s is None:
-            return None
-        return self.single_device_s / answer.objective_s if answer.objective_s > 0 else 1.0
+        return None if result.answer is None else result.answer.speedup(self.single_device_s)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -84,31 +82,12 @@ class Comparison:
             "versions": dict(self.versions),
             "command": self.command,
             "unsupported": list(self.unsupported),
-            "results": [self._row(result) for result in self.results],
+            "results": [comparison_row(result, self.single_device_s) for result in self.results],
         }
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-
-    def _row(self, result: Result) -> dict[str, Any]:
-        return {
-            "strategy": result.strategy,
-            "method": result.method,
-            "chosen": result.chosen,
-            "objective_s": result.objective_s,
-            "step_time_s": result.step_time_s,
-            "feasible": result.feasible,
-            "reason": result.reason,
-            "speedup_vs_single": self.speedup(result),
-            "gap": result.gap,
-            "peak_bytes": None if result.peak_bytes is None else dict(result.peak_bytes),
-            "bytes_moved": result.bytes_moved,
-            "solve_time_s": result.solve_time_s,
-            "interrupted": result.interrupted,
-            "note": result.note,
-            "placement": None if result.placement is None else dict(result.placement),
-        }
 
 
 def compare(

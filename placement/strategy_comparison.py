@@ -16,6 +16,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
+from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
 from placement.solving.strategic import StrategyRow, strategy_row, unrewritten_row, without_answer
 
@@ -59,10 +60,7 @@ class StrategyComparison:
 
     def speedup(self, row: StrategyRow) -> float | None:
         """How many times faster than the best single device; None where either does not fit."""
-        answer = row.result.answer
-        if answer is None or self.single_device_s is None:
-            return None
-        return self.single_device_s / answer.objective_s if answer.objective_s > 0 else 1.0
+        return None if row.result.answer is None else row.result.answer.speedup(self.single_device_s)
 
     def headline(self) -> str:
         """The advice in one sentence."""
@@ -100,22 +98,8 @@ class StrategyComparison:
     def _row(self, row: StrategyRow) -> dict[str, Any]:
         result, given = row.result, row.figures
         return {
-            "strategy": result.strategy,
-            "method": result.method,
-            "chosen": result.chosen,
-            "objective_s": result.objective_s,
-            "step_time_s": result.step_time_s,
-            "feasible": result.feasible,
-            "reason": result.reason,
-            "speedup_vs_single": self.speedup(row),
+            **comparison_row(result, self.single_device_s),
             "lower_bound_s": result.lower_bound_s,
-            "gap": result.gap,
-            "peak_bytes": None if result.peak_bytes is None else dict(result.peak_bytes),
-            "bytes_moved": result.bytes_moved,
-            "solve_time_s": result.solve_time_s,
-            "interrupted": result.interrupted,
-            "note": result.note,
-            "placement": None if result.placement is None else dict(result.placement),
             "ops": result.graph.n_ops,
             "devices": None if given is None else given.devices,
             "peak_parts": None if given is None else dict(given.peak_bytes),

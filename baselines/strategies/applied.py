@@ -11,7 +11,7 @@ from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stages import balanced_stages
-from env.cluster import Cluster
+from env.cluster import LANE, Cluster
 from env.collective_times import quickest
 from env.collectives import fused_s
 from env.plan import Plan
@@ -152,7 +152,7 @@ def _devices(
 ) -> IntArray:
     """int64 [n]: device of every op; of communication the lane of its device. Arguments as of `_homes`."""
     device = _homes(derived, devices, stage, order)
-    lanes = np.array(["lane" in pins for pins in derived.graph.pins], dtype=np.bool_)
+    lanes = derived.graph.is_pinned_to(LANE)
     return np.asarray(np.where(lanes, cluster.lane_of[device], device), dtype=np.int64)
 
 

@@ -11,6 +11,7 @@ from baselines.strategies.applied import Applied
 from env.cluster import Cluster
 from env.simulation.simulator import Schedule, Score
 from graphs.arrays import FloatArray, IntArray, sums
+from graphs.records import LANE
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class StrategyFigures:
 def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     """The figures of a strategy that was scored."""
     graph, cluster = what.derived.graph, what.problem.cluster
-    is_lane = np.array([device.kind == "lane" for device in cluster.devices], dtype=np.bool_)
+    is_lane = np.array([device.kind == LANE for device in cluster.devices], dtype=np.bool_)
     home = np.arange(cluster.n_devices)
     for d in np.flatnonzero(cluster.lane_of >= 0).tolist():
         home[cluster.lane_of[d]] = d

@@ -8,10 +8,9 @@ import numpy as np
 
 from baselines.strategies.applied import Applied
 from baselines.strategies.figures import communicating
-from env.device import LANE
 from env.simulation.simulator import Schedule
 from graphs.arrays import FloatArray, IntArray
-from graphs.records import Phase
+from graphs.records import LANE, Phase
 from graphs.transforms.sequencing import block_map
 
 FORWARD, RECOMPUTED, BACKWARD, WEIGHTS, COMMUNICATION, UPDATE = range(6)

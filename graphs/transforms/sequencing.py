@@ -17,9 +17,8 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.records import Phase
+from graphs.records import LANE, Phase
 from graphs.transforms.derived import Derived
-from graphs.transforms.splitting.exchange import LANE
 
 BARRIER = "barrier"  # kind of an op that only waits
 FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD = "F", "B", "W", "BW"
@@ -82,7 +81,7 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     ancestry = _Ancestry.of(derived)
     kind = np.where(backward, np.where(ancestry.feeds_others(stages), 1, 2), 0)
     none = of_step | (stages[origin] < 0) | ancestry.is_aside(stages)
-    in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
+    in_lane = graph.is_pinned_to(LANE)
     return BlockMap(np.where(none, -1, kind), stages[origin], derived.micro_batch, in_lane)
 
 
@@ -123,7 +122,7 @@ class _Ancestry:
         producer, consumer, _ = graph.edge_list
         chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
         # A bucket of gradients stands at one of the ops it waits for; the others feed no op by that.
-        in_lane = np.array([LANE[0] in pins for pins in graph.pins], dtype=np.bool_)
+        in_lane = graph.is_pinned_to(LANE)
         chosen &= ~in_lane[consumer] | (derived.origin[producer] == derived.origin[consumer])
         size = source.n_ops * len(Phase)
         low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)

@@ -41,6 +41,12 @@ class Answer:
     bytes_moved: int
     gap: float
 
+    def speedup(self, single_s: float | None) -> float | None:
+        """How many times faster than the best single device takes, seconds; None where the graph fits on none."""
+        if single_s is None:
+            return None
+        return single_s / self.objective_s if self.objective_s > 0 else 1.0
+
     @property
     def used(self) -> set[str]:
         """Names of the devices that run at least one op."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from env.cluster import Cluster
-from env.device import LANE
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.records import LANE
 from placement.solving.answer import Answer, check_answer
 
 if TYPE_CHECKING:

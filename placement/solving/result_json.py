@@ -56,6 +56,27 @@ def result_to_dict(result: Result) -> dict[str, Any]:
     return {name: _plain(getattr(result, name)) for name in _TYPES}
 
 
+def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
+    """What a comparison says of a result, JSON-ready; `single_s`: of the best single device, None if none holds it."""
+    return {
+        "strategy": result.strategy,
+        "method": result.method,
+        "chosen": result.chosen,
+        "objective_s": result.objective_s,
+        "step_time_s": result.step_time_s,
+        "feasible": result.feasible,
+        "reason": result.reason,
+        "speedup_vs_single": None if result.answer is None else result.answer.speedup(single_s),
+        "gap": result.gap,
+        "peak_bytes": None if result.peak_bytes is None else dict(result.peak_bytes),
+        "bytes_moved": result.bytes_moved,
+        "solve_time_s": result.solve_time_s,
+        "interrupted": result.interrupted,
+        "note": result.note,
+        "placement": None if result.placement is None else dict(result.placement),
+    }
+
+
 def result_to_json(result: Result) -> str:
     """The result with its graph and cluster as JSON text; `result_from_json` of it equals this result."""
     cluster = cluster_to_dict(result.cluster)

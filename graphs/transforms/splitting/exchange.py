@@ -8,12 +8,12 @@ import numpy as np
 
 from graphs.arrays import IntArray
 from graphs.opgraph import Phase
+from graphs.records import LANE
 from graphs.transforms.derived import Collective
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 
-LANE = ("lane",)  # the kind of device that carries out collectives (`Cluster.with_lanes`)
 ADD_FLOPS_PER_BYTE, ADD_BYTES_PER_BYTE = 0.25, 3.0  # of adding two tensors of 4-byte numbers
 
 
@@ -151,7 +151,7 @@ class Exchanges:
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
             phase=int(phase),
-            pins=LANE,
+            pins=(LANE,),
             origin=op,
             part=flat_place,
             micro_batch=batch,

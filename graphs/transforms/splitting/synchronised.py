@@ -13,6 +13,7 @@ from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.whereabouts import states_of
 
 NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients
 
@@ -20,11 +21,7 @@ NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of g
 def synchronise(layout: Copies, out: Emission, exchanges: Exchanges) -> None:
     """Let every op with batch statistics wait for those of all parts, along each axis that cuts what they are of."""
     graph = layout.graph
-    index = {name: i for i, name in enumerate(graph.op_names)}
-    channel_bytes = np.zeros(graph.n_ops, dtype=np.int64)
-    for state in graph.states:
-        for user in state.users:
-            channel_bytes[index[user]] = max(channel_bytes[index[user]], state.parameter_bytes)
+    states = states_of(graph)
     for op, kind in enumerate(graph.kinds):
         cut = [
             a
@@ -32,7 +29,8 @@ def synchronise(layout: Copies, out: Emission, exchanges: Exchanges) -> None:
             if (row := sharding.row[op]) is not None and row.axis in ("batch", "height", "width")
         ]
         if kind in BATCH_STATISTICS and cut:
-            _synchronise_one(layout, out, exchanges, op, cut, NUMBERS * int(channel_bytes[op]))
+            channel_bytes = max((graph.states[s].parameter_bytes for s in states[op]), default=0)
+            _synchronise_one(layout, out, exchanges, op, cut, NUMBERS * channel_bytes)
 
 
 def _synchronise_one(
