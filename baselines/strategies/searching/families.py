@@ -1,0 +1,24 @@
+"""Families of strategies, as people name them: data parallel, ZeRO, tensor parallel, pipelines, and their mixtures."""
+
+from __future__ import annotations
+
+from graphs.transforms.strategy import ORDERS, Strategy
+
+HYBRID = "hybrid"
+PIPELINES = tuple(f"pp {order}" for order in ORDERS if order != "pipedream")
+FAMILIES = ("dp", "zero1", "zero2", "zero3", "tp", "cp", "ep", "spatial", *PIPELINES, HYBRID)
+
+
+def family_of(strategy: Strategy) -> str:
+    """The family of a strategy that uses several devices; micro-batches and recomputation belong to every family.
+
+    Returns:
+        A name of `FAMILIES`; "" for a strategy of one device.
+    """
+    names = {{"hp": "spatial", "wp": "spatial"}.get(rule.name, rule.name) for rule in strategy.mesh if rule.size > 1}
+    if strategy.stages > 1:
+        names.add(f"pp {strategy.order}")
+    if len(names) > 1:
+        return HYBRID
+    name = next(iter(names), "")
+    return f"zero{strategy.zero}" if name == "dp" and strategy.zero else name
