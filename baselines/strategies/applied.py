@@ -73,7 +73,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
         # A single micro-batch leaves no choice of order.
-        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else _order(strategy)
+        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
         op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
         stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
@@ -114,7 +114,8 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
     return Applied(Strategy(), same, problem, plan, same, same, np.zeros(problem.graph.n_ops, dtype=np.int64))
 
 
-def _order(strategy: Strategy) -> PipelineOrder:
+def order_of(strategy: Strategy) -> PipelineOrder:
+    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory."""
     chunks = strategy.chunks
     if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
         chunks = 2

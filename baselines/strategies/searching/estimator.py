@@ -1,19 +1,80 @@
-"""`Estimator`: what a strategy takes, quickly, for choosing which ones to score exactly."""
+"""`Estimator`: what a strategy takes, without making its graph, for choosing which ones to score exactly.
+
+One place of the mesh stands for all: its ops run one after the other, its communication beside them, block by block; the
+blocks of a pipeline follow their order. What the simulator adds is contention between unlike places, and ops that
+overtake each other.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from baselines.strategies.allowed import check_allowed
+from baselines.strategies.applied import order_of
+from baselines.strategies.collective_costs import CollectiveCosts
+from baselines.strategies.costs import PipelineCosts
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
+from baselines.strategies.orders import PipelineOrder
+from baselines.strategies.searching.block_kernel import BlockArrays, PipelineArrays, run_blocks, run_pipeline
+from baselines.strategies.searching.cuts import AxisCut, Cuts
+from baselines.strategies.searching.local_costs import LocalCosts, OpTimes, Sizes, local_costs
 from baselines.strategies.searching.records import Estimate
-from baselines.strategies.searching.scoring import scored
+from baselines.strategies.searching.step import (
+    BACKWARD,
+    FORWARD,
+    GROUPS,
+    HALO,
+    KINDS,
+    ONCE,
+    WEIGHTS,
+    Frame,
+    Split,
+    States,
+    Step,
+    step_of,
+)
+from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
-from graphs.opgraph import OpGraph
+from env.problem import Problem
+from graphs.arrays import FloatArray, IntArray, pointers
+from graphs.errors import InfeasibleError, StrategyError
+from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.derived import Derived
+from graphs.transforms.recomputing import recompute
+from graphs.transforms.sequencing import block_map
+from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import Strategy
+
+_LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
+_MOST_KEPT = 64  # steps and the like that are kept for the next estimate
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A graph after recomputation, with what is worked out once for it."""
+
+    graph: OpGraph
+    cuts: Cuts
+    states: States
+    times: OpTimes
+    op_s: FloatArray
 
 
 class Estimator:
-    """Estimates of strategies for one graph on one cluster."""
+    """Estimates of strategies for one graph on one cluster; what they have in common is worked out once."""
 
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
+        self._devices = cluster.compute_devices
+        self._capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
+        self._sources: dict[tuple[str, ...], _Source] = {}
+        self._stages: dict[tuple[object, ...], IntArray] = {}
+        self._frames: dict[tuple[object, ...], Frame] = {}
+        self._steps: dict[tuple[object, ...], tuple[Step, BlockArrays]] = {}
+        self._orders: dict[tuple[object, ...], PipelineOrder] = {}
+        self._networks: dict[tuple[object, ...], CollectiveCosts] = {}
 
     def estimate(self, strategy: Strategy) -> Estimate:
         """What a strategy takes.
@@ -21,5 +82,349 @@ class Estimator:
         Raises:
             StrategyError: graph or cluster do not allow it.
         """
-        found = scored(self.graph, self.cluster, strategy)
-        return Estimate(strategy, found.step_time_s, found.peak_bytes, found.missing_bytes)
+        return _Estimation(self, strategy).result()
+
+    # -- what many strategies share ---------------------------------------------------------------------------
+
+    def source(self, patterns: tuple[str, ...]) -> _Source:
+        """The graph with recomputation."""
+        if patterns not in self._sources:
+            graph = recompute(self.graph, patterns).graph if patterns else self.graph
+            op_s = Problem(graph, self.cluster).op_s[:, self._devices].mean(axis=1)
+            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster), op_s)
+        return self._sources[patterns]
+
+    def order(self, strategy: Strategy) -> PipelineOrder:
+        key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.chunks)
+        if key not in self._orders:
+            self._orders[key] = order_of(strategy)
+        return self._orders[key]
+
+    def network(self, grid: IntArray) -> CollectiveCosts:
+        key = (grid.shape, grid.tobytes())
+        if key not in self._networks:
+            self._networks[key] = CollectiveCosts(self.cluster, grid)
+        return self._networks[key]
+
+    def stage(self, strategy: Strategy, n_stages: int) -> IntArray:
+        """int64 [n]: virtual stage of every op."""
+        key = (strategy.recompute, n_stages)
+        if key not in self._stages:
+            source = self.source(strategy.recompute)
+            self._stages[key] = balanced_stages(source.graph, source.op_s, n_stages)[0]
+        return self._stages[key]
+
+    def frame(self, strategy: Strategy, n_stages: int, is_split: bool, is_chunked: IntArray, key: object) -> Frame:
+        """Ops in blocks.
+
+        Args:
+            is_split: whether the two backward passes are blocks of their own.
+            key: tells `is_chunked` from others.
+        """
+        known = (strategy.recompute, n_stages, is_split, key)
+        if known not in self._frames:
+            graph = self.source(strategy.recompute).graph
+            stage = np.zeros(graph.n_ops, dtype=np.int64) if n_stages == 1 else self.stage(strategy, n_stages)
+            group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
+            if is_split:
+                one = replace(Derived.identity(graph), micro_batch=np.zeros(graph.n_ops, dtype=np.int64))
+                group = np.where(block_map(one, stage).kind == 2, WEIGHTS, group)
+            group = np.where((graph.phase == Phase.UPDATE) | ~is_chunked, ONCE, group)
+            self._frames[known] = Frame.of(graph, stage, group)
+        return self._frames[known]
+
+    def step(self, frame: Frame, split: Split, states: States, key: tuple[object, ...]) -> tuple[Step, BlockArrays]:
+        if key not in self._steps:
+            while len(self._steps) >= _MOST_KEPT:
+                del self._steps[next(iter(self._steps))]
+            made = step_of(frame, split, states)
+            self._steps[key] = made, _block_arrays(made)
+        return self._steps[key]
+
+
+class _Estimation:
+    """One strategy's estimate."""
+
+    def __init__(self, estimator: Estimator, strategy: Strategy) -> None:
+        self.estimator, self.strategy = estimator, strategy
+        check_allowed(estimator.graph, estimator.cluster, strategy)
+        self.source = estimator.source(strategy.recompute)
+        self.split, self.sizes, key = self._split()
+        self.order = self._order()
+        self.n_stages = len(self.order.devices) if self.order else 1
+        words = {block.kind for sequence in self.order.sequences for block in sequence} if self.order else set()
+        self.is_apart = "W" in words
+        chunks = self.split.chunks
+        is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
+        frame = estimator.frame(strategy, self.n_stages, self.is_apart, is_chunked, chunks and chunks.key)
+        key = (strategy.recompute, self.n_stages, self.is_apart, *key)
+        self.step, self.blocks = estimator.step(frame, self.split, self.source.states, key)
+        self.grid = self._grid()
+        self.network = estimator.network(self.grid)
+
+    def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
+        strategy, cuts = self.strategy, self.source.cuts
+        graph = self.estimator.graph
+        axes = [axis for axis in (rule.axis() for rule in strategy.mesh) if axis.size > 1]
+        if (axes or strategy.micro_batches > 1) and not any(graph.split_rows):
+            raise StrategyError(f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut.")
+        chunking = Axis("mb", strategy.micro_batches, ("batch",))
+        made: list[AxisCut] = []
+        for number, axis in enumerate(axes):
+            others = axes[:number] if axis.words else [*axes[:number], *axes[number + 1 :], chunking]
+            made.append(cuts.along(axis, others))
+        chunks = cuts.along(chunking, axes) if strategy.micro_batches > 1 else None
+        names = [axis.name for axis in axes]
+        zero_axis = names.index("dp") if strategy.zero and "dp" in names else -1
+        keeps = tuple(not axis.words and not axis.sequence for axis in axes)
+        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero)
+        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, ((),) * len(axes))
+        key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero)
+        return split, sizes, key
+
+    def _order(self) -> PipelineOrder | None:
+        """The order; the one that keeps to memory is made from the blocks of 1F1B's."""
+        if self.strategy.stages == 1:
+            return None
+        return self.estimator.order(self.strategy)
+
+    def _grid(self) -> IntArray:
+        """int64 [p, *sizes]: the devices, by number."""
+        shape = (self.strategy.stages, *self.sizes.axes)
+        return np.asarray(self.estimator._devices[: int(np.prod(shape))].reshape(shape), dtype=np.int64)
+
+    # -- times ------------------------------------------------------------------------------------------------
+
+    def result(self) -> Estimate:
+        ranks = np.array(self.order.devices if self.order else (0,), dtype=np.int64)
+        devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
+        local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
+        job_s = self._job_seconds(local, ranks)
+        frame = self.step.frame
+        by_place = np.empty(len(frame.position))
+        by_place[frame.position] = local.op_s
+        pipeline = self._pipeline(local, job_s, by_place, ranks)
+        return self._finished(local, job_s, by_place, ranks, *pipeline)
+
+    def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
+        """float64 [j]: seconds of each exchange; gradients share buckets, whose last member has all its time."""
+        jobs = self.step.jobs
+        result = np.zeros(len(jobs.kind))
+        if not len(result):
+            return result
+        rank = ranks[jobs.block // GROUPS]
+        size = local.job_bytes.copy()
+        bucketed = jobs.is_gradient & (self.strategy.bucket_bytes > 0)
+        self.has_time = np.ones(len(result), dtype=np.bool_)
+        group = (jobs.kind * 64 + jobs.axis) * len(ranks) + jobs.block // GROUPS
+        for value in np.unique(group[bucketed]).tolist():
+            members = np.flatnonzero(bucketed & (group == value))
+            total = np.cumsum(size[members])
+            bucket = ((total - size[members]) // self.strategy.bucket_bytes).astype(np.int64)
+            last = np.flatnonzero(np.append(np.diff(bucket) > 0, True))
+            size[members] = 0.0
+            size[members[last]] = np.diff(total[last], prepend=0.0)
+            self.has_time[members] = False
+            self.has_time[members[last]] = True
+        for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
+            chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
+            if kind == HALO:
+                result[chosen] = self._border_s(size[chosen], axis, r)
+            elif len(chosen):
+                result[chosen] = self.network.seconds(
+                    KINDS[kind], axis, size[chosen], r, algorithm=self.strategy.reduce
+                )
+        return result
+
+    def _border_s(self, size: FloatArray, axis: int, rank: int) -> FloatArray:
+        line = np.moveaxis(self.grid[rank], axis, -1).reshape(-1, self.sizes.axes[axis])[0]
+        routes = self.estimator.cluster.routes
+        a, b = int(line[0]), int(line[1])
+        return np.asarray(routes.latency_s[a, b] + size / routes.bandwidth_bytes_per_s[a, b])
+
+    def _blocks(self, by_place: FloatArray, job_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        n = self.n_stages * GROUPS
+        ends, lanes = np.zeros(n), np.zeros(n)
+        run_blocks(self.blocks, by_place, job_s, np.zeros(len(job_s)), ends, lanes)
+        return ends.reshape(-1, GROUPS), lanes.reshape(-1, GROUPS)
+
+    def _pipeline(
+        self, local: LocalCosts, job_s: FloatArray, by_place: FloatArray, ranks: IntArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """``(end of each device's blocks, how much longer its communication takes, peaks)``."""
+        jobs, frame = self.step.jobs, self.step.frame
+        usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
+        last, lanes = self._blocks(by_place, job_s)
+        # What comes after the last op of a block on its lane delays the end of the step.
+        tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
+        slower = np.maximum(last[:, BACKWARD] + last[:, WEIGHTS] - usual[:, BACKWARD] - usual[:, WEIGHTS], 0.0)
+        tail += slower
+        sums = local.sum_s
+        where = WEIGHTS if self.is_apart else BACKWARD
+        seconds = usual[:, :3].copy()
+        seconds[:, where] += sums
+        seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
+        held, peak, once = self._memory(local)
+        stages = self.strategy.stages
+        kept = np.bincount(ranks[frame.stage], local.kept, stages) + np.bincount(ranks, once, stages)
+        forward_s, back_s = self._hops(local, ranks)
+        order = self._sequences(seconds, held, forward_s, kept + np.bincount(ranks, peak.max(axis=1), stages), ranks)
+        arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak, kept)
+        ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
+        shape = (self.n_stages, self.strategy.micro_batches, 2)
+        if not run_pipeline(arrays, place, np.zeros(shape), np.zeros(shape, dtype=np.bool_), ends, peaks):
+            raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
+        longer = np.zeros(stages)
+        np.maximum.at(longer, ranks, tail)
+        return ends, longer, np.maximum(peaks, kept)
+
+    def _finished(
+        self,
+        local: LocalCosts,
+        job_s: FloatArray,
+        by_place: FloatArray,
+        ranks: IntArray,
+        ends: FloatArray,
+        longer: FloatArray,
+        peaks: FloatArray,
+    ) -> Estimate:
+        frame, jobs, stages = self.step.frame, self.step.jobs, self.strategy.stages
+        is_once = frame.group == ONCE
+        once = np.bincount(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
+        gathers = np.zeros(stages)
+        if jobs.is_update.any():
+            rank = ranks[jobs.block[jobs.is_update] // GROUPS]
+            gathers = np.bincount(rank, job_s[jobs.is_update], stages)
+        buckets = np.ones(stages)
+        if jobs.is_gradient.any():
+            in_time = jobs.is_gradient & self.has_time
+            buckets += np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
+        total = float(np.max(ends + np.maximum(once, longer + once / buckets + gathers)))
+        capacity = self.estimator._capacity[self.grid.reshape(stages, -1)].min(axis=1)
+        over = float(np.max(peaks - capacity))
+        return Estimate(self.strategy, total, int(peaks.max()), max(0, int(np.ceil(over))))
+
+    def _hops(self, local: LocalCosts, ranks: IntArray) -> tuple[FloatArray, FloatArray]:
+        """float64 [S] each: seconds from the stage before, and from the one behind."""
+        n = self.n_stages
+        forward_s, back_s = np.zeros(n), np.zeros(n)
+        if n == 1:
+            return forward_s, back_s
+        routes, first = self.estimator.cluster.routes, self.grid.reshape(len(self.grid), -1)[:, 0]
+        ahead, back = crossings(self.step.frame)
+        for (tensor, source, target), result in ((ahead, forward_s), (back, back_s)):
+            a, b = first[ranks[source]], first[ranks[target]]
+            seconds = routes.latency_s[a, b] + local.tensor_bytes[tensor] / routes.bandwidth_bytes_per_s[a, b]
+            np.add.at(result, target, np.where(a == b, 0.0, seconds))
+        return forward_s, back_s
+
+    def _sequences(
+        self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """``(ptr, kind, stage, micro-batch)`` of the blocks of every device."""
+        m = self.strategy.micro_batches
+        if self.order is None:
+            kinds = np.tile([0, 3], m) if self.source.graph.is_training else np.zeros(m, dtype=np.int64)
+            batch = np.repeat(np.arange(m), len(kinds) // m)
+            return np.array([0, len(kinds)]), kinds.astype(np.int64), np.zeros(len(kinds), np.int64), batch
+        order = self.order
+        if self.strategy.order == MEMORY_ORDER and m > 1:
+            freed = np.column_stack([held[:, 0], held[:, 1] - held[:, 0], -held[:, 1]])
+            capacity = self.estimator._capacity[self.grid.reshape(len(self.grid), -1)].min(axis=1)
+            costs = PipelineCosts(
+                devices=tuple(ranks.tolist()),
+                seconds=tuple((f, b, w) for f, b, w, _ in seconds.tolist()),
+                held_bytes=tuple((f, b, w) for f, b, w in freed.tolist()),
+                transfer_s=tuple(forward_s[1:].tolist()),
+                memory_bytes=tuple((capacity - full).tolist()),
+            )
+            try:
+                order = memory_order(costs, m)
+            except InfeasibleError:
+                pass  # the memory says so
+        return encoded(order)
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def _memory(self, local: LocalCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """``(held [S, 2], peak [S, 3], once [S])``, bytes of one micro-batch, and of all of them together."""
+        frame, lives, graph = self.step.frame, self.step.lives, self.source.graph
+        n = graph.n_ops
+        size = np.where(graph.tensor_in_place, 0.0, local.tensor_bytes)
+        if self.split.zero >= 2 and self.split.zero_axis >= 0:
+            size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
+        sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
+        change = np.bincount(lives.first, sizes, n + 1) - np.bincount(lives.last + 1, sizes, n + 1)
+        level = np.cumsum(change)[:n]
+        with_workspace = level.copy()
+        with_workspace[frame.position] += local.workspace
+        first = self.blocks.first
+        s = np.arange(self.n_stages) * GROUPS
+        held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE], n) for b in (BACKWARD, WEIGHTS)])
+        peak = np.zeros((self.n_stages, 3))
+        for group in range(3):
+            for stage in range(self.n_stages):
+                at = with_workspace[first[stage * GROUPS + group] : first[stage * GROUPS + group + 1]]
+                peak[stage, group] = at.max(initial=0.0)
+        return held, peak, _crossing(lives, sizes, first[s + ONCE], first[s + ONCE] + n, n)
+
+
+def _crossing(lives: object, sizes: FloatArray, border: IntArray, end: IntArray, n: int) -> FloatArray:
+    """float64 [S]: bytes of what is there on both sides of a border, and gone before an end."""
+    result = np.zeros(len(border))
+    for s, (place, last) in enumerate(zip(border.tolist(), end.tolist(), strict=True)):
+        chosen = (lives.first < place) & (lives.last >= place) & (lives.last < last)  # type: ignore[attr-defined]
+        result[s] = sizes[chosen].sum()
+    return result
+
+
+def _is_gradient(graph: OpGraph, states: States) -> np.ndarray:
+    """bool [m]: tensors that an update of a state reads."""
+    _, consumer, tensor = graph.edge_list
+    is_update = np.zeros(graph.n_ops, dtype=np.bool_)
+    is_update[states.update[states.trained]] = True
+    result = np.zeros(graph.n_tensors, dtype=np.bool_)
+    result[tensor[is_update[consumer]]] = True
+    return result
+
+
+def encoded(order: PipelineOrder) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """``(ptr, kind, stage, micro-batch)`` of an order's blocks, one device's after the other's."""
+    rows = [(_LETTERS[b.kind], b.stage, b.micro_batch) for sequence in order.sequences for b in sequence]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    ptr = np.concatenate([[0], np.cumsum([len(sequence) for sequence in order.sequences])]).astype(np.int64)
+    return ptr, table[0].copy(), table[1].copy(), table[2].copy()
+
+
+def crossings(frame: Frame) -> tuple[tuple[IntArray, IntArray, IntArray], tuple[IntArray, IntArray, IntArray]]:
+    """``(tensor, from, to)`` of what goes from stage to stage, ahead in the forward and back in the backward pass."""
+    graph = frame.graph
+    producer, consumer, tensor = graph.edge_list
+    source, target = frame.stage[producer], frame.stage[consumer]
+    result = []
+    for phase, chosen in ((Phase.FORWARD, target > source), (Phase.BACKWARD, target < source)):
+        at = np.flatnonzero(chosen & (graph.phase[producer] == phase) & (graph.phase[consumer] == phase))
+        at = at[graph.kernels[producer[at]] > 0]
+        key = np.unique(tensor[at] * frame.n_stages + target[at])
+        tensors = key // frame.n_stages
+        result.append((tensors, frame.stage[graph.tensor_producer[tensors]], key % frame.n_stages))
+    return result[0], result[1]
+
+
+def _block_arrays(step: Step) -> BlockArrays:
+    frame, jobs = step.frame, step.jobs
+    n_blocks = frame.n_stages * GROUPS
+    first = np.concatenate([[0], np.cumsum(np.bincount(frame.block, minlength=n_blocks))]).astype(np.int64)
+    by_block = np.argsort(jobs.block, kind="stable")
+    number = np.empty(len(by_block), dtype=np.int64)
+    number[by_block] = np.arange(len(by_block))
+    if (number != np.arange(len(number))).any():
+        raise AssertionError("jobs are in the order of their blocks")
+    return BlockArrays(
+        first,
+        pointers(jobs.waits_op, frame.graph.n_ops),
+        jobs.waits_job,
+        pointers(jobs.block, n_blocks),
+        jobs.after,
+        jobs.block,
+    )

@@ -58,8 +58,8 @@ def split(
             "PyTorch, or use a strategy of stages and recomputation alone."
         )
     chunking = Axis("mb", micro_batches, (BATCH,))
-    mesh = [_cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
-    chunks = _cut(graph, chunking, axes) if micro_batches > 1 else None
+    mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
+    chunks = cut(graph, chunking, axes) if micro_batches > 1 else None
     return _Split(Copies(graph, mesh, chunks), zero).derived(synchronised)
 
 
@@ -72,7 +72,15 @@ def chunk(graph: OpGraph, micro_batches: int) -> Derived:
     return split(graph, (), micro_batches)
 
 
-def _cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
+def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
+    """How a graph is cut along one axis of several.
+
+    Args:
+        others: that may cut the same dimensions: for a named axis those before it, else all other ones.
+
+    Raises:
+        StrategyError: as `split`.
+    """
     parts = axis.size
     for other in others:
         if set(other.words) & set(axis.words) or (not axis.words and other is not axis):

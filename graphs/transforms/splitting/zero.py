@@ -172,7 +172,7 @@ class Storage:
                 if ops:
                     uses.append((int(min(position[ops])), phase, number, state, ops))
         for _, phase, number, state, ops in sorted(uses, key=lambda use: (use[0], use[2])):
-            layer = _layer(state.name) + phase.name
+            layer = layer_of(state.name) + phase.name
             first = min(ops, key=lambda op: int(position[op]))
             if layer != previous:
                 turns.append(layout.op_ids(first))
@@ -222,7 +222,7 @@ class Storage:
         out.edges(signals if len(signals) == copies else signals[:1], ordered)
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     found = _LAYER.match(name)
     return found[1] if found else name.rpartition(".")[0]
 

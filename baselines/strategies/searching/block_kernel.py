@@ -1,0 +1,149 @@
+"""Compiled loops of the estimator: ops of a block beside its communication, and blocks of a pipeline.
+
+Letters: ``i``, place of an op; ``j``, a job, that is an exchange; ``b``, a block; ``d``, a device; ``s``, a virtual
+stage; ``k``, place of a block in the sequence of its device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from env.jit import entry
+from graphs.arrays import BoolArray, FloatArray, IntArray
+
+
+class BlockArrays(NamedTuple):
+    """What `run_blocks` reads.
+
+    Attributes:
+        first: int64 [B + 1], place of the first op of each block.
+        wait_ptr, wait_job: int64 [n + 1], [w]: jobs for which the op at each place waits.
+        job_ptr: int64 [B + 1]: jobs of each block, in the order in which they begin.
+        job_after: int64 [j], place of the op after which a job can begin.
+        job_block: int64 [j].
+    """
+
+    first: IntArray
+    wait_ptr: IntArray
+    wait_job: IntArray
+    job_ptr: IntArray
+    job_after: IntArray
+    job_block: IntArray
+
+
+@entry
+def run_blocks(
+    a: BlockArrays, op_s: FloatArray, job_s: FloatArray, job_end: FloatArray, ends: FloatArray, lane_ends: FloatArray
+) -> None:
+    """Run every block by itself, ops one after the other and jobs beside them, each in its order.
+
+    Args:
+        op_s: seconds of the op at each place.
+        job_s: seconds of each job; below 0 for one that is left out.
+        job_end: scratch [j].
+        ends, lane_ends: [B], when ops and jobs of each block have come to their end.
+    """
+    for b in range(len(ends)):
+        now, lane = 0.0, 0.0
+        j, last_job = a.job_ptr[b], a.job_ptr[b + 1]
+        for i in range(a.first[b], a.first[b + 1]):
+            while j < last_job and a.job_after[j] < i:
+                if job_s[j] >= 0.0:
+                    lane = max(lane, now) + job_s[j]
+                    job_end[j] = lane
+                else:
+                    job_end[j] = 0.0
+                j += 1
+            for w in range(a.wait_ptr[i], a.wait_ptr[i + 1]):
+                if a.job_block[a.wait_job[w]] == b:
+                    now = max(now, job_end[a.wait_job[w]])
+            now += op_s[i]
+        while j < last_job:
+            if job_s[j] >= 0.0:
+                lane = max(lane, now) + job_s[j]
+            j += 1
+        ends[b], lane_ends[b] = now, lane
+
+
+class PipelineArrays(NamedTuple):
+    """A pipeline's order, and what its blocks cost (p devices, S virtual stages, K blocks).
+
+    Attributes:
+        ptr: int64 [p + 1], blocks of each device.
+        kind: int64 [K], 0 forward, 1 backward for inputs, 2 backward for weights, 3 both.
+        stage, micro_batch: int64 [K].
+        seconds: float64 [S, 4].
+        forward_s, back_s: float64 [S], seconds from the stage before, and from the one behind.
+        held: float64 [S, 2], bytes that a stage holds for a micro-batch after its forward pass, and between its two
+            backward passes.
+        peak: float64 [S, 3], bytes of a micro-batch while a block of it runs, those that are held among them.
+        kept: float64 [p].
+    """
+
+    ptr: IntArray
+    kind: IntArray
+    stage: IntArray
+    micro_batch: IntArray
+    seconds: FloatArray
+    forward_s: FloatArray
+    back_s: FloatArray
+    held: FloatArray
+    peak: FloatArray
+    kept: FloatArray
+
+
+@entry
+def run_pipeline(
+    a: PipelineArrays, place: IntArray, done: FloatArray, is_done: BoolArray, ends: FloatArray, peaks: FloatArray
+) -> bool:
+    """Run the blocks in their order; False where they wait for each other.
+
+    Args:
+        place: int64 [p], zeros; scratch.
+        done: float64 [S, M, 2], scratch: end of forward and backward pass.
+        is_done: bool [S, M, 2], all False; scratch.
+        ends, peaks: float64 [p]: results, and the peaks before: 0.
+    """
+    n_devices, n_stages = len(ends), len(a.seconds)
+    left = a.ptr[n_devices]
+    held = a.kept.copy()
+    while left > 0:
+        moved = False
+        for d in range(n_devices):
+            while a.ptr[d] + place[d] < a.ptr[d + 1]:
+                k = a.ptr[d] + place[d]
+                kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
+                ready = 0.0
+                if kind == 0:
+                    if s > 0:
+                        if not is_done[s - 1, m, 0]:
+                            break
+                        ready = done[s - 1, m, 0] + a.forward_s[s]
+                elif kind != 2:
+                    if not is_done[s, m, 0]:
+                        break
+                    if s + 1 < n_stages:
+                        if not is_done[s + 1, m, 1]:
+                            break
+                        ready = done[s + 1, m, 1] + a.back_s[s]
+                ends[d] = max(ends[d], ready) + a.seconds[s, kind]
+                if kind == 0:
+                    peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
+                    held[d] += a.held[s, 0]
+                elif kind == 2:
+                    peaks[d] = max(peaks[d], held[d] - a.held[s, 1] + a.peak[s, 2])
+                    held[d] -= a.held[s, 1]
+                else:
+                    peaks[d] = max(peaks[d], held[d] - a.held[s, 0] + a.peak[s, 1])
+                    held[d] -= a.held[s, 0]
+                    if kind == 1:
+                        held[d] += a.held[s, 1]
+                if kind != 2:
+                    done[s, m, min(kind, 1)] = ends[d]
+                    is_done[s, m, min(kind, 1)] = True
+                place[d] += 1
+                left -= 1
+                moved = True
+        if not moved:
+            return False
+    return True

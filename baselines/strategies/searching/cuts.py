@@ -1,0 +1,126 @@
+"""`Cuts`: how a graph is cut along each axis of a mesh, kept for many sizes of the mesh.
+
+The walk that chooses the rows (`graphs.transforms.splitting.sharding`) takes most of the time of an estimate. Along a
+named axis its choices depend on the number of parts only where that passes what an op allows; so one walk serves many
+sizes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphs.arrays import FloatArray, IntArray
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph
+from graphs.rows import Shard
+from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.splitter import cut
+
+
+@dataclass(frozen=True, eq=False)
+class AxisCut:
+    """A graph cut along one axis into any number of parts (n ops, m tensors, e inputs, s states).
+
+    Attributes:
+        key: tells it from all other cuts of the graph.
+        extent: int64 [n], units into which an op may be cut; 1 where its work is not divided, 0 where it is not cut.
+        whole_flops, whole_bytes: float64 [n], what every part has in full.
+        written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
+        written, read, state: as of `Sharding`.
+        halo: float64 [e], as of `Sharding`.
+    """
+
+    key: tuple[object, ...]
+    extent: IntArray
+    whole_flops: FloatArray
+    whole_bytes: FloatArray
+    written_extent: IntArray
+    written: IntArray
+    read: IntArray
+    state: IntArray
+    halo: FloatArray
+
+    def share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
+        """float64 [n]: share of an op's divided work of the part that has most."""
+        return _largest_share(self.extent, size, weights)
+
+    def written_share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
+        """float64 [m]: share of each tensor of the part that has most; 1 for a tensor that is not cut."""
+        is_cut = ~np.isin(self.written, (WHOLE, SUM))
+        return np.where(is_cut, _largest_share(self.written_extent, size, weights), 1.0)
+
+
+def _largest_share(extent: IntArray, size: int, weights: Sequence[int]) -> FloatArray:
+    units = np.maximum(extent, 1)
+    if weights:
+        largest = np.minimum(np.ceil(units * max(weights) / sum(weights)), units)
+    else:
+        largest = -(-units // size)
+    return np.where(extent > 1, largest / units, 1.0)
+
+
+class Cuts:
+    """The cuts of one graph, made when they are first asked for."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self._made: dict[tuple[object, ...], AxisCut] = {}
+        self._failed: dict[tuple[object, ...], StrategyError] = {}
+        self._extents: dict[str, list[int]] = {}
+        for rows in graph.split_rows:
+            for row in rows:
+                self._extents.setdefault(row.axis, []).append(row.extent)
+        self._extents = {word: sorted(set(extents)) for word, extents in self._extents.items()}
+        self._units: dict[str, int] = {}
+        for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+            for row in rows if kind == "input" else ():
+                self._units[row.axis] = max(row.extent, self._units.get(row.axis, 1))
+
+    def units(self, word: str) -> int:
+        """Units of the inputs along an axis word, e.g. samples of the batch; 0 where no input has any."""
+        return self._units.get(word, 0)
+
+    def along(self, axis: Axis, others: Sequence[Axis]) -> AxisCut:
+        """The cut along one axis, beside others that may cut the same dimensions.
+
+        Raises:
+            StrategyError: as `graphs.transforms.splitting.split`.
+        """
+        parts = axis.size
+        for other in others:
+            if set(other.words) & set(axis.words) or not axis.words:
+                parts *= other.size
+        words = axis.words or tuple(self._extents)
+        levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
+        size = 0 if axis.words else axis.size
+        too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
+        key = (axis.words, size, axis.sequence, axis.modules, levels, too_small)
+        if key in self._failed:
+            raise self._failed[key]
+        if key not in self._made:
+            try:
+                made = cut(self.graph, axis, others)
+            except StrategyError as error:
+                self._failed[key] = error
+                raise
+            self._made[key] = _kept(self.graph, made, key)
+        return self._made[key]
+
+
+def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
+    extent, written_extent = np.zeros(graph.n_ops, dtype=np.int64), np.zeros(graph.n_tensors, dtype=np.int64)
+    flops, moved = np.zeros(graph.n_ops), np.zeros(graph.n_ops)
+    first = graph.output_ptr.tolist()
+    for op, row in enumerate(made.row):
+        if row is None:
+            continue
+        extent[op], flops[op], moved[op] = row.extent, row.whole_flops, row.whole_bytes
+        for t, part in enumerate(row.outputs, start=first[op]):
+            if isinstance(part, Shard):
+                written_extent[t] = part.extent
+    columns = extent, flops, moved, written_extent, made.written, made.read, made.state, made.halo
+    return AxisCut(key, *columns)

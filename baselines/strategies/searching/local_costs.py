@@ -1,0 +1,198 @@
+"""`LocalCosts`: seconds and bytes of one place's step, for given sizes of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, Split, States, Step
+from env.cluster import Cluster
+from graphs.arrays import FloatArray
+from graphs.opgraph import ANY_DEVICE, OpGraph
+from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
+from graphs.transforms.splitting.sharding import SUM
+
+
+@dataclass(frozen=True, eq=False)
+class LocalCosts:
+    """What the place that has most does and holds (n ops, m tensors, j jobs).
+
+    Attributes:
+        op_s: float64 [n], of one micro-batch, or once a step for an op that is not chunked.
+        tensor_bytes: float64 [m].
+        workspace: float64 [n].
+        kept: float64 [n], bytes kept by each op.
+        job_bytes: float64 [j], of the whole tensor that is exchanged (as `Collective.bytes`).
+        job_made: float64 [j], bytes that a place has afterwards.
+        sum_s: float64 [stages], seconds of adding up gradients over micro-batches, each time.
+    """
+
+    op_s: FloatArray
+    tensor_bytes: FloatArray
+    workspace: FloatArray
+    kept: FloatArray
+    job_bytes: FloatArray
+    job_made: FloatArray
+    sum_s: FloatArray
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Into how many parts a step is cut.
+
+    Attributes:
+        axes: of each axis of the mesh.
+        micro_batches: in time.
+        shares: of each axis, in what proportion; () for even parts.
+    """
+
+    axes: tuple[int, ...]
+    micro_batches: int
+    shares: tuple[tuple[int, ...], ...]
+
+
+class OpTimes:
+    """Seconds of local ops on the devices of a cluster."""
+
+    def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
+        self.graph, self.cluster = graph, cluster
+        dtypes, self._dtype = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
+        self._rates = {
+            d: np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[self._dtype]
+            for d, device in enumerate(cluster.devices)
+        }
+        self._is_measured = bool(graph.time_keys)
+
+    def seconds(self, flops: FloatArray, moved: FloatArray, devices: Sequence[int]) -> FloatArray:
+        """float64 [n]: on the slowest of some devices, by number."""
+        result = np.zeros(len(flops))
+        for d in self._kinds(devices):
+            device = self.cluster.devices[d]
+            modelled = self.graph.kernels * device.launch_overhead_s + np.maximum(
+                flops / self._rates[d], moved / device.bytes_per_s
+            )
+            if self._is_measured:
+                modelled = self._measured(modelled, flops, moved, d)
+            np.maximum(result, modelled, out=result)
+        return result
+
+    def _kinds(self, devices: Sequence[int]) -> list[int]:
+        """One of each kind of device among these."""
+        found: dict[tuple[object, ...], int] = {}
+        for d in devices:
+            device = self.cluster.devices[d]
+            rates = tuple(sorted(device.peak_flops.items())), device.compute_efficiency
+            key = (device.kind, device.model, rates, device.bytes_per_s, device.launch_overhead_s)
+            found.setdefault(key if not self._is_measured else (*key, device.name), d)
+        return list(found.values())
+
+    def _measured(self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int) -> FloatArray:
+        """Measured times count for the share of the work that is done."""
+        graph, device = self.graph, self.cluster.devices[d]
+        column = {key: j for j, key in enumerate(graph.time_keys)}
+        work = np.ones(len(flops))
+        for part, total in ((moved, graph.bytes_moved), (flops, graph.flops)):
+            work = np.where(total > 0, part / np.maximum(total, 1e-300), work)
+        for key in (ANY_DEVICE, device.kind, device.model, device.name):
+            if key in column:
+                measured = graph.time_s[:, column[key]] * work
+                modelled = np.where(np.isnan(measured), modelled, measured)
+        return modelled
+
+
+def local_costs(
+    step: Step, split: Split, sizes: Sizes, states: States, times: OpTimes, devices: Sequence[Sequence[int]]
+) -> LocalCosts:
+    """Costs of a step on a mesh of these sizes.
+
+    Args:
+        devices: numbers of the devices that have each virtual stage.
+    """
+    graph, jobs = step.frame.graph, step.jobs
+    flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
+    work = np.ones(graph.n_ops)
+    tensor = graph.tensor_bytes.astype(float)
+    every = [*zip(split.cuts, sizes.axes, sizes.shares, strict=True)]
+    if split.chunks is not None:
+        every.append((split.chunks, sizes.micro_batches, ()))
+    for cut, size, weights in every:
+        share = cut.share(size, weights)
+        whole = np.minimum(cut.whole_flops, flops), np.minimum(cut.whole_bytes, moved)
+        flops, moved = whole[0] + (flops - whole[0]) * share, whole[1] + (moved - whole[1]) * share
+        work = work * share
+        tensor = tensor * cut.written_share(size, weights)
+    parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
+    if parts > 1:
+        updates = np.unique(states.update[states.trained])
+        flops[updates] /= parts
+        moved[updates] /= parts
+    op_s = np.zeros(graph.n_ops)
+    for s, numbers in enumerate(devices):
+        here = step.frame.stage == s
+        if len(devices) == 1 or all(numbers == devices[0] for numbers in devices):
+            op_s = times.seconds(flops, moved, numbers)
+            break
+        op_s[here] = times.seconds(flops, moved, numbers)[here]
+    local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
+    return LocalCosts(
+        op_s=op_s,
+        tensor_bytes=tensor,
+        workspace=graph.workspace_bytes * np.minimum(work, 1.0),
+        kept=_kept(graph, states, local),
+        **_job_bytes(step, split, sizes, states, tensor),
+        sum_s=_sum_s(step, tensor, times, devices),
+    )
+
+
+def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
+    level = split.zero if split.zero_axis >= 0 else 0
+    return [(states.parameter, level >= 3), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
+
+
+def _local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, is_split: bool) -> FloatArray:
+    """float64 [s]: bytes of each state at one place."""
+    value = size.astype(float)
+    for a, (cut, k) in enumerate(zip(split.cuts, sizes.axes, strict=True)):
+        divided = cut.state > SUM
+        if is_split and a == split.zero_axis:
+            divided = divided | states.trained
+        value = np.where(divided, np.ceil(value / k), value)
+    return value
+
+
+def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray:
+    kept = graph.kept_bytes.astype(float)
+    sizes = (states.parameter, states.gradient, states.optimizer)
+    for value, size in zip(local, sizes, strict=True):
+        np.add.at(kept, states.owner, value - size)
+    return np.maximum(kept, 0.0)
+
+
+def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: FloatArray) -> dict[str, FloatArray]:
+    jobs = step.jobs
+    if not len(jobs.kind):
+        return {"job_bytes": np.zeros(0), "job_made": np.zeros(0)}
+    k = np.array(sizes.axes or (1,), dtype=float)[jobs.axis]
+    parameter = _local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
+    local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state])
+    of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
+    whole = np.where(of_part, local * k, np.where(jobs.halo > 0, local * k * jobs.halo, local))
+    made = np.where((jobs.kind == ALL_GATHER) | (jobs.kind == 0), whole, whole / k)
+    return {"job_bytes": whole, "job_made": np.where(jobs.is_update, 0.0, made)}
+
+
+def _sum_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
+    """float64 [stages]: what it takes to add one micro-batch's gradients to those before."""
+    graph = step.frame.graph
+    result = np.zeros(step.frame.n_stages)
+    if not len(step.summed):
+        return result
+    stage = step.frame.stage[graph.tensor_producer[step.summed]]
+    moved = np.bincount(stage, tensor[step.summed], step.frame.n_stages) * ADD_BYTES_PER_BYTE
+    count = np.bincount(stage, minlength=step.frame.n_stages)
+    for s, numbers in enumerate(devices):
+        slowest = [times.cluster.devices[d] for d in numbers]
+        result[s] = max(count[s] * d.launch_overhead_s + moved[s] / d.bytes_per_s for d in slowest)
+    return result

@@ -1,0 +1,389 @@
+"""`Step`: what one place of a mesh does in a step, as arrays whose sizes follow from those of the mesh.
+
+A strategy's graph has many places that do all the same. An estimate looks at one of them: which ops run in which block
+of the pipeline, what is exchanged before whom, and from when to when each tensor is held. All this depends on how the
+graph is cut, not on into how many parts; so one `Step` serves many sizes.
+
+Blocks are numbered ``4 * stage + group``; groups are forward, backward for inputs, backward for weights, and what
+happens once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.strategies.searching.cuts import AxisCut
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, WHOLE
+from graphs.transforms.splitting.zero import layer_of
+
+GROUPS = 4
+FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO = range(len(KINDS))
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A graph in stages: which block every op belongs to, and its place when blocks stand side by side (n ops).
+
+    Attributes:
+        graph: after recomputation.
+        stage: int64 [n], virtual stage.
+        group: int64 [n], a number below `GROUPS`.
+        position: int64 [n], place among all ops by stage, group and topological order.
+        n_stages: virtual stages.
+    """
+
+    graph: OpGraph
+    stage: IntArray
+    group: IntArray
+    position: IntArray
+    n_stages: int
+
+    @staticmethod
+    def of(graph: OpGraph, stage: IntArray, group: IntArray) -> Frame:
+        order = np.lexsort((graph.topological_position, group, stage))
+        position = np.empty(graph.n_ops, dtype=np.int64)
+        position[order] = np.arange(graph.n_ops)
+        return Frame(graph, stage, group, position, 1 + int(stage.max(initial=0)))
+
+    @property
+    def block(self) -> IntArray:
+        """int64 [n]."""
+        return self.stage * GROUPS + self.group
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Exchanges of one place (j of them), by block and then in the order in which they can begin.
+
+    Attributes:
+        kind: int64 [j], a number of `KINDS`.
+        axis: int64 [j], of the mesh.
+        tensor: int64 [j], whose bytes it exchanges; -1 for a state.
+        state: int64 [j]; -1 for a tensor.
+        after: int64 [j], place of the op after which it can begin.
+        block: int64 [j], of the op that it belongs to.
+        is_gradient: bool [j], whether it reduces a gradient, once a step and in a bucket.
+        is_update: bool [j], whether it gathers parameters that were updated.
+        halo: float64 [j], share of the tensor that a neighbour's border is; 0 for other kinds.
+        waits_op, waits_job: int64 [w] each: place of an op, and the job for which it waits.
+    """
+
+    kind: IntArray
+    axis: IntArray
+    tensor: IntArray
+    state: IntArray
+    after: IntArray
+    block: IntArray
+    is_gradient: BoolArray
+    is_update: BoolArray
+    halo: FloatArray
+    waits_op: IntArray
+    waits_job: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """From when to when each place holds what (l of them).
+
+    Attributes:
+        tensor: int64 [l], numbers of tensors; of what a job made, the number of tensors and that of the job.
+        first, last: int64 [l], places of ops, of one stage.
+    """
+
+    tensor: IntArray
+    first: IntArray
+    last: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One place's part of a step, for any size of the mesh.
+
+    Attributes:
+        frame: the graph in stages.
+        cuts: along the axes of the mesh, and last in time (None for a single micro-batch).
+        is_chunked: bool [n], ops that run for each micro-batch.
+        jobs, lives: what is exchanged and held.
+        summed: int64, tensors that are added up over micro-batches.
+    """
+
+    frame: Frame
+    cuts: tuple[AxisCut, ...]
+    chunks: AxisCut | None
+    is_chunked: BoolArray
+    jobs: Jobs
+    lives: Lives
+    summed: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of a graph as arrays (s of them).
+
+    Attributes:
+        owner: int64 [s], the op that keeps it.
+        parameter, gradient, optimizer: int64 [s], bytes.
+        trained: bool [s], whether an update writes it.
+        uses: for forward and backward pass: (first op, last op, state) of each state that the pass reads.
+    """
+
+    owner: IntArray
+    parameter: IntArray
+    gradient: IntArray
+    optimizer: IntArray
+    trained: BoolArray
+    update: IntArray
+    uses: tuple[tuple[int, int, int, str], ...]
+
+    @staticmethod
+    def of(graph: OpGraph) -> States:
+        index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+        owner, sizes, trained, update, uses = [], [], [], [], []
+        position = graph.topological_position
+        writes_gradients = _writes_only_gradients(graph)
+        for s, state in enumerate(graph.states):
+            ops = [index[user] for user in state.users]
+            owner.append(ops[0])
+            sizes.append((state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes))
+            updates = [op for op in ops if graph.phase[op] == Phase.UPDATE]
+            trained.append(bool(updates))
+            update.append(updates[0] if updates else -1)
+            for phase in (Phase.FORWARD, Phase.BACKWARD) if updates else ():
+                used = [op for op in ops if graph.phase[op] == phase]
+                if phase is Phase.BACKWARD:
+                    used = [op for op in used if not writes_gradients[op]]
+                if used:
+                    by_place = sorted(used, key=lambda op: int(position[op]))
+                    uses.append((by_place[0], by_place[-1], s, layer_of(state.name) + phase.name))
+        uses.sort(key=lambda use: (int(position[use[0]]), use[2]))
+        table = np.array(sizes, dtype=np.int64).reshape(-1, 3)
+        return States(
+            np.array(owner, dtype=np.int64),
+            *table.T,
+            np.array(trained, dtype=np.bool_),
+            np.array(update, dtype=np.int64),
+            tuple(uses),
+        )
+
+
+def _writes_only_gradients(graph: OpGraph) -> BoolArray:
+    """bool [n]: ops all of whose tensors are written in place."""
+    result = np.ones(graph.n_ops, dtype=np.bool_)
+    np.logical_and.at(result, graph.tensor_producer, graph.tensor_in_place)
+    return result
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a step is cut, without how often.
+
+    Attributes:
+        cuts: along the axes of the mesh.
+        keeps_whole: of each axis, whether what it gathers stays for the backward pass (tensor axes without sequence).
+        chunks: into micro-batches; None for one.
+        zero_axis: number of the axis along which storage is split; -1 for none.
+        zero: the level.
+    """
+
+    cuts: tuple[AxisCut, ...]
+    keeps_whole: tuple[bool, ...]
+    chunks: AxisCut | None
+    zero_axis: int = -1
+    zero: int = 0
+
+
+def step_of(frame: Frame, split: Split, states: States) -> Step:
+    """The step of a graph in stages that is cut in this way. O((n + e) log e)."""
+    return _Builder(frame, split, states).step()
+
+
+class _Builder:
+    """Collects the jobs and the lives of one step."""
+
+    def __init__(self, frame: Frame, split: Split, states: States) -> None:
+        self.frame, self.split, self.states = frame, split, states
+        self.graph = graph = frame.graph
+        ptr, self.tensor = graph.inputs
+        self.consumer = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+        self.producer = graph.tensor_producer[self.tensor]
+        chunks = split.chunks
+        self.is_chunked = np.ones(graph.n_ops, dtype=np.bool_) if chunks is None else chunks.extent > 0
+        self.columns: list[tuple[np.ndarray, ...]] = []
+        self.waits: list[tuple[IntArray, IntArray]] = []
+        self.n_jobs = 0
+        self.direct = np.ones(len(self.tensor), dtype=np.bool_)
+        self.job_lives: list[tuple[IntArray, IntArray, IntArray]] = []  # (job, first place, last place)
+
+    def step(self) -> Step:
+        for a in range(len(self.split.cuts)):
+            self._along(a)
+        if self.split.zero_axis >= 0:
+            self._storage()
+        jobs = self._jobs()
+        return Step(
+            self.frame, self.split.cuts, self.split.chunks, self.is_chunked, jobs, self._lives(jobs), self._summed()
+        )
+
+    # -- exchanges --------------------------------------------------------------------------------------------
+
+    def _along(self, a: int) -> None:
+        """Exchanges along one axis of the mesh."""
+        cut, graph = self.split.cuts[a], self.graph
+        written, read = cut.written[self.tensor], cut.read
+        needed = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
+        needed &= ~self._needless()
+        to_update = (graph.phase[self.consumer] == Phase.UPDATE) & (graph.phase[self.producer] != Phase.UPDATE)
+        scattered = to_update & (a == self.split.zero_axis)
+        needed |= scattered & (written == SUM)
+        at = np.flatnonzero(needed)
+        if len(at):
+            kind = np.where(written == SUM, np.where(read == WHOLE, ALL_REDUCE, REDUCE_SCATTER), -1)
+            kind = np.where(written > SUM, np.where(read == WHOLE, ALL_GATHER, ALL_TO_ALL), kind)
+            kind = np.where(scattered, REDUCE_SCATTER, kind)
+            late = (
+                (graph.phase[self.consumer] != Phase.FORWARD) & (kind == ALL_GATHER) & (not self.split.keeps_whole[a])
+            )
+            self._add(a, at, kind[at], read[at], late[at], to_update[at])
+        halo = np.flatnonzero((cut.halo > 0) & (written == read))
+        if len(halo):
+            none = np.zeros(len(halo), dtype=np.int64)
+            self._add(a, halo, none + HALO, none, none.astype(np.bool_), none.astype(np.bool_), is_copy=False)
+
+    def _needless(self) -> BoolArray:
+        """bool [e]: ops of the whole step that read a shape of what each micro-batch makes."""
+        shapes = np.array([any(word in kind for word in SHAPE_ONLY) for kind in self.graph.kinds], dtype=np.bool_)
+        result: BoolArray = shapes[self.consumer] & ~self.is_chunked[self.consumer] & self.is_chunked[self.producer]
+        return result
+
+    def _add(
+        self, a: int, at: IntArray, kind: IntArray, target: IntArray, late: BoolArray, to_update: BoolArray,
+        is_copy: bool = True,
+    ) -> None:  # fmt: skip
+        """One job for each tensor and what is wanted of it; its readers wait for it."""
+        frame, graph = self.frame, self.graph
+        tensor, consumer = self.tensor[at], self.consumer[at]
+        wanted = (tensor * 2 + late) * (2 + int(target.max(initial=0))) + target
+        _, first, job = np.unique(wanted, return_index=True, return_inverse=True)
+        job = job.reshape(-1)
+        n = len(first)
+        producer = graph.tensor_producer[tensor[first]]
+        after = frame.position[producer].copy()
+        block = frame.block[producer].copy()
+        reads_at = np.full(n, graph.n_ops, dtype=np.int64)
+        np.minimum.at(reads_at, job, frame.position[consumer])
+        second = late[first]
+        after[second] = np.maximum(reads_at[second] - 1, after[second])
+        by_place = np.empty(graph.n_ops, dtype=np.int64)
+        by_place[frame.position] = frame.block
+        block[second] = by_place[reads_at[second]]
+        is_gradient = to_update[first] & np.isin(kind[first], (ALL_REDUCE, REDUCE_SCATTER))
+        none = np.full(n, -1, dtype=np.int64)
+        halo = np.where(kind[first] == HALO, self.split.cuts[a].halo[at[first]], 0.0)
+        no = np.zeros(n, np.bool_)
+        self._keep(kind[first], np.full(n, a), tensor[first], none, after, block, is_gradient, no, halo)
+        numbers = self.n_jobs - n + job
+        if is_copy:
+            self.direct[at] = False
+            self.job_lives.append((numbers, np.full(len(at), -1), frame.position[consumer]))
+        self.waits.append((frame.position[consumer], numbers))
+
+    def _keep(self, *columns: np.ndarray) -> None:
+        self.columns.append(columns)
+        self.n_jobs += len(columns[0])
+
+    def _storage(self) -> None:
+        """Gathers of parameters whose storage is split."""
+        frame, states = self.frame, self.states
+        a, level = self.split.zero_axis, self.split.zero
+        if level < 3:
+            found = np.flatnonzero(states.trained)
+            n = len(found)
+            update, none = states.update[found], np.full(n, -1, dtype=np.int64)
+            self._keep(
+                np.full(n, ALL_GATHER), np.full(n, a), none, found, frame.position[update], frame.block[update],
+                np.zeros(n, np.bool_), np.ones(n, np.bool_), np.zeros(n),
+            )  # fmt: skip
+            return
+        turns: list[int] = []
+        previous: str | None = None
+        rows, ends = [], []
+        for first, last, state, layer in states.uses:
+            if layer != previous:
+                turns.append(int(frame.position[first]))
+                previous = layer
+            # One layer ahead: it may begin when the layer before its own does.
+            after = turns[-2] if len(turns) > 1 else -1
+            if after > turns[-1]:
+                after = turns[-1] - 1
+            rows.append((ALL_GATHER, a, -1, state, after, int(frame.block[first])))
+            ends.append((int(frame.position[first]), int(frame.position[last])))
+        table, n = np.array(rows, dtype=np.int64).reshape(-1, 6).T, len(rows)
+        self._keep(*table, np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros(n))
+        numbers = np.arange(self.n_jobs - n, self.n_jobs)
+        places = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        self.waits.append((places[:, 0], numbers))
+        self.job_lives.append((numbers, np.minimum(np.maximum(table[4], 0), places[:, 0]), places[:, 1]))
+
+    def _jobs(self) -> Jobs:
+        """All jobs, by block and then in the order in which they can begin."""
+        if not self.columns:
+            none, no = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+            return Jobs(none, none, none, none, none, none, no, no, np.zeros(0), none, none)
+        columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)]
+        order = np.lexsort((columns[4], columns[5]))
+        number = np.empty(len(order), dtype=np.int64)
+        number[order] = np.arange(len(order))
+        waits = [np.concatenate(parts) for parts in zip(*self.waits, strict=True)] if self.waits else [order[:0]] * 2
+        self.number = number
+        by_op = np.argsort(waits[0], kind="stable")
+        return Jobs(*(column[order] for column in columns), waits[0][by_op], number[waits[1]][by_op])
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def _lives(self, jobs: Jobs) -> Lives:
+        """A stage holds a tensor from the first to the last of its ops that write or read it."""
+        graph, frame = self.graph, self.frame
+        places = [frame.position[graph.tensor_producer], frame.position[self.consumer[self.direct]]]
+        tensors = [np.arange(graph.n_tensors), self.tensor[self.direct]]
+        stages = [frame.stage[graph.tensor_producer], frame.stage[self.consumer[self.direct]]]
+        if len(jobs.kind):  # a job reads its tensor where that was made, and makes another one
+            own = np.flatnonzero((jobs.tensor >= 0) & (jobs.kind != HALO))
+            made_on = frame.stage[graph.tensor_producer[jobs.tensor[own]]]
+            began = jobs.after[own]
+            tensors.append(jobs.tensor[own])
+            inside = np.maximum(began, frame.position[graph.tensor_producer[jobs.tensor[own]]])
+            places.append(inside)
+            stages.append(made_on)
+        by_place_stage = np.empty(graph.n_ops, dtype=np.int64)
+        by_place_stage[frame.position] = frame.stage
+        for numbers, first, last in self.job_lives:
+            job = self.number[numbers]
+            stages.append(by_place_stage[last])
+            tensors.append(graph.n_tensors + job)
+            places.append(last)
+            begin = np.where(first >= 0, first, np.maximum(jobs.after[job], 0))
+            same = by_place_stage[begin] == by_place_stage[last]
+            tensors.append((graph.n_tensors + job)[same])
+            places.append(begin[same])
+            stages.append(by_place_stage[last][same])
+        tensor, place, stage = (np.concatenate(parts) for parts in (tensors, places, stages))
+        key, inverse = np.unique(tensor * frame.n_stages + stage, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        first, last = np.full(len(key), graph.n_ops), np.full(len(key), -1)
+        np.minimum.at(first, inverse, place)
+        np.maximum.at(last, inverse, place)
+        return Lives(key // frame.n_stages, first.astype(np.int64), last.astype(np.int64))
+
+    def _summed(self) -> IntArray:
+        """int64: tensors of which each micro-batch makes a summand."""
+        chunks = self.split.chunks
+        if chunks is None:
+            return np.zeros(0, dtype=np.int64)
+        summed = (chunks.written[self.tensor] == SUM) & (chunks.read != SUM)
+        return np.unique(self.tensor[summed])
