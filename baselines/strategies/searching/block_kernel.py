@@ -8,27 +8,40 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from env.jit import entry
+from env.jit import entry, inner
 from graphs.arrays import BoolArray, FloatArray, IntArray
 
 
 class BlockArrays(NamedTuple):
-    """What `run_blocks` reads.
+    """What `run_blocks` reads (n ops, B blocks, j jobs, w waits).
 
     Attributes:
         first: int64 [B + 1], place of the first op of each block.
         wait_ptr, wait_job: int64 [n + 1], [w]: jobs for which the op at each place waits.
-        job_ptr: int64 [B + 1]: jobs of each block, in the order in which they begin.
-        job_after: int64 [j], place of the op after which a job can begin.
+        start_ptr: int64 [2 B]: first and last job that begin with each block.
+        job_ptr: int64 [2 n]: first and last job that begin after each op.
         job_block: int64 [j].
+        is_late: bool [n], ops that run when there is nothing else to do: those that make gradients of weights.
     """
 
     first: IntArray
     wait_ptr: IntArray
     wait_job: IntArray
+    start_ptr: IntArray
     job_ptr: IntArray
-    job_after: IntArray
     job_block: IntArray
+    is_late: BoolArray
+
+
+@inner
+def _launch(first: int, last: int, now: float, lane: float, job_s: FloatArray, job_end: FloatArray) -> float:
+    """Put jobs into the lane; returns when it is free."""
+    for j in range(first, last):
+        job_end[j] = 0.0
+        if job_s[j] >= 0.0:
+            lane = max(lane, now) + job_s[j]
+            job_end[j] = lane
+    return lane
 
 
 @entry
@@ -44,24 +57,27 @@ def run_blocks(
         ends, lane_ends: [B], when ops and jobs of each block have come to their end.
     """
     for b in range(len(ends)):
-        now, lane = 0.0, 0.0
-        j, last_job = a.job_ptr[b], a.job_ptr[b + 1]
+        now = 0.0
+        lane = _launch(a.start_ptr[2 * b], a.start_ptr[2 * b + 1], 0.0, 0.0, job_s, job_end)
+        late = a.first[b]  # the next op that may have been put off
         for i in range(a.first[b], a.first[b + 1]):
-            while j < last_job and a.job_after[j] < i:
-                if job_s[j] >= 0.0:
-                    lane = max(lane, now) + job_s[j]
-                    job_end[j] = lane
-                else:
-                    job_end[j] = 0.0
-                j += 1
+            if a.is_late[i]:
+                continue
+            ready = now
             for w in range(a.wait_ptr[i], a.wait_ptr[i + 1]):
                 if a.job_block[a.wait_job[w]] == b:
-                    now = max(now, job_end[a.wait_job[w]])
-            now += op_s[i]
-        while j < last_job:
-            if job_s[j] >= 0.0:
-                lane = max(lane, now) + job_s[j]
-            j += 1
+                    ready = max(ready, job_end[a.wait_job[w]])
+            while late < i and now < ready:
+                if a.is_late[late]:
+                    now += op_s[late]
+                    lane = _launch(a.job_ptr[2 * late], a.job_ptr[2 * late + 1], now, lane, job_s, job_end)
+                late += 1
+            now = max(now, ready) + op_s[i]
+            lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
+        for i in range(late, a.first[b + 1]):
+            if a.is_late[i]:
+                now += op_s[i]
+                lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
         ends[b], lane_ends[b] = now, lane
 
 

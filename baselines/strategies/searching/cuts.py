@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.rows import Shard
+from graphs.rows import BATCH_STATISTICS, Shard
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import cut
 
@@ -32,6 +32,7 @@ class AxisCut:
         written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
         written, read, state: as of `Sharding`.
         halo: float64 [e], as of `Sharding`.
+        has_parted_statistics: bool [n], ops with statistics of a batch whose parts each see some of it.
     """
 
     key: tuple[object, ...]
@@ -43,6 +44,7 @@ class AxisCut:
     read: IntArray
     state: IntArray
     halo: FloatArray
+    has_parted_statistics: BoolArray
 
     def share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
         """float64 [n]: share of an op's divided work of the part that has most."""
@@ -56,10 +58,8 @@ class AxisCut:
 
 def _largest_share(extent: IntArray, size: int, weights: Sequence[int]) -> FloatArray:
     units = np.maximum(extent, 1)
-    if weights:
-        largest = np.minimum(np.ceil(units * max(weights) / sum(weights)), units)
-    else:
-        largest = -(-units // size)
+    uneven = np.ceil(units * max(weights) / sum(weights)) if weights else -(-units // size)
+    largest = np.minimum(uneven, units)
     return np.where(extent > 1, largest / units, 1.0)
 
 
@@ -122,5 +122,9 @@ def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
         for t, part in enumerate(row.outputs, start=first[op]):
             if isinstance(part, Shard):
                 written_extent[t] = part.extent
-    columns = extent, flops, moved, written_extent, made.written, made.read, made.state, made.halo
+    parted = [
+        row is not None and kind in BATCH_STATISTICS and row.axis in ("batch", "height", "width")
+        for row, kind in zip(made.row, graph.kinds, strict=True)
+    ]
+    columns = extent, flops, moved, written_extent, made.written, made.read, made.state, made.halo, np.array(parted)
     return AxisCut(key, *columns)

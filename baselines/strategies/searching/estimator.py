@@ -1,13 +1,15 @@
 """`Estimator`: what a strategy takes, without making its graph, for choosing which ones to score exactly.
 
-One place of the mesh stands for all: its ops run one after the other, its communication beside them, block by block; the
-blocks of a pipeline follow their order. What the simulator adds is contention between unlike places, and ops that
+One place of the mesh stands for all: its ops run one after the other, its communication beside them, block by block;
+the blocks of a pipeline follow their order. What the simulator adds is contention between unlike places, and ops that
 overtake each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from baselines.strategies.searching.step import (
     HALO,
     KINDS,
     ONCE,
+    STATISTICS,
     WEIGHTS,
     Frame,
     Split,
@@ -38,7 +41,7 @@ from baselines.strategies.searching.step import (
 from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
 from env.problem import Problem
-from graphs.arrays import FloatArray, IntArray, pointers
+from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived
@@ -48,6 +51,7 @@ from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import Strategy
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
+_COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
 _MOST_KEPT = 64  # steps and the like that are kept for the next estimate
 
 
@@ -60,6 +64,11 @@ class _Source:
     states: States
     times: OpTimes
     op_s: FloatArray
+
+    @cached_property
+    def is_late(self) -> BoolArray:
+        """bool [n]: ops that make gradients of weights, for which nothing but updates waits."""
+        return _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
 
 
 class Estimator:
@@ -114,7 +123,7 @@ class Estimator:
             self._stages[key] = balanced_stages(source.graph, source.op_s, n_stages)[0]
         return self._stages[key]
 
-    def frame(self, strategy: Strategy, n_stages: int, is_split: bool, is_chunked: IntArray, key: object) -> Frame:
+    def frame(self, strategy: Strategy, n_stages: int, is_split: bool, is_chunked: BoolArray, key: object) -> Frame:
         """Ops in blocks.
 
         Args:
@@ -127,18 +136,21 @@ class Estimator:
             stage = np.zeros(graph.n_ops, dtype=np.int64) if n_stages == 1 else self.stage(strategy, n_stages)
             group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
             if is_split:
-                one = replace(Derived.identity(graph), micro_batch=np.zeros(graph.n_ops, dtype=np.int64))
-                group = np.where(block_map(one, stage).kind == 2, WEIGHTS, group)
+                group = np.where(_kinds(graph, stage) == 2, WEIGHTS, group)
             group = np.where((graph.phase == Phase.UPDATE) | ~is_chunked, ONCE, group)
             self._frames[known] = Frame.of(graph, stage, group)
         return self._frames[known]
 
-    def step(self, frame: Frame, split: Split, states: States, key: tuple[object, ...]) -> tuple[Step, BlockArrays]:
+    def step(
+        self, frame: Frame, split: Split, source: _Source, is_ordered: bool, key: tuple[object, ...]
+    ) -> tuple[Step, BlockArrays]:
         if key not in self._steps:
             while len(self._steps) >= _MOST_KEPT:
                 del self._steps[next(iter(self._steps))]
-            made = step_of(frame, split, states)
-            self._steps[key] = made, _block_arrays(made)
+            made = step_of(frame, split, source.states)
+            # Without an order of its own a device runs first what much is waiting for.
+            is_late = np.zeros(frame.graph.n_ops, dtype=np.bool_) if is_ordered else source.is_late
+            self._steps[key] = made, _block_arrays(made, is_late)
         return self._steps[key]
 
 
@@ -158,7 +170,8 @@ class _Estimation:
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
         frame = estimator.frame(strategy, self.n_stages, self.is_apart, is_chunked, chunks and chunks.key)
         key = (strategy.recompute, self.n_stages, self.is_apart, *key)
-        self.step, self.blocks = estimator.step(frame, self.split, self.source.states, key)
+        is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
+        self.step, self.blocks = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
         self.grid = self._grid()
         self.network = estimator.network(self.grid)
 
@@ -177,9 +190,10 @@ class _Estimation:
         names = [axis.name for axis in axes]
         zero_axis = names.index("dp") if strategy.zero and "dp" in names else -1
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
-        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero)
+        synchronised = strategy.statistics == "sync"
+        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised)
         sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, ((),) * len(axes))
-        key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero)
+        key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
         return split, sizes, key
 
     def _order(self) -> PipelineOrder | None:
@@ -232,7 +246,7 @@ class _Estimation:
                 result[chosen] = self._border_s(size[chosen], axis, r)
             elif len(chosen):
                 result[chosen] = self.network.seconds(
-                    KINDS[kind], axis, size[chosen], r, algorithm=self.strategy.reduce
+                    _COLLECTIVES[kind], axis, size[chosen], r, algorithm=self.strategy.reduce
                 )
         return result
 
@@ -338,10 +352,8 @@ class _Estimation:
                 transfer_s=tuple(forward_s[1:].tolist()),
                 memory_bytes=tuple((capacity - full).tolist()),
             )
-            try:
+            with contextlib.suppress(InfeasibleError):  # the peak says so
                 order = memory_order(costs, m)
-            except InfeasibleError:
-                pass  # the memory says so
         return encoded(order)
 
     # -- memory -----------------------------------------------------------------------------------------------
@@ -367,6 +379,12 @@ class _Estimation:
                 at = with_workspace[first[stage * GROUPS + group] : first[stage * GROUPS + group + 1]]
                 peak[stage, group] = at.max(initial=0.0)
         return held, peak, _crossing(lives, sizes, first[s + ONCE], first[s + ONCE] + n, n)
+
+
+def _kinds(graph: OpGraph, stage: IntArray) -> IntArray:
+    """int64 [n]: numbers of blocks, as `BlockMap.kind`."""
+    one = replace(Derived.identity(graph), micro_batch=np.zeros(graph.n_ops, dtype=np.int64))
+    return block_map(one, stage).kind
 
 
 def _crossing(lives: object, sizes: FloatArray, border: IntArray, end: IntArray, n: int) -> FloatArray:
@@ -411,20 +429,18 @@ def crossings(frame: Frame) -> tuple[tuple[IntArray, IntArray, IntArray], tuple[
     return result[0], result[1]
 
 
-def _block_arrays(step: Step) -> BlockArrays:
+def _block_arrays(step: Step, is_late: BoolArray) -> BlockArrays:
+    """The step in the form of the compiled loops."""
     frame, jobs = step.frame, step.jobs
-    n_blocks = frame.n_stages * GROUPS
+    n, n_blocks = frame.graph.n_ops, frame.n_stages * GROUPS
     first = np.concatenate([[0], np.cumsum(np.bincount(frame.block, minlength=n_blocks))]).astype(np.int64)
-    by_block = np.argsort(jobs.block, kind="stable")
-    number = np.empty(len(by_block), dtype=np.int64)
-    number[by_block] = np.arange(len(by_block))
-    if (number != np.arange(len(number))).any():
-        raise AssertionError("jobs are in the order of their blocks")
-    return BlockArrays(
-        first,
-        pointers(jobs.waits_op, frame.graph.n_ops),
-        jobs.waits_job,
-        pointers(jobs.block, n_blocks),
-        jobs.after,
-        jobs.block,
-    )
+    # Jobs stand by block, then by the op after which they begin; some begin with their block.
+    code = jobs.block * (n + 1) + np.where(jobs.after < first[jobs.block], 0, jobs.after + 1)
+    block_of = np.repeat(np.arange(n_blocks), np.diff(first))
+    begin = np.arange(n_blocks) * (n + 1)
+    own = block_of * (n + 1) + np.arange(n) + 1
+    start, after = (np.column_stack([np.searchsorted(code, c), np.searchsorted(code, c + 1)]) for c in (begin, own))
+    late = np.zeros(n, dtype=np.bool_)
+    late[frame.position] = is_late & (frame.group == BACKWARD)
+    waits = pointers(jobs.waits_op, n), jobs.waits_job
+    return BlockArrays(first, *waits, start.reshape(-1), after.reshape(-1), jobs.block, late)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, Split, States, Step
+from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, Split, States, Step
 from env.cluster import Cluster
 from graphs.arrays import FloatArray
 from graphs.opgraph import ANY_DEVICE, OpGraph
@@ -110,7 +110,7 @@ def local_costs(
     Args:
         devices: numbers of the devices that have each virtual stage.
     """
-    graph, jobs = step.frame.graph, step.jobs
+    graph = step.frame.graph
     flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
     work = np.ones(graph.n_ops)
     tensor = graph.tensor_bytes.astype(float)
@@ -135,6 +135,8 @@ def local_costs(
             op_s = times.seconds(flops, moved, numbers)
             break
         op_s[here] = times.seconds(flops, moved, numbers)[here]
+    if split.synchronised:
+        op_s += _statistics_s(step, tensor, times, devices)
     local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
     return LocalCosts(
         op_s=op_s,
@@ -144,6 +146,26 @@ def local_costs(
         **_job_bytes(step, split, sizes, states, tensor),
         sum_s=_sum_s(step, tensor, times, devices),
     )
+
+
+def _statistics_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
+    """float64 [n]: of each batch norm whose parts put their statistics together, a first look at what it reads."""
+    graph, result = step.frame.graph, np.zeros(step.frame.graph.n_ops)
+    parted = np.zeros(graph.n_ops, dtype=np.bool_)
+    for cut in step.cuts:
+        parted |= cut.has_parted_statistics
+    ptr, tensors = graph.inputs
+    consumer = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+    is_cut = np.zeros(graph.n_tensors, dtype=np.bool_)
+    for cut in step.cuts:
+        is_cut |= cut.written > SUM
+    moved = np.bincount(consumer, np.where(is_cut[tensors], tensor[tensors], 0.0), graph.n_ops)
+    for s, numbers in enumerate(devices):
+        here = parted & (step.frame.stage == s)
+        slowest = [times.cluster.devices[d] for d in numbers]
+        seconds = np.max([d.launch_overhead_s + moved / d.bytes_per_s for d in slowest], axis=0)
+        result[here] = seconds[here]
+    return result
 
 
 def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
@@ -178,9 +200,11 @@ def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: F
     parameter = _local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
     local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state])
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
-    whole = np.where(of_part, local * k, np.where(jobs.halo > 0, local * k * jobs.halo, local))
+    whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
+    whole = np.where(jobs.kind == STATISTICS, jobs.amount, whole)
+    is_made = ~jobs.is_update & (jobs.kind != HALO) & (jobs.kind != STATISTICS)
     made = np.where((jobs.kind == ALL_GATHER) | (jobs.kind == 0), whole, whole / k)
-    return {"job_bytes": whole, "job_made": np.where(jobs.is_update, 0.0, made)}
+    return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 
 
 def _sum_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:

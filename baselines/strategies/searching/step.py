@@ -18,12 +18,13 @@ from baselines.strategies.searching.cuts import AxisCut
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, WHOLE
+from graphs.transforms.splitting.synchronised import NUMBERS
 from graphs.transforms.splitting.zero import layer_of
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo")
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO = range(len(KINDS))
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Jobs:
         block: int64 [j], of the op that it belongs to.
         is_gradient: bool [j], whether it reduces a gradient, once a step and in a bucket.
         is_update: bool [j], whether it gathers parameters that were updated.
-        halo: float64 [j], share of the tensor that a neighbour's border is; 0 for other kinds.
+        amount: float64 [j], of a halo the share of the tensor that a neighbour's border is, of statistics their bytes.
         waits_op, waits_job: int64 [w] each: place of an op, and the job for which it waits.
     """
 
@@ -82,7 +83,7 @@ class Jobs:
     block: IntArray
     is_gradient: BoolArray
     is_update: BoolArray
-    halo: FloatArray
+    amount: FloatArray
     waits_op: IntArray
     waits_job: IntArray
 
@@ -130,7 +131,9 @@ class States:
         owner: int64 [s], the op that keeps it.
         parameter, gradient, optimizer: int64 [s], bytes.
         trained: bool [s], whether an update writes it.
-        uses: for forward and backward pass: (first op, last op, state) of each state that the pass reads.
+        update: int64 [s], the op that updates it; -1 for none.
+        uses: for forward and backward pass: (first op, last op, state, layer) of each state that the pass reads.
+        largest_used: float64 [n], bytes of the largest parameter that each op uses.
     """
 
     owner: IntArray
@@ -140,16 +143,19 @@ class States:
     trained: BoolArray
     update: IntArray
     uses: tuple[tuple[int, int, int, str], ...]
+    largest_used: FloatArray
 
     @staticmethod
     def of(graph: OpGraph) -> States:
         index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
         owner, sizes, trained, update, uses = [], [], [], [], []
         position = graph.topological_position
+        largest = np.zeros(graph.n_ops)
         writes_gradients = _writes_only_gradients(graph)
         for s, state in enumerate(graph.states):
             ops = [index[user] for user in state.users]
             owner.append(ops[0])
+            largest[ops] = np.maximum(largest[ops], state.parameter_bytes)
             sizes.append((state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes))
             updates = [op for op in ops if graph.phase[op] == Phase.UPDATE]
             trained.append(bool(updates))
@@ -169,6 +175,7 @@ class States:
             np.array(trained, dtype=np.bool_),
             np.array(update, dtype=np.int64),
             tuple(uses),
+            largest,
         )
 
 
@@ -189,6 +196,7 @@ class Split:
         chunks: into micro-batches; None for one.
         zero_axis: number of the axis along which storage is split; -1 for none.
         zero: the level.
+        synchronised: whether parts of a batch norm put their statistics together.
     """
 
     cuts: tuple[AxisCut, ...]
@@ -196,6 +204,7 @@ class Split:
     chunks: AxisCut | None
     zero_axis: int = -1
     zero: int = 0
+    synchronised: bool = False
 
 
 def step_of(frame: Frame, split: Split, states: States) -> Step:
@@ -223,6 +232,8 @@ class _Builder:
     def step(self) -> Step:
         for a in range(len(self.split.cuts)):
             self._along(a)
+            if self.split.synchronised:
+                self._statistics(a)
         if self.split.zero_axis >= 0:
             self._storage()
         jobs = self._jobs()
@@ -296,6 +307,15 @@ class _Builder:
     def _keep(self, *columns: np.ndarray) -> None:
         self.columns.append(columns)
         self.n_jobs += len(columns[0])
+
+    def _statistics(self, a: int) -> None:
+        """Parts of a batch norm put their statistics together before it runs."""
+        frame, ops = self.frame, np.flatnonzero(self.split.cuts[a].has_parted_statistics)
+        n, place = len(ops), frame.position[ops]
+        none, no = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.bool_)
+        size = NUMBERS * self.states.largest_used[ops]
+        self._keep(np.full(n, STATISTICS), np.full(n, a), none, none, place - 1, frame.block[ops], no, no, size)
+        self.waits.append((place, np.arange(self.n_jobs - n, self.n_jobs)))
 
     def _storage(self) -> None:
         """Gathers of parameters whose storage is split."""
