@@ -133,6 +133,8 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
     chosen = np.array(devices, dtype=np.int64)
     bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(chosen, chosen)].copy()
     np.fill_diagonal(bandwidth, 0.0)
+    if bandwidth.size == 0 or (bandwidth[~np.eye(len(chosen), dtype=np.bool_)] == bandwidth.max()).all():
+        return 0
     near = nx.from_numpy_array((bandwidth == bandwidth.max()).astype(int))
     hosts = [sorted(host) for host in nx.connected_components(near)]
     size = len(hosts[0])

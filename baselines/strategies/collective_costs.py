@@ -17,7 +17,7 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.collective_times import host_size, side_by_side_s, with_hosts
-from env.collectives import EXPANDED_RANKS, Interconnect, collective_s
+from env.collectives import EXPANDED_RANKS, ManyRanks
 from graphs.arrays import FloatArray, IntArray
 from graphs.transforms.collectives import ALGORITHMS, carried_out_by
 
@@ -89,7 +89,7 @@ class CollectiveCosts:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SideBySide:
     """Groups of ranks whose routes meet, on the part of a cluster that they use.
 
     Attributes:
@@ -101,49 +101,22 @@ class Simulated:
     groups: tuple[tuple[int, ...], ...]
 
     @lru_cache(maxsize=65536)  # noqa: B019 - networks are few, and equal ones share their times
-    def seconds(self, kind: str, size_bytes: int, algorithm: str) -> float:
+    def seconds(self, kind: str, algorithm: str, size_bytes: int) -> float:
         """Of one collective of each group, all at a time."""
         name = with_hosts(algorithm, self.cluster, self.groups[0])
         return side_by_side_s(self.cluster, self.groups, kind, size_bytes, name)
 
 
-@dataclass(frozen=True)
-class Formula:
-    """Groups of ranks too large to be simulated: the formula of each algorithm on the slowest route of any group.
-
-    Attributes:
-        ranks: of each group.
-        host: how many ranks in a row the fastest routes join; 0 where there are no such groups.
-        interconnect: latency and bandwidth of that route. The bandwidth is what rings of all groups, each rank sending
-            to the next, leave to one another on the busiest link.
-    """
-
-    ranks: int
-    host: int
-    interconnect: Interconnect
-
-    def seconds(self, kind: str, size_bytes: int, algorithm: str) -> float:
-        """Of one collective of each group, all at a time."""
-        name = f"{algorithm}{self.host}" if self.host and algorithm == "hierarchical" else algorithm
-        return collective_s(kind, name, size_bytes, self.ranks, self.interconnect)
-
-
-Network = Simulated | Formula
+Network = SideBySide | ManyRanks
 
 
 def _network(cluster: Cluster, groups: IntArray) -> Network:
     """Of groups [g, ranks] of devices of a cluster, by number."""
     ranks = groups.shape[1]
-    if ranks <= EXPANDED_RANKS and groups.size <= SIMULATED_DEVICES:
-        part, kept = _part(cluster, np.unique(groups))
-        return Simulated(part, tuple(map(tuple, np.searchsorted(kept, groups).tolist())))
-    found = [Interconnect.among(cluster, group.tolist()) for group in groups]
-    slowest = Interconnect(
-        max(each.latency_s for each in found),
-        max(each.s_per_byte for each in found) * _sharing(cluster, groups),
-        max(each.adding_s_per_byte for each in found),
-    )
-    return Formula(ranks, host_size(cluster, groups[0].tolist()), slowest)
+    if ranks > EXPANDED_RANKS or groups.size > SIMULATED_DEVICES:
+        return ManyRanks.of(cluster, groups, host_size(cluster, groups[0].tolist()))
+    part, kept = _part(cluster, np.unique(groups))
+    return SideBySide(part, tuple(map(tuple, np.searchsorted(kept, groups).tolist())))
 
 
 def _sharing_links(cluster: Cluster, groups: IntArray) -> list[list[int]]:
@@ -164,27 +137,7 @@ def _links_among(cluster: Cluster, devices: IntArray) -> IntArray:
         source, target = devices, np.roll(devices, -1)
     else:
         source, target = (pairs.reshape(-1) for pairs in np.meshgrid(devices, devices, indexing="ij"))
-    return np.unique(_route_links(cluster, source, target)[1])
-
-
-def _route_links(cluster: Cluster, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
-    """``(pair, link)``: the links of the route of each pair of devices."""
-    routes = cluster.routes
-    pair = source * cluster.n_devices + target
-    length = np.diff(routes.ptr)[pair]
-    of = np.repeat(np.arange(len(pair)), length)
-    within = np.arange(len(of)) - np.repeat(np.cumsum(length) - length, length)
-    return of, routes.links[routes.ptr[pair][of] + within]
-
-
-def _sharing(cluster: Cluster, groups: IntArray) -> float:
-    """How many times longer the busiest link works than the slowest route alone, where each rank sends to the next."""
-    source, target = groups.reshape(-1), np.roll(groups, -1, axis=1).reshape(-1)
-    s_per_byte = 1.0 / cluster.routes.bandwidth_bytes_per_s[source, target]
-    pair, link = _route_links(cluster, source, target)
-    exclusive = np.array([cluster.links[each].exclusive for each in link.tolist()], dtype=np.bool_)
-    load = np.bincount(link[exclusive], s_per_byte[pair[exclusive]])
-    return max(1.0, float(load.max(initial=0.0) / max(s_per_byte.max(), 1e-300)))
+    return np.unique(cluster.routes.links_of(source, target)[1])
 
 
 def _part(cluster: Cluster, devices: IntArray) -> tuple[Cluster, IntArray]:
@@ -210,7 +163,7 @@ def _part(cluster: Cluster, devices: IntArray) -> tuple[Cluster, IntArray]:
 @lru_cache(maxsize=4096)
 def _curve(network: Network, kind: str, algorithm: str) -> FloatArray:
     """float64: seconds at each of `SIZES`."""
-    return np.array([network.seconds(kind, size, algorithm) for size in SIZES])
+    return np.array([network.seconds(kind, algorithm, size) for size in SIZES])
 
 
 def _interpolated(size_bytes: float | FloatArray | IntArray, seconds: FloatArray) -> FloatArray:

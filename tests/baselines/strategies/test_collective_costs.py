@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.strategies.collective_costs import SIZES, CollectiveCosts, Formula, Simulated
+from baselines.strategies.collective_costs import SIZES, CollectiveCosts, SideBySide
 from env.cluster import Cluster, both_ways
 from env.collective_times import lone_collective_s
+from env.collectives import ManyRanks
 from env.presets import H100
 from graphs.errors import UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS
@@ -63,7 +64,7 @@ def test_groups_that_share_a_port_wait_for_each_other() -> None:
     one = lone_collective_s(shared.cluster, [0, 4, 8, 12], "all_reduce", size, "ring")
     assert shared.seconds("all_reduce", 0, size, "ring") == pytest.approx(4 * one, rel=0.05)
     (network,) = shared.networks(0)
-    assert isinstance(network, Simulated)
+    assert isinstance(network, SideBySide)
     assert len(network.groups) == 4
     inside = lone_collective_s(shared.cluster, range(4), "all_reduce", size, "ring")
     assert shared.seconds("all_reduce", 1, size, "ring") == pytest.approx(inside)
@@ -92,11 +93,11 @@ def test_many_ranks_are_timed_by_formula() -> None:
     cluster = hosts(32, 4)
     found = CollectiveCosts(cluster, np.arange(128).reshape(1, 32, 4))
     (across,) = found.networks(0)
-    assert isinstance(across, Formula)
+    assert isinstance(across, ManyRanks)
     assert across.ranks == 32
     assert found.seconds("all_gather", 0, 1e9, "ring") == pytest.approx(31 * 14e-6 + 1e9 * 31 / 32 / 50e9)
     (inside,) = found.networks(1)
-    assert isinstance(inside, Simulated)
+    assert isinstance(inside, SideBySide)
     assert len(inside.groups) == 1
 
 
