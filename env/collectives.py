@@ -66,11 +66,11 @@ class Interconnect:
         transfer, link = routes.links_of(source, target)
         exclusive = np.array([cluster.links[each].exclusive for each in link.tolist()], dtype=np.bool_)
         transfer, link = transfer[exclusive], link[exclusive]
-        slowest = (
+        latency, per_byte = (
             max(float(each.max()), float(np.bincount(link, each[transfer], minlength=1).max()))
             for each in (latency_s, s_per_byte)
         )
-        return Interconnect(*slowest, _adding_s_per_byte(cluster, np.unique(source), "float32"))
+        return Interconnect(latency, per_byte, _adding_s_per_byte(cluster, np.unique(source), "float32"))
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class ManyRanks:
         spread = (s - 1) * self.inside.latency_s + inner * self.inside.s_per_byte
         spread += (p // s - 1) * self.across.latency_s + outer * self.across.s_per_byte
         collect = spread + (inner + outer) * self.flat.adding_s_per_byte
-        return {"all_reduce": collect + spread, "reduce_scatter": collect}.get(kind, spread)
+        return float({"all_reduce": collect + spread, "reduce_scatter": collect}.get(kind, spread))
 
 
 def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
     """Of the slowest device at adding up."""
     items = [cluster.devices[d] for d in devices.tolist()]
-    return max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items)
+    return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items))
 
 
 def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect) -> float:
