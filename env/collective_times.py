@@ -81,7 +81,7 @@ def collective_times(
             f"give 2 to {len(devices)}."
         )
     chosen = devices[:ranks]
-    names = [_with_hosts(name, cluster, chosen) for name in algorithms]
+    names = [with_hosts(name, cluster, chosen) for name in algorithms]
     seconds = {name: tuple(lone_collective_s(cluster, chosen, kind, size, name) for size in sizes) for name in names}
     return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), tuple(sizes), seconds)
 
@@ -101,7 +101,7 @@ def quickest(
         kind, size = collective.kind, 1 << max(collective.bytes - 1, 0).bit_length()
         key = kind, tuple(ranks), size
         if key not in found:
-            names = [_with_hosts(name, cluster, ranks) for name in algorithms]
+            names = [with_hosts(name, cluster, ranks) for name in algorithms]
             # Times that differ by rounding alone are equal.
             seconds = {name: float(f"{lone_collective_s(cluster, ranks, kind, size, name):.9e}") for name in names}
             found[key] = min(seconds, key=seconds.__getitem__)
@@ -109,17 +109,23 @@ def quickest(
     return tuple(result)
 
 
-def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = False) -> Derived:
-    """A graph of nothing else: rank r makes a tensor, and its part of a collective reads those of all ranks."""
+def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = False, groups: int = 1) -> Derived:
+    """A graph of nothing else: rank r makes a tensor, and its part of a collective reads those of all ranks.
+
+    Args:
+        groups: how many such collectives there are, side by side; their ranks are numbered one group after the other.
+    """
     given = size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
-    ops = [Op(f"make{r}", kernels=0) for r in range(ranks)]
-    ops += [Op(f"use{r}", kind=kind, kernels=0) for r in range(ranks)]
-    readers = tuple(f"use{r}" for r in range(ranks))
-    tensors = [Tensor(f"make{r}", given, readers, in_place=in_place) for r in range(ranks)]
-    tensors += [Tensor(f"use{r}", size_bytes, in_place=in_place) for r in range(ranks)]
-    collective = Collective(kind, "dp", tuple(range(ranks, 2 * ranks)), size_bytes)
+    total = groups * ranks
+    of_group = [range(g * ranks, (g + 1) * ranks) for g in range(groups)]
+    ops = [Op(f"make{r}", kernels=0) for r in range(total)]
+    ops += [Op(f"use{r}", kind=kind, kernels=0) for r in range(total)]
+    readers = [tuple(f"use{r}" for r in members) for members in of_group]
+    tensors = [Tensor(f"make{r}", given, readers[r // ranks], in_place=in_place) for r in range(total)]
+    tensors += [Tensor(f"use{r}", size_bytes, in_place=in_place) for r in range(total)]
+    collectives = (Collective(kind, "dp", tuple(total + r for r in members), size_bytes) for members in of_group)
     alone = Derived.identity(OpGraph.build(ops, tensors, name=kind))
-    return replace(alone, part=np.tile(np.arange(ranks), 2), collectives=(collective,))
+    return replace(alone, part=np.tile(np.arange(total), 2), collectives=tuple(collectives))
 
 
 def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
@@ -127,6 +133,8 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
     chosen = np.array(devices, dtype=np.int64)
     bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(chosen, chosen)].copy()
     np.fill_diagonal(bandwidth, 0.0)
+    if bandwidth.size == 0 or (bandwidth[~np.eye(len(chosen), dtype=np.bool_)] == bandwidth.max()).all():
+        return 0
     near = nx.from_numpy_array((bandwidth == bandwidth.max()).astype(int))
     hosts = [sorted(host) for host in nx.connected_components(near)]
     size = len(hosts[0])
@@ -136,14 +144,21 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
 
 def lone_collective_s(cluster: Cluster, devices: Sequence[int], kind: str, size_bytes: int, algorithm: str) -> float:
     """Seconds of one collective among devices, by number, of a cluster where nothing else happens."""
-    alone = lone_collective(kind, len(devices), size_bytes)
-    fused = fused_s(cluster, alone.collectives, [algorithm], [devices])
+    return side_by_side_s(cluster, [devices], kind, size_bytes, algorithm)
+
+
+def side_by_side_s(
+    cluster: Cluster, groups: Sequence[Sequence[int]], kind: str, size_bytes: int, algorithm: str
+) -> float:
+    """Seconds of equal collectives that begin together, one in each of several groups of equally many devices."""
+    alone = lone_collective(kind, len(groups[0]), size_bytes, groups=len(groups))
+    fused = fused_s(cluster, alone.collectives, [algorithm] * len(groups), groups)
     derived = reduce(alone, algorithm, fused)
-    device = np.array(devices, dtype=np.int64)[derived.part]
+    device = np.array([d for group in groups for d in group], dtype=np.int64)[derived.part]
     return Simulator(Problem(derived.graph, cluster)).score(Plan(device)).step_time_s
 
 
-def _with_hosts(algorithm: str, cluster: Cluster, devices: Sequence[int]) -> str:
+def with_hosts(algorithm: str, cluster: Cluster, devices: Sequence[int]) -> str:
     """The hierarchical algorithm with the hosts of the devices for groups, where there are any."""
     size = host_size(cluster, devices) if algorithm == "hierarchical" else 0
     return f"{algorithm}{size}" if size else algorithm

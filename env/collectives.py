@@ -2,7 +2,8 @@
 
 Letters as in Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): latency a, seconds per byte b, seconds
 to add up one byte g, n bytes, p ranks. They hold where every rank has its own port to a switch that carries both
-directions at once, and are then what the simulator finds. A transfer holds its whole route, latency and all
+directions at once, and are then what the simulator finds. Where hosts are joined by slower links, the hierarchical
+algorithm has figures for both (`ManyRanks`). A transfer holds its whole route, latency and all
 (docs/score.md). So a server pays a latency for each of its p - 1 transfers, where textbooks let them overlap and count
 one; and it adds up one tensor while the next one arrives.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from env.cluster import Cluster
-    from graphs.arrays import FloatArray
+    from graphs.arrays import FloatArray, IntArray
     from graphs.transforms.derived import Collective
 
 EXPANDED_RANKS = 16  # a collective of more ranks is fused: its ops grow with the square of their number
@@ -51,9 +52,84 @@ class Interconnect:
         apart = ~np.eye(len(chosen), dtype=np.bool_)
         latency_s = float(cluster.routes.latency_s[pairs][apart].max(initial=0.0))
         bandwidth = float(cluster.routes.bandwidth_bytes_per_s[pairs][apart].min(initial=np.inf))
-        items = [cluster.devices[d] for d in chosen.tolist()]
-        adding = max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items)
-        return Interconnect(latency_s, 1.0 / bandwidth, adding)
+        return Interconnect(latency_s, 1.0 / bandwidth, _adding_s_per_byte(cluster, chosen, dtype))
+
+    @staticmethod
+    def busiest(cluster: Cluster, source: IntArray, target: IntArray) -> Interconnect:
+        """What transfers that begin together leave to each other: those that share a link go one after the other.
+
+        Args:
+            source, target: numbers of devices, of as many transfers of equal size; not all to themselves.
+        """
+        routes = cluster.routes
+        latency_s, s_per_byte = routes.latency_s[source, target], 1.0 / routes.bandwidth_bytes_per_s[source, target]
+        transfer, link = routes.links_of(source, target)
+        exclusive = np.array([cluster.links[each].exclusive for each in link.tolist()], dtype=np.bool_)
+        transfer, link = transfer[exclusive], link[exclusive]
+        latency, per_byte = (
+            max(float(each.max()), float(np.bincount(link, each[transfer], minlength=1).max()))
+            for each in (latency_s, s_per_byte)
+        )
+        return Interconnect(latency, per_byte, _adding_s_per_byte(cluster, np.unique(source), "float32"))
+
+
+@dataclass(frozen=True)
+class ManyRanks:
+    """Equal groups of ranks that communicate at the same time, and what they have between them, for formulas.
+
+    Attributes:
+        ranks: of each group.
+        flat: the slowest route of any group, with the bandwidth that rings of all groups leave to each other.
+        host: ranks in a row that the hierarchical algorithm puts together; 0 for none.
+        inside, across: of its rings inside hosts, and of those from host to host.
+    """
+
+    ranks: int
+    flat: Interconnect
+    host: int
+    inside: Interconnect
+    across: Interconnect
+
+    @staticmethod
+    def of(cluster: Cluster, groups: IntArray, host: int) -> ManyRanks:
+        """Of groups of devices, int64 [groups, ranks], by number."""
+        ranks = groups.shape[1]
+        found = [Interconnect.among(cluster, group.tolist()) for group in groups]
+        ring = Interconnect.busiest(cluster, groups.reshape(-1), np.roll(groups, -1, axis=1).reshape(-1))
+        latency_s, s_per_byte, adding = (
+            max(getattr(each, name) for each in (ring, *found))
+            for name in ("latency_s", "s_per_byte", "adding_s_per_byte")
+        )
+        flat = Interconnect(latency_s, s_per_byte, adding)
+        if not 1 < host < ranks:
+            return ManyRanks(ranks, flat, 0, flat, flat)
+        grid = groups.reshape(len(groups), ranks // host, host)
+        inside, across = (
+            Interconnect.busiest(cluster, grid.reshape(-1), np.roll(grid, -1, axis=axis).reshape(-1)) for axis in (2, 1)
+        )
+        return ManyRanks(ranks, flat, host, inside, across)
+
+    def seconds(self, kind: str, algorithm: str, size_bytes: float) -> float:
+        """Of one collective of each group, by formula.
+
+        Raises:
+            UnknownNameError: an unknown kind or algorithm.
+        """
+        name = carried_out_by(kind, algorithm)
+        if not self.host or not name.startswith("hierarchical"):
+            return collective_s(kind, algorithm, size_bytes, self.ranks, self.flat)
+        s, p, n = self.host, self.ranks, size_bytes
+        inner, outer = (s - 1) * n / s, (p // s - 1) * n / p  # bytes that each rank sends
+        spread = (s - 1) * self.inside.latency_s + inner * self.inside.s_per_byte
+        spread += (p // s - 1) * self.across.latency_s + outer * self.across.s_per_byte
+        collect = spread + (inner + outer) * self.flat.adding_s_per_byte
+        return float({"all_reduce": collect + spread, "reduce_scatter": collect}.get(kind, spread))
+
+
+def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
+    """Of the slowest device at adding up."""
+    items = [cluster.devices[d] for d in devices.tolist()]
+    return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items))
 
 
 def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect) -> float:
@@ -97,10 +173,13 @@ def fused_s(
         algorithms, devices: of each collective, and by number those of its ranks.
     """
     result = np.full(len(collectives), np.nan)
+    networks: dict[tuple[tuple[int, ...], int], ManyRanks] = {}
     for c, (collective, name, ranks) in enumerate(zip(collectives, algorithms, devices, strict=True)):
         if len(ranks) > EXPANDED_RANKS:
-            network = Interconnect.among(cluster, ranks)
-            result[c] = collective_s(collective.kind, name, collective.bytes, len(ranks), network)
+            key = tuple(ranks), group_size(name, len(ranks))
+            if key not in networks:
+                networks[key] = ManyRanks.of(cluster, np.array([ranks], dtype=np.int64), key[1])
+            result[c] = networks[key].seconds(collective.kind, name, collective.bytes)
     return result
 
 

@@ -61,6 +61,14 @@ class Routes(Mapping[tuple[int, int], Route]):
         links = self.links[self.ptr[a * n + b] : self.ptr[a * n + b + 1]]
         return Route(tuple(links.tolist()), float(self.latency_s[a, b]), float(self.bandwidth_bytes_per_s[a, b]))
 
+    def links_of(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """``(pair, link)``, int64 each: the links of the route of each pair of devices, pair after pair."""
+        pair = source * len(self.latency_s) + target
+        length = np.diff(self.ptr)[pair]
+        of = np.repeat(np.arange(len(pair)), length)
+        within = np.arange(len(of)) - np.repeat(np.cumsum(length) - length, length)
+        return of, self.links[self.ptr[pair][of] + within]
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         n = len(self.latency_s)
         return ((a, b) for a in range(n) for b in range(n) if a != b)

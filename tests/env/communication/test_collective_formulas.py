@@ -9,8 +9,8 @@ import pytest
 from parallel.collective_graphs import star, step_s
 
 from env.cluster import Cluster
-from env.collective_times import lone_collective
-from env.collectives import EXPANDED_RANKS, Interconnect, collective_s, fused_s
+from env.collective_times import lone_collective, lone_collective_s
+from env.collectives import EXPANDED_RANKS, Interconnect, ManyRanks, collective_s, fused_s
 from graphs.transforms.collectives import ALGORITHMS, KINDS, carried_out_by, reduce
 from graphs.transforms.derived import Collective
 
@@ -85,6 +85,28 @@ def test_only_collectives_of_many_ranks_are_fused() -> None:
     assert seconds[1] == pytest.approx(collective_s("all_reduce", "ring", 1000, many, Interconnect(1e-6, 1e-9)))
     fused = reduce(lone_collective("all_reduce", many, 1000), "ring", fused_s=seconds[1:])
     assert step_s(fused, cluster) == seconds[1]
+
+
+@pytest.mark.parametrize(("preset", "host", "tolerance"), [("2x8xH100-ib", 8, 1e-9), ("16xV100-10gbe", 4, 1e-3)])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_hosts_have_figures_inside_and_across(kind: str, preset: str, host: int, tolerance: float) -> None:
+    """As spelt out; where hosts have one port, adding up hides behind the transfers of others, which no formula has."""
+    cluster = Cluster.preset(preset)
+    network = ManyRanks.of(cluster, np.arange(16)[None], host)
+    for size in (16 * 65536, 720720000):
+        found = network.seconds(kind, f"hierarchical{host}", size)
+        spelt_out = lone_collective_s(cluster, range(16), kind, size, f"hierarchical{host}")
+        assert found == pytest.approx(spelt_out, rel=tolerance)
+
+
+def test_groups_side_by_side_share_links() -> None:
+    """Four rings among hosts of one port, of which one alone would have all of it."""
+    cluster = Cluster.preset("16xV100-10gbe")
+    groups = np.arange(16).reshape(4, 4).T
+    four, one = ManyRanks.of(cluster, groups, 0), ManyRanks.of(cluster, groups[:1], 0)
+    assert four.seconds("all_gather", "ring", 1e9) == pytest.approx(4 * one.seconds("all_gather", "ring", 1e9))
+    flat = collective_s("all_gather", "ring", 1e9, 4, Interconnect.among(cluster, groups[0].tolist()))
+    assert one.seconds("all_gather", "ring", 1e9) == pytest.approx(flat)
 
 
 def test_the_figures_of_a_cluster() -> None:

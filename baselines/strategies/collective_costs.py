@@ -1,0 +1,174 @@
+"""`CollectiveCosts`: what the collectives of a mesh take on a cluster, all groups of ranks along an axis at a time.
+
+The groups along one axis work side by side, as replicas do: eight rings over the network adapters of two hosts, or one
+all-reduce inside each host. Where they share links they wait for each other. So they are simulated together, for a few
+sizes; in between times are linear in the bytes. Groups that share no link do not disturb each other: of those that look
+alike one is simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import overload
+
+import networkx as nx
+import numpy as np
+
+from env.cluster import Cluster
+from env.collective_times import host_size, side_by_side_s, with_hosts
+from env.collectives import EXPANDED_RANKS, ManyRanks
+from graphs.arrays import FloatArray, IntArray
+from graphs.transforms.collectives import ALGORITHMS, carried_out_by
+
+SIZES = (0, 2**14, 2**18, 2**22, 2**26, 2**30)  # bytes for which times are simulated; linear in between and beyond
+SIMULATED_DEVICES = 64  # of groups that share links; more of them are timed by formula
+
+
+class CollectiveCosts:
+    """Seconds of collectives on a grid of devices.
+
+    Args:
+        devices: int64 [stages, *sizes of the mesh], numbers of devices of the cluster; a stage is one mesh.
+    """
+
+    def __init__(self, cluster: Cluster, devices: IntArray) -> None:
+        self.cluster, self.devices = cluster, np.asarray(devices, dtype=np.int64)
+        self._networks: dict[tuple[int, int], tuple[Network, ...]] = {}
+        self._curves: dict[tuple[str, int, str, int], FloatArray] = {}
+
+    @overload
+    def seconds(self, kind: str, axis: int, size_bytes: float, algorithm: str = "", stage: int = 0) -> float: ...
+
+    @overload
+    def seconds(
+        self, kind: str, axis: int, size_bytes: FloatArray | IntArray, algorithm: str = "", stage: int = 0
+    ) -> FloatArray: ...
+
+    def seconds(
+        self,
+        kind: str,
+        axis: int,
+        size_bytes: float | FloatArray | IntArray,
+        algorithm: str = "",
+        stage: int = 0,
+    ) -> float | FloatArray:
+        """Seconds until the last group along an axis of one stage is done, all having begun together.
+
+        Args:
+            kind: one of `graphs.transforms.collectives.KINDS`.
+            axis: number of the axis of the mesh, 0 for the outermost.
+            size_bytes: of each group's whole tensor, as `graphs.transforms.derived.Collective.bytes`; one or many.
+            algorithm: one of `graphs.transforms.collectives.ALGORITHMS`; "" for the quickest at each size.
+
+        Raises:
+            UnknownNameError: an unknown kind or algorithm.
+        """
+        key = kind, axis, algorithm, stage
+        if key not in self._curves:
+            different = {carried_out_by(kind, name): name for name in ALGORITHMS}
+            names = [algorithm] if algorithm else list(different.values())
+            networks = self.networks(axis, stage)
+            rows = [[_curve(network, kind, name) for network in networks] or [np.zeros(len(SIZES))] for name in names]
+            self._curves[key] = np.array([np.max(row, axis=0) for row in rows])
+        result = np.min([_interpolated(size_bytes, curve) for curve in self._curves[key]], axis=0)
+        return float(result) if np.ndim(size_bytes) == 0 else result
+
+    def networks(self, axis: int, stage: int = 0) -> tuple[Network, ...]:
+        """The groups along an axis: those that share links in one network, and of equal networks one.
+
+        Groups of one rank exchange nothing, and there is no network then.
+        """
+        key = axis, stage
+        if key not in self._networks:
+            grid = np.moveaxis(self.devices[stage], axis, -1)
+            groups = grid.reshape(-1, grid.shape[-1])
+            together = _sharing_links(self.cluster, groups) if groups.shape[1] > 1 else []
+            self._networks[key] = tuple(dict.fromkeys(_network(self.cluster, groups[part]) for part in together))
+        return self._networks[key]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Groups of ranks whose routes meet, on the part of a cluster that they use.
+
+    Attributes:
+        cluster: of their devices alone, named by number, so that networks that look alike are equal.
+        groups: numbers of its devices, by rank.
+    """
+
+    cluster: Cluster
+    groups: tuple[tuple[int, ...], ...]
+
+    @lru_cache(maxsize=65536)  # noqa: B019 - networks are few, and equal ones share their times
+    def seconds(self, kind: str, algorithm: str, size_bytes: int) -> float:
+        """Of one collective of each group, all at a time."""
+        name = with_hosts(algorithm, self.cluster, self.groups[0])
+        return side_by_side_s(self.cluster, self.groups, kind, size_bytes, name)
+
+
+Network = SideBySide | ManyRanks
+
+
+def _network(cluster: Cluster, groups: IntArray) -> Network:
+    """Of groups [g, ranks] of devices of a cluster, by number."""
+    ranks = groups.shape[1]
+    if ranks > EXPANDED_RANKS or groups.size > SIMULATED_DEVICES:
+        return ManyRanks.of(cluster, groups, host_size(cluster, groups[0].tolist()))
+    part, kept = _part(cluster, np.unique(groups))
+    return SideBySide(part, tuple(map(tuple, np.searchsorted(kept, groups).tolist())))
+
+
+def _sharing_links(cluster: Cluster, groups: IntArray) -> list[list[int]]:
+    """Numbers of groups, those together whose routes have a link in common."""
+    near = nx.Graph()
+    near.add_nodes_from(range(len(groups)))
+    user: dict[int, int] = {}
+    for number, group in enumerate(groups):
+        for link in _links_among(cluster, group).tolist():
+            if cluster.links[link].exclusive:
+                near.add_edge(user.setdefault(link, number), number)
+    return [sorted(part) for part in nx.connected_components(near)]
+
+
+def _links_among(cluster: Cluster, devices: IntArray) -> IntArray:
+    """Links of all routes among devices, by number, increasing; of many devices those between neighbours."""
+    if len(devices) > SIMULATED_DEVICES:
+        source, target = devices, np.roll(devices, -1)
+    else:
+        source, target = (pairs.reshape(-1) for pairs in np.meshgrid(devices, devices, indexing="ij"))
+    return np.unique(cluster.routes.links_of(source, target)[1])
+
+
+def _part(cluster: Cluster, devices: IntArray) -> tuple[Cluster, IntArray]:
+    """The part of a cluster that joins some devices, with names that are numbers, and which devices it has."""
+    links = [cluster.links[each] for each in _links_among(cluster, devices).tolist()]
+    number = cluster.device_index
+    passed = {number[end] for link in links for end in (link.src, link.dst) if end in number}
+    kept = np.unique([*devices.tolist(), *passed, *cluster.memory_owner[devices].tolist()])
+    chosen = [cluster.devices[d] for d in kept.tolist()]
+    name = {device.name: f"d{i}" for i, device in enumerate(chosen)}
+    links += [link for link in cluster.links if link.is_free and link.src in name and link.dst in name]
+    for link in links:
+        for end in (link.src, link.dst):
+            name.setdefault(end, f"s{len(name)}")
+    items = [
+        replace(device, name=name[device.name], memory_of=name[device.memory_of] if device.memory_of else "")
+        for device in chosen
+    ]
+    joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in links]
+    return Cluster("part", tuple(items), tuple(joined)), kept
+
+
+@lru_cache(maxsize=4096)
+def _curve(network: Network, kind: str, algorithm: str) -> FloatArray:
+    """float64: seconds at each of `SIZES`."""
+    return np.array([network.seconds(kind, algorithm, size) for size in SIZES])
+
+
+def _interpolated(size_bytes: float | FloatArray | IntArray, seconds: FloatArray) -> FloatArray:
+    """Linear between `SIZES` and beyond them."""
+    size = np.asarray(size_bytes, dtype=np.float64)
+    slope = (seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
+    found = np.interp(size, SIZES, seconds) + np.maximum(size - SIZES[-1], 0.0) * slope
+    return np.asarray(found, dtype=np.float64)
