@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -125,12 +126,14 @@ class Strategy:
         return self == Strategy()
 
     @property
+    def places(self) -> int:
+        """Of the mesh: how many devices each stage has."""
+        return math.prod(rule.size for rule in self.mesh)
+
+    @property
     def devices(self) -> int:
         """How many devices it needs."""
-        result = self.stages
-        for rule in self.mesh:
-            result *= rule.size
-        return result
+        return self.stages * self.places
 
     @property
     def text(self) -> str:
