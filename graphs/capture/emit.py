@@ -199,20 +199,22 @@ class _Rows:
     def __init__(self, drafts: Drafts, users: list[list[int]], used: list[bool]) -> None:
         self._drafts = drafts
         self._used = used
+        self._known: dict[tuple[SplitRow, ...], tuple[SplitRow, ...]] = {}
         self._states: list[list[int]] = [[] for _ in drafts.ops]
         for number, ops in enumerate(users):
             for i in ops if not _is_tiny(drafts.states[number]) else ():
                 self._states[i].append(number)
 
     def of(self, i: int) -> tuple[SplitRow, ...]:
-        """Rows of a draft."""
+        """Rows of a draft; layers repeat, and ops with equal rows share them."""
         values, op = self._drafts.values, self._drafts.ops[i]
         if not op.rows:
             return ()
         ops = self._drafts.ops
         inputs = sorted(op.inputs, key=lambda v: (ops[values[v].producer].number or 0, v))
         outputs = [v for v in op.outputs if self._used[v]]
-        return tuple(self._row(row, op, inputs, outputs, self._states[i]) for row in op.rows)
+        rows = tuple(self._row(row, op, inputs, outputs, self._states[i]) for row in op.rows)
+        return self._known.setdefault(rows, rows)
 
     def _row(self, row: DraftRow, op: Draft, inputs: list[int], outputs: list[int], states: list[int]) -> SplitRow:
         read = [*(row.values.get(v, _REPLICATE) for v in inputs), *(row.states.get(s, _REPLICATE) for s in states)]
