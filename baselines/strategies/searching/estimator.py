@@ -68,7 +68,8 @@ class _Source:
     @cached_property
     def is_late(self) -> BoolArray:
         """bool [n]: ops that make gradients of weights, for which nothing but updates waits."""
-        return _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
+        result: BoolArray = _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
+        return result
 
 
 class Estimator:
@@ -246,7 +247,7 @@ class _Estimation:
                 result[chosen] = self._border_s(size[chosen], axis, r)
             elif len(chosen):
                 result[chosen] = self.network.seconds(
-                    _COLLECTIVES[kind], axis, size[chosen], r, algorithm=self.strategy.reduce
+                    _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
         return result
 
@@ -280,13 +281,14 @@ class _Estimation:
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, once = self._memory(local)
         stages = self.strategy.stages
-        kept = np.bincount(ranks[frame.stage], local.kept, stages) + np.bincount(ranks, once, stages)
+        kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, once, stages)
         forward_s, back_s = self._hops(local, ranks)
-        order = self._sequences(seconds, held, forward_s, kept + np.bincount(ranks, peak.max(axis=1), stages), ranks)
-        arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak, kept)
+        order = self._sequences(seconds, held, forward_s, kept + _sums(ranks, peak.max(axis=1), stages), ranks)
+        arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak)
         ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
         shape = (self.n_stages, self.strategy.micro_batches, 2)
-        if not run_pipeline(arrays, place, np.zeros(shape), np.zeros(shape, dtype=np.bool_), ends, peaks):
+        is_done, sent = np.zeros(shape, dtype=np.bool_), np.zeros((self.n_stages, 2))
+        if not run_pipeline(arrays, place, np.zeros(shape), is_done, kept.copy(), sent, ends, peaks):
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
@@ -304,15 +306,15 @@ class _Estimation:
     ) -> Estimate:
         frame, jobs, stages = self.step.frame, self.step.jobs, self.strategy.stages
         is_once = frame.group == ONCE
-        once = np.bincount(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
+        once = _sums(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
         gathers = np.zeros(stages)
         if jobs.is_update.any():
             rank = ranks[jobs.block[jobs.is_update] // GROUPS]
-            gathers = np.bincount(rank, job_s[jobs.is_update], stages)
+            gathers = _sums(rank, job_s[jobs.is_update], stages)
         buckets = np.ones(stages)
         if jobs.is_gradient.any():
             in_time = jobs.is_gradient & self.has_time
-            buckets += np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
+            buckets = buckets + np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
         total = float(np.max(ends + np.maximum(once, longer + once / buckets + gathers)))
         capacity = self.estimator._capacity[self.grid.reshape(stages, -1)].min(axis=1)
         over = float(np.max(peaks - capacity))
@@ -324,13 +326,26 @@ class _Estimation:
         forward_s, back_s = np.zeros(n), np.zeros(n)
         if n == 1:
             return forward_s, back_s
-        routes, first = self.estimator.cluster.routes, self.grid.reshape(len(self.grid), -1)[:, 0]
         ahead, back = crossings(self.step.frame)
         for (tensor, source, target), result in ((ahead, forward_s), (back, back_s)):
-            a, b = first[ranks[source]], first[ranks[target]]
-            seconds = routes.latency_s[a, b] + local.tensor_bytes[tensor] / routes.bandwidth_bytes_per_s[a, b]
-            np.add.at(result, target, np.where(a == b, 0.0, seconds))
+            for s, t in {*zip(source.tolist(), target.tolist(), strict=True)}:
+                if ranks[s] == ranks[t]:
+                    continue
+                size = local.tensor_bytes[tensor[(source == s) & (target == t)]]
+                latency_s, s_per_byte = self.network_between(int(ranks[s]), int(ranks[t]))
+                result[t] += len(size) * latency_s + size.sum() * s_per_byte
         return forward_s, back_s
+
+    def network_between(self, a: int, b: int) -> tuple[float, float]:
+        """Latency and seconds per byte from one stage to another, all places sending at a time."""
+        cluster = self.estimator.cluster
+        of, links = cluster.routes.links_of(self.grid[a].reshape(-1), self.grid[b].reshape(-1))
+        latency_s = float(cluster.routes.latency_s[self.grid[a].reshape(-1), self.grid[b].reshape(-1)].max())
+        if not len(of):
+            return latency_s, 0.0
+        shared = np.bincount(links, minlength=len(cluster.links))
+        rates = np.array([cluster.links[link].bandwidth_bytes_per_s for link in links.tolist()])
+        return latency_s, float((shared[links] / rates).max())
 
     def _sequences(
         self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray
@@ -379,6 +394,10 @@ class _Estimation:
                 at = with_workspace[first[stage * GROUPS + group] : first[stage * GROUPS + group + 1]]
                 peak[stage, group] = at.max(initial=0.0)
         return held, peak, _crossing(lives, sizes, first[s + ONCE], first[s + ONCE] + n, n)
+
+
+def _sums(where: IntArray, values: FloatArray, size: int) -> FloatArray:
+    return np.bincount(where, values, size).astype(np.float64)
 
 
 def _kinds(graph: OpGraph, stage: IntArray) -> IntArray:

@@ -141,7 +141,7 @@ def local_costs(
     return LocalCosts(
         op_s=op_s,
         tensor_bytes=tensor,
-        workspace=graph.workspace_bytes * np.minimum(work, 1.0),
+        workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64),
         kept=_kept(graph, states, local),
         **_job_bytes(step, split, sizes, states, tensor),
         sum_s=_sum_s(step, tensor, times, devices),
@@ -189,7 +189,8 @@ def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray
     sizes = (states.parameter, states.gradient, states.optimizer)
     for value, size in zip(local, sizes, strict=True):
         np.add.at(kept, states.owner, value - size)
-    return np.maximum(kept, 0.0)
+    result: FloatArray = np.maximum(kept, 0.0)
+    return result
 
 
 def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: FloatArray) -> dict[str, FloatArray]:

@@ -171,7 +171,9 @@ class States:
         table = np.array(sizes, dtype=np.int64).reshape(-1, 3)
         return States(
             np.array(owner, dtype=np.int64),
-            *table.T,
+            table[:, 0],
+            table[:, 1],
+            table[:, 2],
             np.array(trained, dtype=np.bool_),
             np.array(update, dtype=np.int64),
             tuple(uses),
@@ -362,7 +364,9 @@ class _Builder:
         waits = [np.concatenate(parts) for parts in zip(*self.waits, strict=True)] if self.waits else [order[:0]] * 2
         self.number = number
         by_op = np.argsort(waits[0], kind="stable")
-        return Jobs(*(column[order] for column in columns), waits[0][by_op], number[waits[1]][by_op])
+        kind, axis, tensor, state, after, block, is_gradient, is_update, amount = (column[order] for column in columns)
+        exchanged = kind, axis, tensor, state, after, block, is_gradient, is_update, amount
+        return Jobs(*exchanged, waits[0][by_op], number[waits[1]][by_op])
 
     # -- memory -----------------------------------------------------------------------------------------------
 
