@@ -218,9 +218,9 @@ class Strategy:
         """
         if not isinstance(text, str):
             raise StrategyError(f"got a {type(text).__name__} as a strategy; expected its text, e.g. 'dp8'.")
-        from graphs.transforms.strategy_reading import Reader  # which needs this module
+        from graphs.transforms.strategy_reading import read_strategy  # which needs this module
 
-        return Reader(text).strategy()
+        return read_strategy(text)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; `from_dict` gives the strategy back."""

@@ -20,8 +20,17 @@ _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields
 
 
+def read_strategy(text: str) -> Strategy:
+    """The strategy that a line of text says.
+
+    Raises:
+        StrategyError: it cannot be read; the message shows the place.
+    """
+    return _Reader(text).strategy()
+
+
 @dataclass(frozen=True)
-class Reader:
+class _Reader:
     """Reads words one after the other and knows where it is, and what has been said."""
 
     text: str
