@@ -122,9 +122,7 @@ def order_of(strategy: Strategy) -> PipelineOrder:
     """
     name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
     try:
-        return pipeline_order(
-            name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages
-        )
+        return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
     except MismatchError as error:
         raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from baselines.strategies.devices import devices_of, problem_of
-from baselines.strategies.orders import pipeline_order
+from baselines.strategies.orders import devices_of_stages
 from baselines.strategies.stages import even_cuts, forward_ops, named_cuts, sent_after, stages_from, work_s
 from env.cluster import Cluster
 from env.problem import Problem
@@ -84,7 +84,7 @@ def pipeline_stages(
 def _stage_devices(strategy: Strategy) -> tuple[int, ...]:
     """Device, or row of the mesh, of each virtual stage."""
     name = strategy.order if strategy.order in VIRTUAL else "1f1b"
-    return pipeline_order(name, strategy.stages, strategy.stages, strategy.virtual_stages // strategy.stages).devices
+    return devices_of_stages(name, strategy.stages, strategy.virtual_stages // strategy.stages)
 
 
 def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray, on: tuple[int, ...]) -> FloatArray:
