@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from baselines.strategies.devices import devices_of
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -21,15 +22,11 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     """What can be said before the graph is rewritten.
 
     Raises:
-        StrategyError: the mesh is larger than the cluster, the order has no step of its own, statistics of a batch
-            would change, a pattern matches nothing, or there is no update whose storage ZeRO could split.
+        StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own,
+            statistics of a batch would change, a pattern matches nothing, or there is no update whose storage ZeRO
+            could split.
     """
-    devices = cluster.compute_devices
-    if strategy.devices > len(devices):
-        raise StrategyError(
-            f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
-            f"{len(devices)}; take a smaller mesh or a larger cluster."
-        )
+    devices_of(cluster, strategy)
     if strategy.order == "pipedream":
         raise StrategyError(
             f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "

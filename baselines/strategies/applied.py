@@ -8,16 +8,17 @@ import numpy as np
 
 from baselines.strategies.allowed import check_allowed, check_independence, remarks
 from baselines.strategies.costs import pipeline_costs
+from baselines.strategies.devices import devices_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
-from baselines.strategies.stages import balanced_stages
+from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
 from env.collective_times import quickest
 from env.collectives import fused_s
 from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
-from graphs.errors import MismatchError
+from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
@@ -56,15 +57,15 @@ class Applied:
 def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     """Carry out a strategy.
 
-    The devices are the cluster's, CPUs beside other devices left out, in their order: stages first, then the axes of
-    the mesh, tensor parallelism innermost, so that its parts are neighbours.
+    The devices are those that the strategy names, else the cluster's in their order, CPUs beside other devices left
+    out: stages first, then the axes of the mesh, tensor parallelism innermost, so that its parts are neighbours.
 
     Raises:
-        StrategyError: the mesh is larger than the cluster, or the graph does not allow the strategy.
+        StrategyError: graph or cluster do not allow the strategy.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
     check_allowed(graph, cluster, strategy)
-    devices = cluster.compute_devices
+    devices = devices_of(cluster, strategy)
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
@@ -74,8 +75,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
     if strategy.stages > 1:
         # A single micro-batch leaves no choice of order.
         order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
-        op_s = Problem(again.graph, cluster).op_s[:, devices].mean(axis=1)
-        stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
+        stage, is_apart = pipeline_stages(again.graph, cluster, strategy, devices)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     target = cluster.with_lanes() if exchanged.collectives else cluster
     unordered = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
@@ -115,12 +115,16 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
 
 
 def order_of(strategy: Strategy) -> PipelineOrder:
-    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory."""
-    chunks = strategy.chunks
-    if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
-        chunks = 2
+    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory.
+
+    Raises:
+        StrategyError: a number of chunks or of micro-batches that the order does not have.
+    """
     name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
-    return pipeline_order(name, strategy.stages, strategy.micro_batches, chunks)
+    try:
+        return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
+    except MismatchError as error:
+        raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
 
 
 def _program_order(derived: Derived) -> FloatArray:

@@ -38,6 +38,7 @@ class Axis:
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
             axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
+        shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Axis:
     sequence: bool = False
     modules: tuple[str, ...] = ()
     parts: int = 0
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +75,23 @@ class Sharding:
     halo: FloatArray
 
 
-def shares(extent: int, size: int) -> FloatArray:
-    """float64 [size]: of an extent, the share of each part; where it does not divide, the first have one unit more."""
+def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
+    """float64 [size]: of an extent, the share of each part, in whole units and of each at least one.
+
+    Args:
+        weights: one for each part, to which shares are in proportion. Without them parts are even; where the extent
+            does not divide, the first have one unit more.
+    """
+    if weights:
+        wanted = extent * np.array(weights) / sum(weights)
+        units = np.maximum(np.floor(wanted).astype(np.int64), 1)
+        while units.sum() != extent:  # those who lack most get one more, those who have most too much one less
+            lack = wanted - units
+            if units.sum() < extent:
+                units[np.argmax(lack)] += 1
+            else:
+                units[np.argmin(np.where(units > 1, lack, np.inf))] -= 1
+        return units / extent
     units = np.full(size, extent // size)
     units[: extent % size] += 1
     return units / extent
@@ -148,16 +165,22 @@ class _Walk:
         graph, size = self.graph, self.axis.size
         share, written_share = np.ones((graph.n_ops, size)), np.ones((graph.n_tensors, size))
         halo = np.zeros(len(self.read))
-        by_extent: dict[int, FloatArray] = {}
+        by_extent: dict[tuple[int, bool], FloatArray] = {}
+
+        def shares_of(extent: int, word: str) -> FloatArray:
+            key = (extent, word == "batch")
+            if key not in by_extent:
+                by_extent[key] = shares(extent, size, self.axis.shares if key[1] else ())
+            return by_extent[key]
+
         for op, row in enumerate(self.row):
             if row is None:
                 continue
-            extent = row.extent
-            if extent > 1:
-                share[op] = by_extent.setdefault(extent, shares(extent, size))
+            if row.extent > 1:
+                share[op] = shares_of(row.extent, row.axis)
             for t, part in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), row.outputs, strict=True):
                 if isinstance(part, Shard):
-                    written_share[t] = by_extent.setdefault(part.extent, shares(part.extent, size))
+                    written_share[t] = shares_of(part.extent, row.axis)
             for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
                 if isinstance(part, Shard) and part.halo:
                     halo[e] = part.halo / (part.extent * part.blocks)
