@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.problem import LATENCY
-from graphs.errors import ClusterError, InfeasibleError
+from graphs.errors import InfeasibleError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from placement.comparison import Comparison, compare
@@ -153,7 +152,7 @@ def what_if(
     """Compare methods on each cluster. A cluster that the graph does not fit on is a row that says so.
 
     Args:
-        clusters: for a sweep one cluster with more and more of its devices, as `first_devices` gives them.
+        clusters: for a sweep one cluster with more and more of its devices, as `env.resizing.resized` gives them.
         methods, seed, objective, budget_s, evaluations: as in `placement.compare`; the budget is for each cluster.
         is_sweep: what a method found for fewer devices is a candidate for more, where the rest stays idle: a device
             more never makes a step slower, unless it changes the routes between the others.
@@ -215,24 +214,6 @@ def _is_again(result: Result, before: Result) -> bool:
 def computing(cluster: Cluster) -> list[str]:
     """Names of the devices that are no CPUs, or of all where there are only CPUs."""
     return [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
-
-
-def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with only the first `count` of its `computing` devices, host CPUs kept.
-
-    Raises:
-        ClusterError: it has fewer, or the rest has no route without those left out.
-    """
-    names = computing(cluster)
-    if not 1 <= count <= len(names):
-        raise ClusterError(f"cluster {cluster.name!r} has {len(names)} devices to sweep over, got {count}.")
-    gone = set(names[count:])
-    return dataclasses.replace(
-        cluster,
-        name=f"{cluster.name} with {count}",
-        devices=tuple(device for device in cluster.devices if device.name not in gone),
-        links=tuple(link for link in cluster.links if not {link.src, link.dst} & gone),
-    )
 
 
 def parse_sweep(text: str) -> tuple[int, ...]:

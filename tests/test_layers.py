@@ -29,7 +29,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "compiling local device",
         "jit presets",
         "cluster lanes routes",
-        "published problem",
+        "published problem resizing",
         "plan units collectives",
         "simulation checking",
         "bounds collective_times",

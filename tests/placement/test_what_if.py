@@ -16,11 +16,12 @@ import baselines
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
+from env.resizing import resized
 from graphs import generators
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.verification import verify
-from placement.what_if import computing, first_devices, parse_sweep, what_if
+from placement.what_if import computing, parse_sweep, what_if
 
 
 def cluster(n_gpus: int, memory_bytes: int = 2**30, bytes_per_s: float = 1e12) -> Cluster:
@@ -70,17 +71,17 @@ def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int
 
 
 def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
-    smaller = first_devices(cluster(3), 2)
+    smaller = resized(cluster(3), 2)
     assert [d.name for d in smaller.devices] == ["gpu0", "gpu1", "cpu0"]
     assert {end for link in smaller.links for end in (link.src, link.dst)} == {"gpu0", "gpu1", "cpu0", "switch"}
     assert computing(smaller) == ["gpu0", "gpu1"]
-    with pytest.raises(ClusterError, match="has 3 devices to sweep over, got 4"):
-        first_devices(cluster(3), 4)
+    with pytest.raises(ClusterError, match="has 3 devices, got 4, and no hosts"):
+        resized(cluster(3), 4)
 
 
 def test_the_curve_says_where_devices_stop_helping() -> None:
     """Three equal branches: the third device is the last that helps."""
-    found = what_if(branches(3), [first_devices(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
     assert [case.speedup for case in found.cases] == pytest.approx([1, 1.5, 3, 3, 3])
     assert found.verdict() == "Adding devices stops helping at 3: no larger number is 1% faster."
     document = json.loads(found.to_json())
@@ -90,7 +91,7 @@ def test_the_curve_says_where_devices_stop_helping() -> None:
 
 
 def test_the_last_device_may_still_help() -> None:
-    found = what_if(branches(4), [first_devices(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
     assert found.verdict() == "The last device, number 2, still helps."
 
 
@@ -125,7 +126,7 @@ def _worse_with_more(problem: Problem, seed: int) -> Plan:
 
 def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": _worse_with_more})
-    clusters = [first_devices(cluster(4), n) for n in range(1, 5)]
+    clusters = [resized(cluster(4), n) for n in range(1, 5)]
     found = what_if(branches(4), clusters, ["expert", "round_robin"], is_sweep=True)
     expert = [
         next(r for r in case.comparison.results if r.method == "expert") for case in found.cases if case.comparison
@@ -145,7 +146,7 @@ def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.Mo
 @settings(max_examples=10)
 def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) -> None:
     graph = generators.layered(12, seed=seed, ccr=ccr)
-    clusters = [first_devices(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
+    clusters = [resized(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
     found = what_if(graph, clusters, ["random", "m_topo"], seed=seed, objective=objective, is_sweep=True)
     times = [math.inf if case.objective_s is None else case.objective_s for case in found.cases]
     assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(times))
@@ -156,15 +157,15 @@ def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) ->
 
 def test_how_many_devices_are_needed_is_said() -> None:
     graph, box = branches(6, kept_bytes=100), cluster(4, memory_bytes=250)
-    found = what_if(graph, [first_devices(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
     assert [case.proven_infeasible for case in found.cases] == [True, True, False, False]
     assert (
         found.verdict()
         == "At least 3 devices are needed. Adding devices stops helping at 3: no larger number is 1% faster."
     )
-    found = what_if(graph, [first_devices(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
     assert found.verdict() == "At least 3 devices are needed."
-    found = what_if(graph, [first_devices(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
     assert found.verdict() == "At least 2 devices are needed. It fits on 4, the largest number tried."
 
 
@@ -175,12 +176,12 @@ def test_what_was_only_not_found_is_not_called_needed(monkeypatch: pytest.Monkey
         return baselines.METHODS["round_robin"](problem, seed)
 
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": gives_up})
-    found = what_if(branches(3), [first_devices(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
     assert [case.reason for case in found.cases] == ["no idea", "no idea", None]
     assert not any(case.proven_infeasible for case in found.cases)
     assert found.verdict() == "With 2 no placement that fits was found. It fits on 3, the largest number tried."
 
 
 def test_a_step_of_several_devices_is_told_as_one() -> None:
-    found = what_if(branches(4), [first_devices(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
     assert found.verdict() == "Going from 2 to 4 devices still helps."

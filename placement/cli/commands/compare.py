@@ -244,15 +244,16 @@ def _several(given: CompareOptions, source: Source) -> list[Cluster]:
 
 def _swept(given: CompareOptions, source: Source, sweep: str) -> list[Cluster]:
     """The one cluster with each number of its devices."""
+    from env.resizing import resized
     from placement.inputs.sources import cluster_for
-    from placement.what_if import first_devices, parse_sweep
+    from placement.what_if import parse_sweep
 
     if given.clusters is not None:
         raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
     with usage_errors():
         counts = parse_sweep(sweep)
     whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
-    return [first_devices(whole, count) for count in counts]
+    return [resized(whole, count) for count in counts]
 
 
 def _write_what_if(found: WhatIf, given: CompareOptions) -> Iterator[str]:
