@@ -17,7 +17,7 @@ from env.problem import LATENCY
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned
-from placement.solving.answer import Answer, agreed_bound_s, relative_gap
+from placement.solving.answer import Answer
 from placement.solving.methods import SINGLE, check_options, check_problem, default_methods, supports
 from placement.solving.result import OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
@@ -145,7 +145,7 @@ def compare(
         objective=objective,
         lower_bound_s=bound_s,
         seed=seed,
-        results=ranked(_against(result, bound_s, prover) for result in results.values()),
+        results=ranked(result.against(bound_s, f"method {prover!r}") for result in results.values()),
         unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
         single_device_s=single.objective_s,
         versions=versions(),
@@ -156,7 +156,7 @@ def with_one_device(result: Result) -> Comparison:
     """A feasible result beside the best single device, for a report of it."""
     priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
     single = Solver(result.graph, result.cluster, result.seed, result.objective, priority).solve(SINGLE)
-    results = {SINGLE: _against(single, result.lower_bound_s, result.method), result.method: result}
+    results = {SINGLE: single.against(result.lower_bound_s, f"method {result.method!r}"), result.method: result}
     return Comparison(
         graph=result.graph,
         cluster=result.cluster,
@@ -224,13 +224,3 @@ def _better(found: Result, known: Result, solver: Solver) -> Result:
         lower_bound_s=found.lower_bound_s,
         solve_time_s=found.solve_time_s,
     )
-
-
-def _against(result: Result, bound_s: float, prover: str) -> Result:
-    """The result with the bound that another method, `prover`, has proved."""
-    if result.answer is None:
-        return dataclasses.replace(result, lower_bound_s=bound_s)
-    objective_s = result.answer.objective_s
-    bound_s = agreed_bound_s(bound_s, objective_s, f"method {prover!r}")
-    answer = dataclasses.replace(result.answer, gap=relative_gap(objective_s, bound_s))
-    return dataclasses.replace(result, lower_bound_s=bound_s, answer=answer)
