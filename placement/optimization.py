@@ -39,9 +39,9 @@ def optimize(
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
-    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults, the ops of the graph
-    have split rows (as captured ones have) and there are several devices. One device and the placements that ``"auto"``
-    finds for the graph as it is are always candidates.
+    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults, ops of the graph
+    have split rows, as captured ones have, and there are several devices. One device and the placements that
+    ``"auto"`` finds for the graph as it is are always candidates.
 
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
@@ -53,7 +53,8 @@ def optimize(
         priority: how devices choose among ready ops (docs/score.md). Where a method says itself in which order ops
             run, the faster of its order and `priority` counts.
         budget_s: seconds that a searching method may take, 10 by default, and up to 120 for strategies of a large
-            graph; 0 gives the best quick answer. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the best so far, `Result.interrupted`.
+            graph; 0 gives the best quick answer. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the
+            best so far, `Result.interrupted`.
         evaluations: placements that a searching method may score. With this and without `budget_s` the answer depends
             on the seed only, not on the speed of the machine.
         scorer: ``executor.scorer`` of a `placement.Executor` has the placement really run, and `Result.note` say what

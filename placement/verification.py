@@ -67,7 +67,7 @@ class Verification:
             said, computed = format_seconds(said_s), format_seconds(computed_s)
             yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
         if self.result.alternatives:
-            yield "alternatives: what other ways to run the model take; `placement compare --strategies` scores them again."
+            yield "alternatives: what other strategies take; `placement compare --strategies` scores them again."
         if self.result.strategy != NO_STRATEGY and not self.made_again:
             yield (
                 f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."

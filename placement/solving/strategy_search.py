@@ -1,4 +1,4 @@
-"""The search over strategies as one answer: the fastest of all ways to run a graph, one device and placements included."""
+"""`best_of_all`: the fastest of one device, the placements of a graph as it is, and all strategies."""
 
 from __future__ import annotations
 
@@ -72,15 +72,43 @@ def best_of_all(
         placed = solver.solve(AUTO, seconds, None if evaluations is None else int(part.evaluations))
         single = solver.solve(SINGLE)
         budget.spent, budget.interrupted = placed.evaluations or 0, placed.interrupted
+    found = _searched(graph, cluster, seed, placed, single, budget, progress)
+    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
+
+
+def beside_placements(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+) -> Result:
+    """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
+    began_s = time.perf_counter()
+    if budget_s is None and evaluations is None:
+        budget_s = default_budget_s(graph)
+    budget = Budget(math.inf if budget_s is None else budget_s, math.inf if evaluations is None else evaluations)
+    found = _searched(graph, cluster, seed, placed, single, budget)
+    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
+
+
+def _searched(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget: Budget,
+    progress: Progress | None = None,
+) -> Result:
+    """The fastest of placements and of strategies, which are searched now."""
     outcome = find_strategies(graph, cluster, seed, budget, progress)
-    best = fastest(graph, cluster, seed, placed, single, outcome)
     return dataclasses.replace(
-        best,
-        method=AUTO,
-        budget_s=budget_s,
-        evaluations=(placed.evaluations or 0) + EVALUATIONS_EACH * outcome.scored,
+        fastest(graph, cluster, seed, placed, single, outcome),
+        evaluations=budget.spent + EVALUATIONS_EACH * outcome.scored,
         interrupted=budget.interrupted or outcome.interrupted,
-        solve_time_s=time.perf_counter() - began_s,
     )
 
 
@@ -133,6 +161,7 @@ def fastest(
     remarks = (best.note, counted(outcome), *outcome.refused)
     return dataclasses.replace(
         best,
+        method=AUTO,
         alternatives=listed(_alternatives(placed, single, outcome)),
         note=" ".join(remark for remark in remarks if remark),
     )

@@ -15,7 +15,7 @@ from placement.cli.executing import HowToScore, check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import again, is_default, option_of
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, do_it
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -124,16 +124,6 @@ def command_of(given: OptimizeOptions) -> str:
     how = ["method"] if given.strategy in (None, "none") else []
     how += [] if is_default(given, "strategy") else ["strategy"]
     return again("optimize", [given.graph], given, ("cluster", *how, "scorer", *ANSWER_FIELDS))
-
-
-def do_it(given: OptimizeOptions, result: Result) -> str:
-    """The command line that gives what a search over strategies has found, without searching strategies again."""
-    from placement.solving.methods import HEURISTICS
-
-    if result.strategy == "none":
-        method = result.chosen if result.chosen in HEURISTICS else given.method
-        return command_of(dataclasses.replace(given, strategy="none", method=method))
-    return command_of(dataclasses.replace(given, strategy=result.strategy, budget_s=None, evaluations=None))
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
