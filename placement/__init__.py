@@ -2,7 +2,7 @@
 
     import placement
     graph = placement.capture(model, args, train=True)
-    result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), method="auto", seed=0)
+    result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), seed=0)
 
 Names are imported when first used, so that ``import placement`` is quick and loads neither torch nor numba.
 """

@@ -10,7 +10,6 @@ from typing import Any
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
-from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -19,6 +18,7 @@ from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
 from placement.solving.strategic import StrategyRow, strategy_row, unrewritten_row, without_answer
+from placement.solving.strategy_search import solver_or_reason
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def compare_strategies(
     asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
     # What may be refused comes before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
-    solver = _solver(graph, cluster, seed)
+    solver = solver_or_reason(graph, cluster, seed)
     rows = []
     for done, strategy in enumerate(asked):
         if progress is not None:
@@ -169,11 +169,3 @@ def _placed(
     if isinstance(solver, str):
         return without_answer(graph, cluster, seed, AUTO, solver)
     return solver.solve(AUTO, budget_s, evaluations)
-
-
-def _solver(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
-    """For the graph as it is, or why it fits nowhere."""
-    try:
-        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
-    except InfeasibleError as error:
-        return str(error)

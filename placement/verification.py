@@ -14,6 +14,7 @@ from env.checking.checker import audit
 from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
+from env.lanes import without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
@@ -59,9 +60,14 @@ class Verification:
 
     def _not_checked(self) -> Iterator[str]:
         said_s, computed_s = self.result.lower_bound_s, self.lower_bound_s
-        if said_s > computed_s * (1 + TOLERANCE):
+        has_source = self.made_again or self.result.strategy == NO_STRATEGY
+        if self.result.alternatives and not has_source:
+            yield "lower_bound_s and gap: they hold for all strategies of the model; give the model's graph."
+        elif said_s > computed_s * (1 + TOLERANCE):
             said, computed = format_seconds(said_s), format_seconds(computed_s)
             yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
+        if self.result.alternatives:
+            yield "alternatives: what other strategies take; `placement compare --strategies` scores them again."
         if self.result.strategy != NO_STRATEGY and not self.made_again:
             yield (
                 f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."
@@ -132,13 +138,23 @@ def verify(
         loads = reference_loads(result.graph, result.cluster, plan, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
-    bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
+    bound_s = _bound_s(result, graph)
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
     problems = [*found.problems, *_differences(checked, answer)]
     made_again = graph is not None and result.strategy != NO_STRATEGY
     if graph is not None and made_again:
         problems += _remade(result, graph)
     return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
+
+
+def _bound_s(result: Result, source: OpGraph | None) -> float:
+    """A bound of the problem; where strategies were searched, one over all of them, 0 without the model's graph."""
+    if not result.alternatives:
+        return lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
+    from baselines.strategies.searching.bound import ALL, strategy_bounds
+
+    source = result.graph if result.strategy == NO_STRATEGY else source
+    return 0.0 if source is None else strategy_bounds(source, without_lanes(result.cluster))[ALL]
 
 
 def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
@@ -173,7 +189,7 @@ def _check_priority(result: Result) -> None:
 def _check_prescribed(result: Result) -> None:
     """A strategy says itself where and when ops run, and so names no other method."""
     for what, said, expected in (
-        ("method", result.method, STRATEGY),
+        ("method", result.method, AUTO if result.alternatives else STRATEGY),
         ("chosen method", result.chosen, STRATEGY),
         ("objective", result.objective, LATENCY),
     ):

@@ -18,7 +18,11 @@ from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.kept import kept_words
 from placement.report.words import format_percent
+from placement.solving.alternatives import best_of_each, single_s
+from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
+from placement.solving.result import NO_STRATEGY
+from placement.solving.strategy_words import family_in_words
 
 if TYPE_CHECKING:
     from env.collective_times import CollectiveTimes
@@ -52,17 +56,21 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
         f"{cluster.n_devices} devices; no placement has a {measure(comparison.objective)} below "
         f"{format_seconds(comparison.lower_bound_s)}"
     )
-    table = _table("method", measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    overall = comparison.overall
+    if overall is not None:
+        head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
+    first = "method" if overall is None else "method or strategy"
+    table = _table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
     width = max(len(result.method) for result in comparison.results)
-    below: list[RenderableType] = []
-    for number, result in enumerate(comparison.results):
-        if result.answer is not None:
-            style = "bold green" if number == 0 else ""
-            table.add_row(*_comparison_row(comparison, result, result.answer), style=style)
-        else:
-            below.append(
-                Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
-            )
+    fitting = [(r.answer.objective_s, _comparison_row(comparison, r, r.answer)) for r in comparison.results if r.answer]
+    fitting += [] if overall is None else _strategy_rows(overall)
+    for number, (_, row) in enumerate(sorted(fitting, key=lambda timed: timed[0])):
+        table.add_row(*row, style="bold green" if number == 0 else "")
+    below: list[RenderableType] = [
+        Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
+        for result in comparison.results
+        if result.answer is None
+    ]
     below += [
         Text(f" {show(result.method):<{width}}  {show_line(result.note)}", style="dim")
         for result in comparison.results
@@ -77,8 +85,23 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     return [head, table, *below]
 
 
+def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
+    """The best strategy of each family, with its step time."""
+    one_s = single_s(overall.alternatives)
+    rows: list[tuple[float, tuple[str, ...]]] = []
+    for one in best_of_each(overall.alternatives):
+        if one.step_time_s is None or one.strategy == NO_STRATEGY:
+            continue
+        speedup, gap = one.speedup(one_s), relative_gap(one.step_time_s, overall.lower_bound_s)
+        gain = "-" if speedup is None else f"{speedup:.2f}x"
+        figures = (format_seconds(one.step_time_s), gain, format_percent(gap), format_bytes(one.peak_bytes or 0))
+        rows.append((one.step_time_s, (show_line(one.strategy), *figures, "", "", family_in_words(one.name))))
+    return rows
+
+
 def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> tuple[str, ...]:
-    speedup = comparison.speedup(result)
+    speedup, overall = comparison.speedup(result), comparison.overall
+    gap = answer.gap if overall is None else relative_gap(answer.objective_s, overall.lower_bound_s)
     note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
     if result.chosen != result.method:
         note = f"{note} (chose {result.chosen})".strip()
@@ -88,7 +111,7 @@ def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> t
         show(result.method),
         format_seconds(answer.objective_s),
         "-" if speedup is None else f"{speedup:.2f}x",
-        format_percent(answer.gap),
+        format_percent(gap),
         format_bytes(max(answer.peak_bytes.values(), default=0)),
         format_bytes(answer.bytes_moved),
         format_seconds(result.solve_time_s),

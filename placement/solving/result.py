@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -19,12 +20,14 @@ from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.records import LANE
-from placement.solving.answer import Answer, check_answer
+from placement.solving.alternatives import Alternative
+from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
 
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
+ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
@@ -52,6 +55,8 @@ class Result:
         versions: of Python and the packages that made it.
         strategy: how the graph was rewritten before it was placed, in text form; ``"none"``: it was not.
         note: what the method has to say that a placement cannot (replication factors, for one), or "".
+        alternatives: where strategies were searched, the best of each family, one device and the best placement of the
+            graph as it is among them, fastest first; `lower_bound_s` and `gap` then hold for all strategies.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -73,6 +78,7 @@ class Result:
     versions: Mapping[str, str]
     strategy: str = NO_STRATEGY
     note: str = ""
+    alternatives: Sequence[Alternative] = ()
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -110,7 +116,7 @@ class Result:
         if self.strategy != NO_STRATEGY:
             raise MismatchError(
                 f"strategy {show(self.strategy)} rewrote the graph of this placement, and {what} works with the ops of "
-                "the model itself; place the model without a strategy."
+                "the model itself; place it again with strategy 'none'."
             )
 
     # -- the answer -----------------------------------------------------------------------------------------
@@ -159,10 +165,25 @@ class Result:
     @property
     def scope(self) -> str:
         """The placements among which bound and gap hold, in words."""
+        if self.alternatives:
+            return ALL_STRATEGIES
         among = scope(self.objective)
         return (
             among if self.strategy == NO_STRATEGY else among.replace("placements", "placements of the rewritten graph")
         )
+
+    def against(self, lower_bound_s: float, source: str) -> Result:
+        """The same result beside a lower bound that `source` has proved.
+
+        Raises:
+            BoundError: the result beats the bound, so one of them is wrong.
+        """
+        if self.answer is None:
+            return dataclasses.replace(self, lower_bound_s=lower_bound_s)
+        objective_s = self.answer.objective_s
+        bound_s = agreed_bound_s(lower_bound_s, objective_s, source)
+        answer = dataclasses.replace(self.answer, gap=relative_gap(objective_s, bound_s))
+        return dataclasses.replace(self, lower_bound_s=bound_s, answer=answer)
 
     def answered(self) -> Answer:
         """The answer, where there has to be one.
@@ -234,6 +255,12 @@ class Result:
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
         peaks = ", ".join(f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices)
         used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
+        others: list[str] = []
+        if self.alternatives:
+            from placement.solving.advice import advice, beside
+
+            head = f"{show_line(advice(self))}\n{head}"
+            others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
         lines = [
             head,
             f"step time    {format_seconds(answer.step_time_s)} on {used}",
@@ -243,6 +270,7 @@ class Result:
         ]
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
+        lines += others
         if self.note:
             lines.append(f"note         {show_line(self.note)}")
         if self.interrupted:

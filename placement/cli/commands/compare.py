@@ -14,7 +14,7 @@ from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_rich, progress, reason_as_json, usage_errors
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import again
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, do_it
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -51,7 +51,8 @@ class CompareOptions(HowToSearch, HowToRead):
             "--strategies",
             metavar="A,B,...",
             show_default=False,
-            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none.",
+            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none. By default the best "
+            "of each family is searched and stands beside the methods; none alone leaves that out.",
         ),
     ] = None
     clusters: Annotated[
@@ -89,7 +90,7 @@ def compare(given: CompareOptions) -> None:
     check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement.inputs.sources import check_cluster_argument
-        from placement.solving.methods import METHODS
+        from placement.solving.methods import METHODS, default_methods
     methods = None if given.methods is None else _names("--methods", given.methods)
     if methods is not None and not methods:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
@@ -98,6 +99,8 @@ def compare(given: CompareOptions) -> None:
     for name in [*([] if given.cluster is None else [given.cluster]), *several]:
         check_cluster_argument(name)
     strategies = None if given.strategies is None else _names("--strategies", given.strategies)
+    if strategies == ["none"]:
+        strategies, methods = None, methods or list(default_methods(given.objective))
     if strategies is not None:
         from placement.cli.strategies import check_strategies, compare_strategies
 
@@ -151,11 +154,36 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
         emit(found.to_json())
     else:
         from placement.cli.tables import comparison_table
-        from placement.report.words import headline
 
-        emit_rich(*comparison_table(found), headline(found), *written, f"again: {found.command}")
-    if found.best is None:
+        emit_rich(
+            *_first_lines(found, given),
+            *comparison_table(found),
+            *_last_lines(found),
+            *written,
+            f"again: {found.command}",
+        )
+    if found.best is None and (found.overall is None or not found.overall.feasible):
         _refuse(found)
+
+
+def _first_lines(found: Comparison, given: CompareOptions) -> list[str]:
+    """The advice and how to follow it, where strategies were searched."""
+    from graphs.formatting import show_line
+    from placement.solving.advice import advice
+
+    if found.overall is None:
+        return []
+    how = [f"do it: {do_it(given, found.overall)}"] if found.overall.feasible else []
+    return [show_line(advice(found.overall)), *how]
+
+
+def _last_lines(found: Comparison) -> list[str]:
+    """The outcome of the methods, and what was searched beside them."""
+    from graphs.formatting import show_line
+    from placement.report.words import headline
+
+    searched = [] if found.overall is None or not found.overall.note else [show_line(found.overall.note)]
+    return [headline(found), *searched]
 
 
 def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
@@ -165,10 +193,11 @@ def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
 
         write_html(found, given.html, found.command)
         yield f"report: {given.html}"
-    if given.trace is not None and found.best is not None:
+    best = found.best if found.overall is None or not found.overall.feasible else found.overall
+    if given.trace is not None and best is not None:
         from placement.report import write_trace
 
-        write_trace(found.best, given.trace)
+        write_trace(best, given.trace)
         yield f"trace: {given.trace}"
     if given.output is not None:
         from graphs.disk import write_atomically
@@ -182,6 +211,8 @@ def _refuse(found: Comparison) -> None:
     from graphs.errors import InfeasibleError
     from placement.solving.methods import AUTO
 
+    if found.overall is not None:
+        raise InfeasibleError(f"no placement and no strategy fits: {found.overall.reason}")
     first = next((result for result in found.results if result.method == AUTO), found.results[0])
     raise InfeasibleError(f"no method found a placement that fits; {first.method}: {first.reason}")
 

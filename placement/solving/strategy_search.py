@@ -1,0 +1,208 @@
+"""`best_of_all`: the fastest of one device, the placements of a graph as it is, and all strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from baselines.budget import Budget
+from env.cluster import Cluster
+from env.plan import Priority
+from env.problem import LATENCY
+from graphs.errors import InfeasibleError
+from graphs.formatting import format_bytes
+from graphs.kept import kept_words
+from graphs.opgraph import OpGraph
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.solving.interruption import on_interrupt
+from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
+from placement.solving.result import Result
+from placement.solving.solver import Solver
+from placement.solving.strategic import strategy_row, without_answer
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.records import Scored, StrategyOutcome
+
+Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
+
+PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
+_SCORING_SHARE = 0.9  # of the rest goes into the search; then the best is carried out once more
+EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
+_S_PER_OP, MOST_DEFAULT_S = 0.01, 120.0
+
+
+def has_strategies(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether there is anything to search: ops that can be split, and devices to split them over."""
+    return any(graph.split_rows) and len(cluster.compute_devices) > 1
+
+
+def default_budget_s(graph: OpGraph) -> float:
+    """Seconds for a search over strategies; more for a large graph, whose strategies take longer to score."""
+    return max(DEFAULT_BUDGET_S, min(MOST_DEFAULT_S, _S_PER_OP * graph.n_ops // 1))
+
+
+def best_of_all(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
+
+    Returns:
+        The result, with `Result.alternatives`; without an answer where nothing fits, and why.
+    """
+    began_s = time.perf_counter()
+    tell = progress or (lambda *_: None)
+    if budget_s is None and evaluations is None:
+        budget_s = default_budget_s(graph)
+    tell("placing the graph as it is", 0, 0)
+    solver = solver_or_reason(graph, cluster, seed)
+    budget = Budget(math.inf if budget_s is None else budget_s, math.inf if evaluations is None else evaluations)
+    if isinstance(solver, str):
+        placed = single = without_answer(graph, cluster, seed, AUTO, solver)
+    else:
+        part = budget.part(PLACING_SHARE)
+        seconds = None if math.isinf(part.seconds) else part.seconds
+        placed = solver.solve(AUTO, seconds, None if evaluations is None else int(part.evaluations))
+        single = solver.solve(SINGLE)
+        budget.spent, budget.interrupted = placed.evaluations or 0, placed.interrupted
+    found = _searched(graph, cluster, seed, placed, single, budget, progress)
+    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
+
+
+def beside_placements(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+) -> Result:
+    """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
+    began_s = time.perf_counter()
+    if budget_s is None and evaluations is None:
+        budget_s = default_budget_s(graph)
+    budget = Budget(math.inf if budget_s is None else budget_s, math.inf if evaluations is None else evaluations)
+    found = _searched(graph, cluster, seed, placed, single, budget)
+    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
+
+
+def _searched(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget: Budget,
+    progress: Progress | None = None,
+) -> Result:
+    """The fastest of placements and of strategies, which are searched now."""
+    outcome = find_strategies(graph, cluster, seed, budget, progress)
+    return dataclasses.replace(
+        fastest(graph, cluster, seed, placed, single, outcome),
+        evaluations=budget.spent + EVALUATIONS_EACH * outcome.scored,
+        interrupted=budget.interrupted or outcome.interrupted,
+    )
+
+
+def find_strategies(
+    graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, progress: Progress | None = None
+) -> StrategyOutcome:
+    """What the search over strategies finds in the rest of a budget of placements; Ctrl-C ends it with its best."""
+    from baselines.strategies.searching.records import StrategyOutcome  # these load all transforms and the simulator
+    from baselines.strategies.searching.search import search_strategies
+
+    if budget.interrupted:
+        return StrategyOutcome(best=None, best_of={}, interrupted=True)
+    part = budget.part(_SCORING_SHARE)
+    part.evaluations = part.evaluations if math.isinf(part.evaluations) else part.evaluations // EVALUATIONS_EACH + 1
+
+    def stop() -> None:
+        part.interrupted = True
+
+    with on_interrupt(stop):
+        outcome = search_strategies(graph, cluster, seed, part, progress)
+    budget.interrupted |= part.interrupted
+    return outcome
+
+
+def fastest(
+    graph: OpGraph, cluster: Cluster, seed: int, placed: Result, single: Result, outcome: StrategyOutcome
+) -> Result:
+    """The fastest that fits of a placement, one device, and the strategies that a search has found.
+
+    Args:
+        placed, single: the best placement of the graph as it is, and that on a single device; either may have no
+            answer.
+    """
+    from baselines.strategies.searching.bound import ALL, strategy_bounds
+
+    placements = [one for one in (placed, single) if one.answer is not None]
+    best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
+    for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
+        if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
+            break
+        row = strategy_row(graph, cluster, found.strategy, seed).result
+        if row.answer is not None:
+            best = row
+            break
+    if best is None:
+        reason = nothing_fits(graph, cluster, seed, placed, outcome)
+        best = without_answer(graph, cluster, seed, AUTO, reason)
+    if best.answer is not None:
+        best = best.against(strategy_bounds(graph, cluster)[ALL], "the bound over all strategies")
+    remarks = (best.note, counted(outcome), *outcome.refused)
+    return dataclasses.replace(
+        best,
+        method=AUTO,
+        alternatives=listed(_alternatives(placed, single, outcome)),
+        note=" ".join(remark for remark in remarks if remark),
+    )
+
+
+def counted(outcome: StrategyOutcome) -> str:
+    """How many strategies were looked at."""
+    return f"{outcome.estimated:,} strategies estimated, {outcome.scored:,} scored by the simulator."
+
+
+def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
+    from baselines.strategies.searching.families import family_of
+
+    for name, result in ((ONE_DEVICE, single), (PLACEMENT, placed)):
+        peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
+        yield Alternative(name, result.strategy, result.objective_s, peak)
+    scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
+    for one in scored:
+        yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
+
+
+def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
+    """Why nothing fits: what the most frugal strategy lacks on which device, and how many devices it takes at least."""
+    words = [f"The step keeps {kept_words(graph)}."]
+    if outcome.frugal is None:
+        return " ".join([placed.reason or "", *words])
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed).result
+    lacking = format_bytes(outcome.frugal.missing_bytes)
+    words.insert(
+        0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
+    )
+    largest = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices)
+    least = -(-int(graph.kept_bytes.sum()) // max(1, largest))
+    if least > len(cluster.compute_devices):
+        words.append(f"At least {least} of these devices hold that, and activations come on top.")
+    return " ".join(words)
+
+
+def solver_or_reason(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
+    """A solver for the graph as it is, or why it fits nowhere."""
+    try:
+        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
+    except InfeasibleError as error:
+        return str(error)
