@@ -17,7 +17,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.rows import BATCH_STATISTICS, Shard
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.sharding import OWN_FAMILY, SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import cut
 
 
@@ -94,7 +94,7 @@ class Cuts:
         for other in others:
             if set(other.words) & set(axis.words) or not axis.words:
                 parts *= other.size
-        words = axis.words or tuple(self._extents)
+        words = axis.words or OWN_FAMILY  # the rows of weights do not depend on other axes
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
         size = 0 if axis.words else axis.size
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)

@@ -51,8 +51,8 @@ class CompareOptions(HowToSearch, HowToRead):
             "--strategies",
             metavar="A,B,...",
             show_default=False,
-            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none. By default the best "
-            "of each family is searched and stands beside the methods; none alone leaves that out.",
+            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none. By default the "
+            "best of each family is searched and stands beside the methods; none alone leaves that out.",
         ),
     ] = None
     clusters: Annotated[
