@@ -16,7 +16,7 @@ from env.cluster import Cluster
 from env.collectives import fused_s
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.simulator import Simulator
+from env.simulation.simulator import Score, Simulator
 from graphs.errors import ClusterError
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.transforms.collectives import ALGORITHMS, reduce
@@ -144,18 +144,21 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
 
 def lone_collective_s(cluster: Cluster, devices: Sequence[int], kind: str, size_bytes: int, algorithm: str) -> float:
     """Seconds of one collective among devices, by number, of a cluster where nothing else happens."""
-    return side_by_side_s(cluster, [devices], kind, size_bytes, algorithm)
+    return side_by_side(cluster, [devices], kind, size_bytes, algorithm).step_time_s
 
 
-def side_by_side_s(
+def side_by_side(
     cluster: Cluster, groups: Sequence[Sequence[int]], kind: str, size_bytes: int, algorithm: str
-) -> float:
-    """Seconds of equal collectives that begin together, one in each of several groups of equally many devices."""
-    alone = lone_collective(kind, len(groups[0]), size_bytes, groups=len(groups))
+) -> Score:
+    """Equal collectives that begin together, one in each of several groups of equally many devices.
+
+    Memory is that of what arrives from other ranks; what is given, and the result, lie in bytes that are kept.
+    """
+    alone = lone_collective(kind, len(groups[0]), size_bytes, in_place=True, groups=len(groups))
     fused = fused_s(cluster, alone.collectives, [algorithm] * len(groups), groups)
     derived = reduce(alone, algorithm, fused)
     device = np.array([d for group in groups for d in group], dtype=np.int64)[derived.part]
-    return Simulator(Problem(derived.graph, cluster)).score(Plan(device)).step_time_s
+    return Simulator(Problem(derived.graph, cluster)).score(Plan(device))
 
 
 def with_hosts(algorithm: str, cluster: Cluster, devices: Sequence[int]) -> str:

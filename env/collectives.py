@@ -109,6 +109,10 @@ class ManyRanks:
         )
         return ManyRanks(ranks, flat, host, inside, across)
 
+    def named(self, algorithm: str) -> str:
+        """The algorithm with the hosts of the ranks for groups, where it has groups."""
+        return f"{algorithm}{self.host}" if self.host and algorithm == "hierarchical" else algorithm
+
     def seconds(self, kind: str, algorithm: str, size_bytes: float) -> float:
         """Of one collective of each group, by formula.
 
@@ -124,6 +128,10 @@ class ManyRanks:
         spread += (p // s - 1) * self.across.latency_s + outer * self.across.s_per_byte
         collect = spread + (inner + outer) * self.flat.adding_s_per_byte
         return float({"all_reduce": collect + spread, "reduce_scatter": collect}.get(kind, spread))
+
+    def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
+        """What a rank holds, at most, of what others sent."""
+        return buffer_bytes(kind, algorithm, size_bytes, self.ranks)
 
 
 def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
@@ -162,6 +170,25 @@ def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, netwo
         spread = _rounds_of_pieces(name, p) * network.latency_s + sent * n * network.s_per_byte
         collect = spread + sent * add
     return {"all_reduce": collect + spread, "reduce_scatter": collect, "reduce": collect}.get(kind, spread)
+
+
+def buffer_bytes(kind: str, algorithm: str, size_bytes: int, ranks: int) -> int:
+    """What a rank holds, at most, of what others sent, while it takes part in a collective. Arguments as above.
+
+    Sums are made in what the rank gave, so a reduction needs room for what arrives at a time; what is gathered waits
+    until all of it is there.
+    """
+    name, n, p = carried_out_by(kind, algorithm), size_bytes, ranks
+    if p == 1:
+        return 0
+    if kind == "all_to_all":
+        return (p - 1) * n // p**2
+    if kind in ("all_gather", "broadcast"):
+        return (p - 1) * n // p if name in ("ring", "sharded") else n
+    if name == "central" or (name == "doubling" and p & (p - 1)):
+        return 2 * n
+    group = group_size(name, p)
+    return -(-n // {"ring": p, "sharded": p, "butterfly": 2}.get(name, group if group > 1 else p if group else 1))
 
 
 def fused_s(

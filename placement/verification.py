@@ -160,8 +160,11 @@ def _bound_s(result: Result, source: OpGraph | None) -> float:
 def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
     """What is wrong with the graph that a strategy is said to have made."""
     from baselines.strategies.applied import applied
+    from baselines.strategies.folding import is_to_be_folded
 
-    made = applied(graph, result.cluster, Strategy.parse(result.strategy)).derived.graph
+    strategy = Strategy.parse(result.strategy)
+    is_folded = is_to_be_folded(graph, result.cluster, strategy)
+    made = applied(graph, result.cluster, strategy, folded=is_folded).derived.graph
     if made.hash != result.graph_hash:
         yield (
             f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of "

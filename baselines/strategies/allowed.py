@@ -60,19 +60,20 @@ def check_independence(chunked: Derived, strategy: Strategy) -> None:
         )
 
 
-def remarks(before: OpGraph, after: OpGraph, strategy: Strategy) -> str:
+def remarks(before: OpGraph, after: OpGraph, strategy: Strategy, places: int = 1) -> str:
     """Sentences about a strategy that was carried out: uneven parts, repeated work; "" for nothing.
 
     Args:
         before, after: the graph before and after splitting.
+        places: of a mesh, for how many of them each op of `after` stands.
     """
-    return " ".join([*_uneven(before, strategy), *_repeated(before, after)])
+    return " ".join([*_uneven(before, strategy), *_repeated(before, after, places)])
 
 
-def _repeated(before: OpGraph, after: OpGraph) -> Iterator[str]:
+def _repeated(before: OpGraph, after: OpGraph, places: int) -> Iterator[str]:
     """A sentence where parts repeat much work, updates aside: that of ops which nothing says how to cut."""
     work, once = (float(graph.flops[graph.phase != Phase.UPDATE].sum()) for graph in (after, before))
-    times = work / max(once, 1.0)
+    times = work * places / max(once, 1.0)
     if times >= _MUCH:
         yield f"Parts repeat work that they do not share: {times:.2f} times the FLOPs of the graph before."
 

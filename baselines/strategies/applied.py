@@ -8,13 +8,14 @@ import numpy as np
 
 from baselines.strategies.allowed import check_allowed, check_independence, remarks
 from baselines.strategies.costs import pipeline_costs
-from baselines.strategies.devices import devices_of
+from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
 from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
 from env.collective_times import quickest
-from env.collectives import fused_s
+from env.collectives import buffer_bytes, fused_s
+from env.part import part_of
 from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
@@ -42,6 +43,7 @@ class Applied:
         exchanged: the same strategy's graph with collectives not spelt out, for counting them.
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
         note: what a reader should know, e.g. that parts are uneven; "" for nothing.
+        is_folded: one place of the mesh stands for all, and the cluster of `problem` has one device for each stage.
     """
 
     strategy: Strategy
@@ -52,38 +54,57 @@ class Applied:
     exchanged: Derived
     stage: IntArray
     note: str = ""
+    is_folded: bool = False
+
+    def on(self, cluster: Cluster) -> Applied:
+        """The same on a cluster that has the devices of this one, by name, and others that have nothing to do."""
+        number = np.array([cluster.device_index[device.name] for device in self.problem.cluster.devices])
+        plan = replace(self.plan, device=number[self.plan.device])
+        return replace(self, problem=Problem(self.problem.graph, cluster), plan=plan)
 
 
-def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
+def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False) -> Applied:
     """Carry out a strategy.
 
     The devices are those that the strategy names, else the cluster's in their order, CPUs beside other devices left
     out: stages first, then the axes of the mesh, tensor parallelism innermost, so that its parts are neighbours.
 
+    Args:
+        folded: make the first place of the mesh alone, which stands for all (`baselines.strategies.folding`), on a
+            part of the cluster that has one device for each stage.
+
     Raises:
-        StrategyError: graph or cluster do not allow the strategy.
+        StrategyError: graph or cluster do not allow the strategy, or its folding.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
     check_allowed(graph, cluster, strategy)
-    devices = devices_of(cluster, strategy)
+    if folded:
+        check_folded(cluster, strategy)
+    grid = grid_of(cluster, strategy)
     again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
-    whole = split(again.graph, axes, strategy.micro_batches, zero, synchronised=strategy.statistics == "sync")
+    is_synchronised = strategy.statistics == "sync"
+    whole = split(again.graph, axes, strategy.micro_batches, zero, synchronised=is_synchronised, folded=folded)
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
         # A single micro-batch leaves no choice of order.
         order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
-        stage, is_apart = pipeline_stages(again.graph, cluster, strategy, devices)
+        stage, is_apart = pipeline_stages(again.graph, cluster, strategy, grid.reshape(-1))
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
-    target = cluster.with_lanes() if exchanged.collectives else cluster
-    unordered = _spelt_out(exchanged, strategy.reduce, cluster, _homes(exchanged, devices, stage, order))
+    rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
+    unordered = _spelt_out(exchanged, strategy.reduce, cluster, grid, rank, folded)
+    used, devices = cluster, grid.reshape(strategy.stages, -1)
+    if folded:
+        used = part_of(cluster, devices[:, 0])
+        devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
+    target = used.with_lanes() if exchanged.collectives else used
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
         if order is None:
-            device = _devices(unordered, target, devices, stage, None)
+            device = _devices(unordered, target, devices, rank)
             costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
             order = memory_order(costs, strategy.micro_batches)
         try:
@@ -93,8 +114,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
             raise
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
-    of_op = stage[spelt_out.origin]
-    device = _devices(spelt_out, target, devices, stage, order)
+    device = _devices(spelt_out, target, devices, rank)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     return Applied(
         strategy=strategy,
@@ -103,9 +123,16 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
         plan=Plan(device, numbers),
         unordered=unordered,
         exchanged=exchanged,
-        stage=of_op,
-        note=remarks(again.graph, derived.graph, strategy),
+        stage=stage[spelt_out.origin],
+        note=_note(again.graph, derived.graph, strategy, folded),
+        is_folded=folded,
     )
+
+
+def _note(before: OpGraph, after: OpGraph, strategy: Strategy, folded: bool) -> str:
+    if not folded:
+        return remarks(before, after, strategy)
+    return f"{folded_note(strategy)} {remarks(before, after, strategy, strategy.places)}".rstrip()
 
 
 def as_it_is(problem: Problem, plan: Plan) -> Applied:
@@ -139,30 +166,30 @@ def _program_order(derived: Derived) -> FloatArray:
     return turn * (derived.source.n_ops + 1.0) + derived.origin
 
 
-def _homes(derived: Derived, devices: IntArray, stage: IntArray, order: PipelineOrder | None) -> IntArray:
-    """int64 [n]: device of every op, also where it runs on that device's lane.
+def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray) -> IntArray:
+    """int64 [n]: device of every op; of communication the lane of its device.
 
     Args:
-        stage: int64, stage of every op of the source.
-        order: says which device has which stage; None: each its own.
+        devices: int64 [ranks, places], numbers in `cluster`.
+        rank: int64, the row of `devices` for every op of the source.
     """
-    places = int(np.prod([axis.size for axis in derived.mesh], dtype=np.int64))
-    of_op = stage[derived.origin]
-    rank = of_op if order is None else np.array(order.devices, dtype=np.int64)[of_op]
-    return np.asarray(devices[rank * places + derived.part], dtype=np.int64)
-
-
-def _devices(
-    derived: Derived, cluster: Cluster, devices: IntArray, stage: IntArray, order: PipelineOrder | None
-) -> IntArray:
-    """int64 [n]: device of every op; of communication the lane of its device. Arguments as of `_homes`."""
-    device = _homes(derived, devices, stage, order)
+    device = devices[rank[derived.origin], derived.part]
     lanes = derived.graph.is_pinned_to(LANE)
     return np.asarray(np.where(lanes, cluster.lane_of[device], device), dtype=np.int64)
 
 
-def _spelt_out(exchanged: Derived, algorithm: str, cluster: Cluster, home: IntArray) -> Derived:
-    """Collectives by the algorithm asked for, or each by the quickest; those of many ranks fused."""
+def _spelt_out(
+    exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray, folded: bool
+) -> Derived:
+    """Collectives by the algorithm asked for, or each by the quickest; those of many ranks fused, folded ones too."""
+    of_op = rank[exchanged.origin]
+    if folded:
+        lone = with_lone_collectives(exchanged, algorithm, cluster, grid, of_op)
+        return with_shared_links(lone, cluster, grid, rank[lone.origin])
+    home = grid.reshape(len(grid), -1)[of_op, exchanged.part]
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
     names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
-    return reduce(exchanged, names, fused_s(cluster, exchanged.collectives, names, ranks))
+    seconds = fused_s(cluster, exchanged.collectives, names, ranks)
+    sizes = [(c.kind, name, c.bytes, len(c.ops)) for c, name in zip(exchanged.collectives, names, strict=True)]
+    buffers = np.array([buffer_bytes(*each) for each in sizes], dtype=np.int64)
+    return reduce(exchanged, names, seconds, buffers)

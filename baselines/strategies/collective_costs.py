@@ -16,8 +16,9 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.collective_times import host_size, side_by_side_s, with_hosts
+from env.collective_times import host_size, side_by_side, with_hosts
 from env.collectives import EXPANDED_RANKS, ManyRanks
+from env.part import part_of
 from graphs.arrays import FloatArray, IntArray
 from graphs.transforms.collectives import ALGORITHMS, carried_out_by
 
@@ -74,6 +75,21 @@ class CollectiveCosts:
         result = np.min([_interpolated(size_bytes, curve) for curve in self._curves[key]], axis=0)
         return float(result) if np.ndim(size_bytes) == 0 else result
 
+    def exactly(self, kind: str, axis: int, size_bytes: int, algorithm: str, stage: int = 0) -> tuple[float, int]:
+        """``(seconds, bytes of buffers)`` at one size, without interpolation. Arguments as of `seconds`."""
+        networks = self.networks(axis, stage)
+        return (
+            max((network.seconds(kind, algorithm, size_bytes) for network in networks), default=0.0),
+            max((network.buffer_bytes(kind, algorithm, size_bytes) for network in networks), default=0),
+        )
+
+    def quickest(self, kind: str, axis: int, size_bytes: int, stage: int = 0) -> str:
+        """The quickest algorithm at one size, rounded up to a power of two. Arguments as of `seconds`."""
+        size = 1 << max(size_bytes - 1, 0).bit_length()
+        names = {name: self.networks(axis, stage)[0].named(name) for name in ALGORITHMS}.values()
+        # Times that differ by rounding alone are equal.
+        return min(names, key=lambda name: float(f"{self.exactly(kind, axis, size, name, stage)[0]:.9e}"))
+
     def networks(self, axis: int, stage: int = 0) -> tuple[Network, ...]:
         """The groups along an axis: those that share links in one network, and of equal networks one.
 
@@ -100,11 +116,22 @@ class SideBySide:
     cluster: Cluster
     groups: tuple[tuple[int, ...], ...]
 
-    @lru_cache(maxsize=65536)  # noqa: B019 - networks are few, and equal ones share their times
+    def named(self, algorithm: str) -> str:
+        """The algorithm with the hosts of the ranks for groups, where it has groups."""
+        return with_hosts(algorithm, self.cluster, self.groups[0])
+
     def seconds(self, kind: str, algorithm: str, size_bytes: int) -> float:
         """Of one collective of each group, all at a time."""
-        name = with_hosts(algorithm, self.cluster, self.groups[0])
-        return side_by_side_s(self.cluster, self.groups, kind, size_bytes, name)
+        return self._outcome(kind, algorithm, size_bytes)[0]
+
+    def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
+        """What a rank holds, at most, of what others sent."""
+        return self._outcome(kind, algorithm, size_bytes)[1]
+
+    @lru_cache(maxsize=65536)  # noqa: B019 - networks are few, and equal ones share their times
+    def _outcome(self, kind: str, algorithm: str, size_bytes: int) -> tuple[float, int]:
+        score = side_by_side(self.cluster, self.groups, kind, size_bytes, algorithm)
+        return score.step_time_s, int(score.peak_bytes.max())
 
 
 Network = SideBySide | ManyRanks
@@ -115,8 +142,9 @@ def _network(cluster: Cluster, groups: IntArray) -> Network:
     ranks = groups.shape[1]
     if ranks > EXPANDED_RANKS or groups.size > SIMULATED_DEVICES:
         return ManyRanks.of(cluster, groups, host_size(cluster, groups[0].tolist()))
-    part, kept = _part(cluster, np.unique(groups))
-    return SideBySide(part, tuple(map(tuple, np.searchsorted(kept, groups).tolist())))
+    part = part_of(cluster, groups)
+    local = {cluster.device_index[device.name]: number for number, device in enumerate(part.devices)}
+    return SideBySide(_numbered(part), tuple(tuple(local[d] for d in group) for group in groups.tolist()))
 
 
 def _sharing_links(cluster: Cluster, groups: IntArray) -> list[list[int]]:
@@ -140,30 +168,24 @@ def _links_among(cluster: Cluster, devices: IntArray) -> IntArray:
     return np.unique(cluster.routes.links_of(source, target)[1])
 
 
-def _part(cluster: Cluster, devices: IntArray) -> tuple[Cluster, IntArray]:
-    """The part of a cluster that joins some devices, with names that are numbers, and which devices it has."""
-    links = [cluster.links[each] for each in _links_among(cluster, devices).tolist()]
-    number = cluster.device_index
-    passed = {number[end] for link in links for end in (link.src, link.dst) if end in number}
-    kept = np.unique([*devices.tolist(), *passed, *cluster.memory_owner[devices].tolist()])
-    chosen = [cluster.devices[d] for d in kept.tolist()]
-    name = {device.name: f"d{i}" for i, device in enumerate(chosen)}
-    links += [link for link in cluster.links if link.is_free and link.src in name and link.dst in name]
-    for link in links:
+def _numbered(cluster: Cluster) -> Cluster:
+    """The cluster with numbers for names."""
+    name = {device.name: f"d{i}" for i, device in enumerate(cluster.devices)}
+    for link in cluster.links:
         for end in (link.src, link.dst):
             name.setdefault(end, f"s{len(name)}")
     items = [
         replace(device, name=name[device.name], memory_of=name[device.memory_of] if device.memory_of else "")
-        for device in chosen
+        for device in cluster.devices
     ]
-    joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in links]
-    return Cluster("part", tuple(items), tuple(joined)), kept
+    joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in cluster.links]
+    return Cluster("part", tuple(items), tuple(joined))
 
 
 @lru_cache(maxsize=4096)
 def _curve(network: Network, kind: str, algorithm: str) -> FloatArray:
     """float64: seconds at each of `SIZES`."""
-    return np.array([network.seconds(kind, algorithm, size) for size in SIZES])
+    return np.array([network.seconds(kind, network.named(algorithm), size) for size in SIZES])
 
 
 def _interpolated(size_bytes: float | FloatArray | IntArray, seconds: FloatArray) -> FloatArray:

@@ -22,7 +22,7 @@ class StrategyFigures:
         devices: how many devices compute.
         peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with
             all other bytes that live for a part of the step); they add up to the peak.
-        memory: the same of every device that holds something, by its name.
+        memory: the same of every device that holds something, by its name; folded, of the first of each stage.
         exchanged_bytes: by kind of collective, the bytes of the tensors exchanged, once a group of ranks.
         bubble: share of the devices' time, from the step's start to its end, in which they compute nothing.
         exposed_s: mean seconds in which a device computes nothing and communicates or is sent something.
@@ -47,13 +47,16 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     memory = _memory(what, score, op_home)
     busiest = int(np.argmax(np.where(is_lane, -1, score.peak_bytes)))
     exchanged: dict[str, int] = {}
+    places = int(np.prod([axis.size for axis in what.exchanged.mesh], dtype=np.int64))
+    groups = {axis.name: places // axis.size if what.is_folded else 1 for axis in what.exchanged.mesh}
     for collective in what.exchanged.collectives:
-        exchanged[collective.kind] = exchanged.get(collective.kind, 0) + collective.bytes
+        size = collective.bytes * groups[collective.axis]  # one that is folded stands for all groups along its axis
+        exchanged[collective.kind] = exchanged.get(collective.kind, 0) + size
     used = np.unique(op_home[graph.kernels > 0])
     total = score.step_time_s * len(used)
     busy = float(score.busy_s[used].sum())
     return StrategyFigures(
-        devices=len(used),
+        devices=len(used) * (places if what.is_folded else 1),
         peak_bytes=memory[cluster.devices[busiest].name],
         memory=memory,
         exchanged_bytes=exchanged,

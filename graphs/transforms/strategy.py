@@ -10,6 +10,7 @@ In names, spaces, ``+``, ``|``, ``,`` and ``%`` are written as in addresses of t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -165,12 +166,14 @@ class Strategy:
         return self == Strategy()
 
     @property
+    def places(self) -> int:
+        """Of the mesh: how many devices each stage has."""
+        return math.prod(rule.size for rule in self.mesh)
+
+    @property
     def devices(self) -> int:
         """How many devices it needs."""
-        result = self.stages
-        for rule in self.mesh:
-            result *= rule.size
-        return result
+        return self.stages * self.places
 
     @property
     def virtual_stages(self) -> int:

@@ -43,23 +43,24 @@ class StrategyRow:
 
 
 def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
-    """One strategy other than ``none``, carried out and scored.
+    """One strategy other than ``none``, carried out and scored; where its graph would be too large, one place for all.
 
     Raises:
         StrategyError: graph or cluster do not allow it.
     """
     from baselines.strategies.applied import applied  # these load all transforms and the simulator
     from baselines.strategies.figures import figures
+    from baselines.strategies.folding import is_to_be_folded
     from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
     try:
-        what = applied(graph, cluster, strategy)
+        what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     except InfeasibleError as error:  # no order of a pipeline keeps to the memory
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
-    return StrategyRow(_result(graph, what, seed, began_s), figures(what, score, schedule), what)
+    return StrategyRow(_result(graph, cluster, what, seed, began_s), figures(what, score, schedule), what)
 
 
 def unrewritten_row(result: Result) -> StrategyRow:
@@ -73,9 +74,11 @@ def unrewritten_row(result: Result) -> StrategyRow:
     return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
 
 
-def _result(graph: OpGraph, what: Applied, seed: int, began_s: float) -> Result:
+def _result(graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float) -> Result:
     """The result of the plan that a strategy prescribes."""
     priority = Priority.LONGEST_PATH.value
+    if what.is_folded:
+        what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
     try:
         solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
     except InfeasibleError as error:

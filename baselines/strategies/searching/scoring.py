@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.strategies.applied import applied
+from baselines.strategies.folding import is_to_be_folded
 from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
@@ -13,12 +14,13 @@ from graphs.transforms.strategy import Strategy
 
 
 def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
-    """Carry out a strategy and score it.
+    """Carry out a strategy and score it; folded where its graph would be too large (`baselines.strategies.folding`).
 
     Raises:
         StrategyError: graph or cluster do not allow it.
     """
-    what = applied(graph, cluster, strategy)
+    what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     score = Simulator(what.problem).score(what.plan)
     over = score.peak_bytes - what.problem.capacity_bytes
-    return Scored(strategy, score.step_time_s, int(np.max(score.peak_bytes)), max(0, int(np.max(over))))
+    peak_bytes, missing_bytes = int(np.max(score.peak_bytes)), max(0, int(np.max(over)))
+    return Scored(strategy, score.step_time_s, peak_bytes, missing_bytes, what.is_folded)

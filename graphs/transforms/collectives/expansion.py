@@ -13,26 +13,32 @@ from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.transforms.collectives.rewiring import rewired, taken
 from graphs.transforms.collectives.template import Template, fused_template, template
-from graphs.transforms.derived import Collective, Derived
+from graphs.transforms.derived import Derived
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int16": 2}
 _ITEM_BYTES |= {"bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}
 MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
 
 
-def reduce(derived: Derived, algorithm: str | Sequence[str], fused_s: FloatArray | None = None) -> Derived:
+def reduce(
+    derived: Derived,
+    algorithm: str | Sequence[str],
+    fused_s: FloatArray | None = None,
+    buffer_bytes: IntArray | None = None,
+) -> Derived:
     """Put an algorithm in the place of every collective of a derived graph.
 
     The op of a rank stays as the last one of its rank: it writes the result. Before it come ops that add up what others
     sent (FLOPs = elements, bytes moved = 3 for each byte, no launch), and ops that pass on what arrived and take
     no time. All are pinned as the rank's op is and stay on its device. Where a collective is fused, each rank has one
-    op that takes the time given and starts when all ranks are ready.
+    op that takes the time given, starts when all ranks are ready, and has the buffers given for a workspace.
 
     Args:
         algorithm: one of `graphs.transforms.collectives.ALGORITHMS`, or one for each of ``derived.collectives``;
             ``"hierarchical8"`` has groups of 8 ranks. Where one does not know the kind of a collective,
             `carried_out_by` tells which one stands in.
         fused_s: float64, for each of ``derived.collectives`` the seconds it takes fused, or NaN to spell it out.
+        buffer_bytes: int64, for each of them what a rank holds, at most, of what others sent; used where it is fused.
 
     Raises:
         UnknownNameError: an unknown algorithm or kind of collective.
@@ -51,7 +57,9 @@ def reduce(derived: Derived, algorithm: str | Sequence[str], fused_s: FloatArray
         batches.setdefault(form, []).append(c)
     if not batches:
         return derived
-    return _replaced(derived, [_Batch.of(derived, form, members) for form, members in batches.items()], seconds)
+    buffers = np.zeros(len(seconds), np.int64) if buffer_bytes is None else buffer_bytes
+    made = [_Batch.of(derived, form, members, seconds, buffers) for form, members in batches.items()]
+    return _replaced(derived, made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +69,27 @@ class _Batch:
     form: Template
     rank_op: IntArray  # [c, p], the op of each rank in the graph before
     size_bytes: IntArray  # [c]
+    seconds: FloatArray  # [c], NaN where it is spelt out
+    buffer_bytes: IntArray  # [c]
 
     @staticmethod
-    def of(derived: Derived, form: Template, members: Sequence[int]) -> _Batch:
+    def of(
+        derived: Derived, form: Template, members: Sequence[int], seconds: FloatArray, buffer_bytes: IntArray
+    ) -> _Batch:
         chosen = [derived.collectives[c] for c in members]
         ops = np.array([collective.ops for collective in chosen], dtype=np.int64)
-        return _Batch(form, ops, np.array([collective.bytes for collective in chosen], dtype=np.int64))
+        sizes = np.array([collective.bytes for collective in chosen], dtype=np.int64)
+        return _Batch(form, ops, sizes, seconds[members], buffer_bytes[members])
+
+    @property
+    def op_s(self) -> FloatArray:
+        """[c * k]: seconds of each new op, NaN where its cost is in what it adds up."""
+        return np.where(self.form.op_is_timed, self.seconds[:, None], np.nan).reshape(-1)
+
+    @property
+    def workspace_bytes(self) -> IntArray:
+        """[c * k]."""
+        return np.where(self.form.op_is_timed, self.buffer_bytes[:, None], 0).reshape(-1)
 
     @property
     def stands_for(self) -> IntArray:
@@ -79,7 +102,7 @@ class _Batch:
         return np.repeat(self.rank_op.min(axis=1), len(self.form.op_rank))
 
 
-def _replaced(derived: Derived, batches: list[_Batch], seconds: FloatArray) -> Derived:
+def _replaced(derived: Derived, batches: list[_Batch]) -> Derived:
     """The graph with new ops; they stand before the first op of their collective, so that numbers rise with time."""
     graph, n = derived.graph, derived.graph.n_ops
     origin = np.concatenate([np.arange(n), *(batch.stands_for for batch in batches)])  # of ops in `graph`
@@ -90,16 +113,18 @@ def _replaced(derived: Derived, batches: list[_Batch], seconds: FloatArray) -> D
     number[order] = np.arange(len(order))
     tensors, edges, adds = _wiring(derived, batches)
     rank_ops = np.concatenate([batch.rank_op.reshape(-1) for batch in batches])
-    time_keys, time_s = _times(graph, derived.collectives, seconds, rank_ops)
+    time_keys, time_s = _times(graph, batches, rank_ops, origin)
+    workspace = np.concatenate([np.zeros(n, np.int64), *(batch.workspace_bytes for batch in batches)])
     added = np.concatenate(adds)
     result = replace(
         graph,
         **_texts(graph, batches, origin, order),
         **_numbers(graph, origin, is_new, added, rank_ops, order),
+        workspace_bytes=np.where(is_new, workspace, graph.workspace_bytes[origin])[order],
         forward_of=_renumbered(graph.forward_of, number, origin, is_new)[order],
         colocation=groups(_colocation(graph, rank_ops)[origin][order]),
         time_keys=time_keys,
-        time_s=np.where(is_new[:, None], np.nan, time_s[origin])[order],
+        time_s=time_s[order],
         **rewired(tensors, edges, number),
     )
     source = origin[order]
@@ -187,7 +212,7 @@ def _numbers(
 ) -> dict[str, Any]:
     """Columns of numbers: a new op keeps nothing and is no kernel of its own; what the algorithm costs is in them."""
     result: dict[str, Any] = {}
-    for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes"):
+    for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
         result[key] = np.where(is_new, 0, getattr(graph, key)[origin])[order]
     item_bytes = np.array([_ITEM_BYTES.get(dtype, 4) for dtype in graph.dtypes], dtype=np.float64)
     work = np.concatenate([np.zeros(graph.n_ops), added])
@@ -214,14 +239,15 @@ def _colocation(graph: OpGraph, rank_ops: IntArray) -> IntArray:
 
 
 def _times(
-    graph: OpGraph, collectives: Sequence[Collective], seconds: FloatArray, rank_ops: IntArray
+    graph: OpGraph, batches: list[_Batch], rank_ops: IntArray, origin: IntArray
 ) -> tuple[tuple[str, ...], FloatArray]:
-    """Measured times of the ops of `graph`, with those of fused collectives; one spelt out has none."""
-    keys, time_s = graph.time_keys, graph.time_s.copy()
+    """Measured times of all ops, new ones last: of fused collectives those given, of others that are spelt out none."""
+    keys, time_s = graph.time_keys, graph.time_s[origin]
     time_s[rank_ops] = np.nan
-    if not np.isnan(seconds).all():
+    time_s[graph.n_ops :] = np.nan
+    new_s = np.concatenate([batch.op_s for batch in batches])
+    if not np.isnan(new_s).all():
         if ANY_DEVICE not in keys:
-            keys, time_s = (*keys, ANY_DEVICE), np.column_stack([time_s, np.full(graph.n_ops, np.nan)])
-        for collective, duration in zip(collectives, seconds.tolist(), strict=True):
-            time_s[list(collective.ops), keys.index(ANY_DEVICE)] = duration
+            keys, time_s = (*keys, ANY_DEVICE), np.column_stack([time_s, np.full(len(time_s), np.nan)])
+        time_s[graph.n_ops :, keys.index(ANY_DEVICE)] = new_s
     return keys, time_s

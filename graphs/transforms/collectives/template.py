@@ -24,6 +24,7 @@ class Template:
         pieces: into how many the whole tensor is cut.
         op_rank: int64 [k].
         op_length, op_start: int64 [k], the pieces that the op adds up; length 0 if it only passes on.
+        op_is_timed: bool [k], whether it takes the time of the whole collective, and holds its buffers.
         tensor_producer, tensor_start, tensor_length: int64 [m], and which pieces it holds.
         tensor_in_place: bool [m], whether it lies in what the rank gave.
         tensor_transfer_s: float64 [m]; 0 where ranks only wait for each other.
@@ -36,6 +37,7 @@ class Template:
     op_rank: IntArray
     op_start: IntArray
     op_length: IntArray
+    op_is_timed: BoolArray
     tensor_producer: IntArray
     tensor_start: IntArray
     tensor_length: IntArray
@@ -94,23 +96,34 @@ def template(kind: str, algorithm: str, ranks: int) -> Template:
 
 @cache
 def fused_template(ranks: int) -> Template:
-    """One op for each rank, which starts when all ranks have what they give."""
+    """One op for each rank, which begins when all ranks have what they give, and takes the time of the collective.
+
+    One rank alone waits for nobody: it stands for others that are ready when it is.
+    """
     everyone = np.arange(ranks)
-    none = np.zeros(ranks, dtype=np.int64)
+    if ranks == 1:
+        rank, edge_tensor, edge_op = everyone, [0], [1]
+    else:  # first every rank says that it is ready
+        rank = np.concatenate([everyone, everyone])
+        edge_tensor = [*np.repeat(everyone, ranks), *(ranks + everyone)]
+        edge_op = [*(ranks + np.tile(everyone, ranks)), *(2 * ranks + everyone)]
+    k = len(rank)
+    none = np.zeros(k, dtype=np.int64)
     return Template(
         algorithm="fused",
         ranks=ranks,
         pieces=1,
-        op_rank=everyone,
+        op_rank=rank,
         op_start=none,
         op_length=none,
-        tensor_producer=everyone,
+        op_is_timed=np.arange(k) >= k - ranks,
+        tensor_producer=np.arange(k),
         tensor_start=none,
         tensor_length=none,
-        tensor_in_place=np.zeros(ranks, dtype=np.bool_),
-        tensor_transfer_s=np.zeros(ranks),
-        edge_tensor=np.repeat(everyone, ranks),
-        edge_op=ranks + np.tile(everyone, ranks),
+        tensor_in_place=np.zeros(k, dtype=np.bool_),
+        tensor_transfer_s=np.zeros(k),
+        edge_tensor=np.array(edge_tensor, dtype=np.int64),
+        edge_op=np.array(edge_op, dtype=np.int64),
     )
 
 
@@ -207,6 +220,7 @@ class _Draft:
             op_rank=frozen(np.array(self.op_rank, dtype=np.int64)),
             op_start=start,
             op_length=length,
+            op_is_timed=frozen(np.zeros(k, dtype=np.bool_)),
             tensor_producer=producer,
             tensor_start=first,
             tensor_length=count,

@@ -1,7 +1,8 @@
 """`Copies`: the copies that every op of a graph gets on a mesh and over micro-batches, and their numbers.
 
 Letters: n ops and m tensors of the source; K places of the mesh; M micro-batches. Op i has ``copies[i] x K`` copies, of
-which number ``first[i] + b * K + p`` works at place p for micro-batch b; so with tensors.
+which number ``first[i] + b * K + p`` works at place p for micro-batch b; so with tensors. On a folded mesh there is the
+first place alone, and K is 1.
 """
 
 from __future__ import annotations
@@ -33,12 +34,22 @@ class Copies:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Places along each axis."""
+        """Places along each axis that have copies."""
+        return tuple(sharding.share.shape[1] for sharding in self.mesh)
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Places along each axis, with copies or not."""
         return tuple(sharding.axis.size for sharding in self.mesh)
 
     @cached_property
     def places(self) -> int:
         return int(np.prod(self.sizes, dtype=np.int64))
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether only the first place has copies."""
+        return self.sizes != self.parts
 
     @property
     def micro_batches(self) -> int:

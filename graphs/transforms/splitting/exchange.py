@@ -72,7 +72,9 @@ class Exchanges:
                 op = int(layout.graph.tensor_producer[tensor])
                 in_place = bool(layout.graph.tensor_in_place[tensor])
                 waits_for = gates if is_second else ()
-                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place, waits_for)
+                share = layout.mesh[a].written_share[tensor, 0]
+                whole = np.rint(sizes / share).astype(np.int64) if layout.is_folded else None
+                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place, waits_for, whole)
             ids, sizes = self._made[key]
         return ids
 
@@ -127,10 +129,14 @@ class Exchanges:
         phase: Phase,
         in_place: bool,
         gates: Sequence[int] = (),
+        whole_bytes: IntArray | None = None,
     ) -> tuple[IntArray, IntArray]:
         """Collectives of one kind along an axis, one a group of places: tensors [copies, K] to tensors [copies, K].
 
         They wait for `gates`, ops of the source, at their own place: empty tensors say that these are done.
+
+        Args:
+            whole_bytes: [copies, K], of what the parts of a group are together, where they are not all there.
         """
         layout, graph = self.layout, self.layout.graph
         copies, k = len(ids), layout.sizes[axis]
@@ -162,12 +168,14 @@ class Exchanges:
             signals = self.out.tensors(before_it.reshape(-1), 0).reshape(before_it.shape)
             waiting = np.moveaxis(ops, -1, 2).reshape(ids.shape)
             self.out.edges(signals if len(signals) == copies else signals[:1], waiting)
-        total = bytes_in.sum(axis=-1)
-        whole = bytes_in[..., 0] if kind in ("all_reduce", "reduce_scatter") else total
+        if kind in ("all_reduce", "reduce_scatter"):
+            whole = bytes_in[..., 0]
+        else:
+            whole = bytes_in.sum(axis=-1) if whole_bytes is None else whole_bytes.reshape(ops.shape[:-1])
         if kind in ("all_reduce", "all_gather"):
             result = np.repeat(whole[..., None], k, axis=-1)
         else:
-            result = np.diff(np.rint(whole[..., None] * np.arange(k + 1) / k).astype(np.int64), axis=-1)
+            result = cut_evenly(whole, layout.parts[axis])[..., :k]
         made = self.out.tensors(ops.reshape(-1), result.reshape(-1), in_place).reshape(ops.shape)
         name = layout.mesh[axis].axis.name
         self.collectives += [
@@ -182,6 +190,12 @@ class Exchanges:
         count = self._names[base] = self._names.get(base, 0) + 1
         mark = "" if count == 1 else f"_{count}"
         return [f"{base}{mark}{end}" for end in ends]
+
+
+def cut_evenly(size_bytes: IntArray, parts: int) -> IntArray:
+    """int64 [..., parts]: bytes of equal parts, the first ones a byte larger where they must be."""
+    ends = -(-size_bytes[..., None] * np.arange(parts + 1) // parts)
+    return np.asarray(np.diff(ends, axis=-1), dtype=np.int64)
 
 
 def _kind(written: int, target: int) -> str:

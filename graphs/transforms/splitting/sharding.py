@@ -8,7 +8,7 @@ tensors and by their rows where they read cut ones, all other ops follow at the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Sharding:
         read: int64 [e], code of each tensor as its consumer reads it.
         state: int64 [s], code of each state as it is kept.
         share: float64 [n, size], FLOPs of each part of what is divided; all 1 for a whole op.
-        written_share: float64 [m, size], bytes of each part of a tensor as written.
+        written_share: float64 [m, size], bytes of each part of a tensor as written; all 1 for a whole one.
         halo: float64 [e], share of the tensor that a part reads of each neighbour's part.
     """
 
@@ -73,6 +73,11 @@ class Sharding:
     share: FloatArray
     written_share: FloatArray
     halo: FloatArray
+
+    @property
+    def first(self) -> Sharding:
+        """The first part alone, which is as large as any; `axis` still says how many there are."""
+        return replace(self, share=self.share[:, :1], written_share=self.written_share[:, :1])
 
 
 def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:

@@ -35,6 +35,7 @@ def split(
     zero: Zero | None = None,
     *,
     synchronised: bool = False,
+    folded: bool = False,
 ) -> Derived:
     """Cut a graph along the axes of a mesh, and its batch into micro-batches.
 
@@ -44,10 +45,12 @@ def split(
         micro_batches: into which each part of the batch is cut in time.
         zero: what of the parameters' storage is split along one of the axes too.
         synchronised: whether the parts of a batch norm put their statistics together; else each has its own.
+        folded: make the ops of the first place alone, which has as much to do as any, and which stands for all; a
+            collective then has one op.
 
     Raises:
         StrategyError: the graph has no rows, nothing of it can be cut along an axis, or an axis has more parts than
-            there are units.
+            there are units; folded, a part reads the borders of its neighbours.
     """
     axes = [axis for axis in axes if axis.size > 1]
     if not axes and micro_batches == 1:
@@ -60,6 +63,9 @@ def split(
     chunking = Axis("mb", micro_batches, (BATCH,))
     mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
     chunks = cut(graph, chunking, axes) if micro_batches > 1 else None
+    if folded:
+        _refuse_borders(graph, mesh)
+        mesh = [sharding.first for sharding in mesh]
     return _Split(Copies(graph, mesh, chunks), zero).derived(synchronised)
 
 
@@ -97,6 +103,16 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
             f"wants; its ops have rows for {', '.join(known)}."
         )
     return sharding
+
+
+def _refuse_borders(graph: OpGraph, mesh: Sequence[Sharding]) -> None:
+    """Neighbours exchange borders, so that parts at the edge are no equals of those in the middle."""
+    for sharding in mesh:
+        if sharding.halo.any():
+            raise StrategyError(
+                f"parts of graph {graph.name!r} along axis {sharding.axis.name!r} read the borders of their "
+                "neighbours, so one of them cannot stand for all; do not fold it."
+            )
 
 
 def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:
@@ -146,7 +162,10 @@ class _Split:
         self.storage.emit(self.out, self.exchanges)
         words = [f"{axis.axis.name}{axis.axis.size}" for axis in layout.mesh]
         words += [f"mb{layout.micro_batches}"] if layout.chunks is not None else []
-        result, about = self.out.graph(graph, f"{graph.name} ({' '.join(words)})")
+        name = f"{graph.name} ({' '.join(words)})"
+        if layout.is_folded:
+            name += f", one of {np.prod(layout.parts)} places"
+        result, about = self.out.graph(graph, name)
         return Derived(
             graph=result,
             source=graph,

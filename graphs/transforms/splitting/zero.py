@@ -18,7 +18,7 @@ from graphs.opgraph import Phase
 from graphs.rows import State
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
-from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.exchange import Exchanges, cut_evenly
 from graphs.transforms.splitting.sharding import SUM
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
@@ -64,7 +64,7 @@ class Storage:
 
     @property
     def _parts(self) -> int:
-        return 1 if self.axis is None else self.layout.sizes[self.axis]
+        return 1 if self.axis is None else self.layout.parts[self.axis]
 
     def kept_bytes(self) -> tuple[IntArray, IntArray, IntArray]:
         """int64 [n, K] each: parameters, gradients and optimizer state that an op's first copy keeps at each place."""
@@ -88,11 +88,9 @@ class Storage:
     def _local(self, state: int, size: int, is_split: bool) -> IntArray:
         """int64 [K]: bytes of a state at each place."""
         value = np.array([size], dtype=np.int64)
-        for a, sharding in enumerate(self.layout.mesh):
-            k = sharding.axis.size
+        for a, (sharding, k) in enumerate(zip(self.layout.mesh, self.layout.sizes, strict=True)):
             if sharding.state[state] > SUM or (is_split and a == self.axis):
-                ends = value[:, None] * np.arange(k + 1) // k
-                value = np.diff(ends, axis=1).reshape(-1)
+                value = cut_evenly(value, self.layout.parts[a])[:, :k].reshape(-1)
             else:
                 value = np.repeat(value, k)
         return value
@@ -136,7 +134,7 @@ class Storage:
                 sizes = exchanges.sizes[layout.tensor_ids(t)][:1]
                 for a, target in enumerate(targets):
                     if target is not None and target > SUM:
-                        sizes = sizes // layout.sizes[a]
+                        sizes = sizes // layout.parts[a]
                 op = int(graph.tensor_producer[t])
                 ids, _ = exchanges.exchange("reduce_scatter", self.axis, ids, sizes, op, Phase.BACKWARD, True)
             out.edges(ids, layout.op_ids(c))
@@ -146,7 +144,8 @@ class Storage:
         assert self.axis is not None
         update = next(self._index[user] for user in state.users if self._is_update[self._index[user]])
         made, size = self._shard(out, number, state, self.layout.op_ids(update).reshape(-1))
-        exchanges.exchange("all_gather", self.axis, made, size, update, Phase.UPDATE, True)
+        whole = self._local(number, state.parameter_bytes, False)[None, :] if self.layout.is_folded else None
+        exchanges.exchange("all_gather", self.axis, made, size, update, Phase.UPDATE, True, (), whole)
 
     def _shard(self, out: Emission, number: int, state: State, producers: IntArray) -> tuple[IntArray, IntArray]:
         """Tensors [1, K] of the part of a parameter that each place keeps or has updated, and their sizes."""
@@ -179,8 +178,10 @@ class Storage:
                 previous = layer
             copies = max(int(layout.copies[op]) for op in ops)
             shard, size = shards[number]
+            whole = np.repeat(self._local(number, state.parameter_bytes, False)[None, :], copies, 0)
+            given, sizes = np.repeat(shard, copies, 0), np.repeat(size, copies, 0)
             ids, _ = exchanges.exchange(
-                "all_gather", self.axis, np.repeat(shard, copies, 0), np.repeat(size, copies, 0), first, phase, False
+                "all_gather", self.axis, given, sizes, first, phase, False, (), whole if layout.is_folded else None
             )
             self._wait(out, exchanges, copies, turns)
             for op in ops:
@@ -211,7 +212,7 @@ class Storage:
     def _wait(self, out: Emission, exchanges: Exchanges, copies: int, turns: list[IntArray]) -> None:
         """The gathers made last begin when the layer before theirs does, not all at the beginning of the step."""
         layout = self.layout
-        last = exchanges.collectives[-(copies * layout.places // self._parts) :]
+        last = exchanges.collectives[-(copies * layout.places // layout.sizes[self.axis or 0]) :]
         gathers = np.array([op for collective in last for op in collective.ops])
         if len(turns) < 2:
             return

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.collective_graphs import star, step_s
 
 from env.collective_times import lone_collective
+from env.collectives import buffer_bytes
+from env.plan import Plan
+from env.problem import Problem
+from env.simulation.simulator import Simulator
 from graphs.errors import GraphError, MismatchError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS, KINDS, Template, carried_out_by, reduce, template
 from graphs.transforms.collectives.rounds import own_piece
@@ -163,13 +168,38 @@ def test_without_collectives_nothing_changes() -> None:
 def test_fused_ranks_wait_for_each_other_and_take_the_time_given() -> None:
     after = reduce(lone_collective("all_gather", 4, 400), "ring", fused_s=np.array([2.5]))
     graph = after.graph
-    last = [graph.op_names.index(f"use{r}") for r in range(4)]
+    ready = [graph.op_names.index(f"use{r}.fused{r}") for r in range(4)]
+    timed = [graph.op_names.index(f"use{r}.fused{4 + r}") for r in range(4)]
     assert graph.time_keys == ("*",)
-    assert graph.time_s[last, 0].tolist() == [2.5] * 4
-    assert np.isnan(np.delete(graph.time_s, last, axis=0)).all()
-    sync = np.flatnonzero(graph.tensor_transfer_s == 0)
+    assert graph.time_s[timed, 0].tolist() == [2.5] * 4
+    assert np.isnan(np.delete(graph.time_s, timed, axis=0)).all()
+    sync = [t for t in np.flatnonzero(graph.tensor_transfer_s == 0).tolist() if graph.tensor_producer[t] in ready]
     assert len(sync) == 4
-    assert all(graph.consumers_of(t).tolist() == last for t in sync.tolist())
+    assert all(graph.consumers_of(t).tolist() == timed for t in sync)
+
+
+def test_a_fused_collective_needs_the_memory_of_one_that_is_spelt_out() -> None:
+    """What is given is held until the end, and the result from then on; buffers are held meanwhile."""
+    cluster = star(8, 1e-6, 1e-9, 1e-10)
+    for kind, algorithm, in_place in (
+        ("all_reduce", "ring", False),
+        ("all_reduce", "ring", True),
+        ("all_gather", "ring", False),
+    ):
+        before = lone_collective(kind, 8, 720720, in_place=in_place)
+        seconds, buffers = np.array([1.0]), np.array([buffer_bytes(kind, algorithm, 720720, 8)])
+        peaks = [
+            Simulator(Problem(after.graph, cluster)).score(Plan(after.part)).peak_bytes.tolist()
+            for after in (reduce(before, algorithm), reduce(before, algorithm, seconds, buffers))
+        ]
+        assert peaks[0] == peaks[1]
+
+
+def test_one_rank_alone_takes_the_time_given() -> None:
+    """It stands for others: nothing waits for them."""
+    whole = lone_collective("all_reduce", 1, 100)
+    after = reduce(whole, "ring", fused_s=np.array([2.5]))
+    assert step_s(after, star(1, 1e-6, 1e-9, 0.0)) == 2.5
 
 
 def test_what_an_algorithm_does_not_know_another_one_carries_out() -> None:

@@ -1,0 +1,136 @@
+"""Folding: one place of the mesh stands for all of a stage, and one op for all ranks of a collective.
+
+Where the devices of a stage are equal, replicas and parts do the same at the same time, so one of them is enough to
+tell the step time and the memory. A collective is then one op in the lane of that device, and takes the time that all
+groups along its axis take side by side on the real cluster. What a stage sends to the next one takes the time of the
+busiest link when all places send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from baselines.strategies.collective_costs import CollectiveCosts
+from baselines.strategies.devices import devices_of
+from env.cluster import Cluster
+from env.collectives import Interconnect
+from graphs.arrays import IntArray
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.collectives import reduce
+from graphs.transforms.derived import Derived
+from graphs.transforms.strategy import Strategy
+
+LARGE_OPS = 300_000  # of a derived graph, about: more of them are folded
+_SPATIAL = ("hp", "wp")
+_EXCHANGES = 0.04  # collectives for each op and axis of a mesh, about
+_ROUNDS = 16  # of a collective that is spelt out, at most
+
+
+def grid_of(cluster: Cluster, strategy: Strategy) -> IntArray:
+    """int64 [stages, *sizes of the mesh]: the devices of a strategy.
+
+    Raises:
+        StrategyError: as `devices_of`.
+    """
+    sizes = [rule.size for rule in strategy.mesh if rule.size > 1]
+    devices = devices_of(cluster, strategy)[: strategy.devices]
+    return np.asarray(devices, dtype=np.int64).reshape(strategy.stages, *sizes)
+
+
+def expected_ops(graph: OpGraph, strategy: Strategy) -> int:
+    """About how many ops the graph of a strategy has where it is not folded."""
+    exchanges = sum(2 * min(rule.size, _ROUNDS) * _EXCHANGES for rule in strategy.mesh if rule.size > 1)
+    return int(graph.n_ops * strategy.micro_batches * strategy.places * (1 + exchanges))
+
+
+def is_to_be_folded(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> bool:
+    """Whether a strategy's graph would be too large, and one place can stand for all."""
+    return expected_ops(graph, strategy) > LARGE_OPS and not why_not_folded(cluster, strategy)
+
+
+def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
+    """A sentence that says why no place of a strategy's mesh stands for all; "" where one does."""
+    names = [rule.name for rule in strategy.mesh if rule.size > 1]
+    for name in names:
+        if name in _SPATIAL:
+            return (
+                f"strategy {strategy.text!r} cuts images by {name}, and parts at the edge are no equals of the others."
+            )
+    if any(rule.shares for rule in strategy.mesh):
+        return f"strategy {strategy.text!r} has uneven shares of the batch, so no place stands for all."
+    if not names:
+        return f"strategy {strategy.text!r} has no mesh, so there is nothing to fold."
+    for stage in grid_of(cluster, strategy).reshape(strategy.stages, -1):
+        first, *others = (replace(cluster.devices[d], name="any") for d in stage.tolist())
+        for d, device in zip(stage[1:].tolist(), others, strict=True):
+            if device != first:
+                a, b = cluster.devices[int(stage[0])].name, cluster.devices[d].name
+                return f"strategy {strategy.text!r} has unequal devices, {a!r} and {b!r}, in one stage."
+    return ""
+
+
+def folded_note(strategy: Strategy) -> str:
+    """A sentence for people who read the score of a folded strategy."""
+    where = " of each stage" if strategy.stages > 1 else ""
+    return f"Scored on one of {strategy.places} equal places{where}, which stands for all."
+
+
+def check_folded(cluster: Cluster, strategy: Strategy) -> None:
+    """Refuse to fold what cannot be folded.
+
+    Raises:
+        StrategyError: says why.
+    """
+    why = why_not_folded(cluster, strategy)
+    if why:
+        raise StrategyError(f"{why[:-1]}; do not fold it.")
+
+
+def with_lone_collectives(
+    exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray
+) -> Derived:
+    """The folded graph with one op for each collective, which takes as long as all groups along its axis.
+
+    Args:
+        algorithm: of all collectives; "" for the quickest of each.
+        grid: int64 [stages, *sizes of the mesh], devices of the cluster.
+        rank: int64 [n], the row of `grid` that each op runs on.
+    """
+    axes = [axis.name for axis in exchanged.mesh]
+    costs = CollectiveCosts(cluster, grid)
+    names, seconds, buffers = [], [], []
+    for collective in exchanged.collectives:
+        axis, stage = axes.index(collective.axis), int(rank[collective.ops[0]])
+        name = algorithm or costs.quickest(collective.kind, axis, collective.bytes, stage)
+        taken_s, held = costs.exactly(collective.kind, axis, collective.bytes, name, stage)
+        names.append(name)
+        seconds.append(taken_s)
+        buffers.append(held)
+    return reduce(exchanged, names, np.array(seconds), np.array(buffers, dtype=np.int64))
+
+
+def with_shared_links(derived: Derived, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
+    """The folded graph whose tensors take as long from stage to stage as those of all places together.
+
+    Arguments as of `with_lone_collectives`.
+    """
+    graph = derived.graph
+    producer, consumer, tensor = graph.edge_list
+    crossing = np.flatnonzero((rank[producer] != rank[consumer]) & np.isnan(graph.tensor_transfer_s[tensor]))
+    pairs = np.unique(np.column_stack([rank[producer[crossing]], rank[consumer[crossing]]]), axis=0)
+    transfer_s = graph.tensor_transfer_s.copy()
+    flat = grid.reshape(len(grid), -1)
+    for from_, to in pairs.tolist():
+        route, together = (
+            cluster.routes[int(flat[from_, 0]), int(flat[to, 0])],
+            Interconnect.busiest(cluster, flat[from_], flat[to]),
+        )
+        alone = Interconnect(route.latency_s, 1.0 / route.bandwidth_bytes_per_s)
+        if together.latency_s > alone.latency_s or together.s_per_byte > alone.s_per_byte:
+            sent = np.unique(tensor[crossing[(rank[producer[crossing]] == from_) & (rank[consumer[crossing]] == to)]])
+            taken_s = together.latency_s + graph.tensor_bytes[sent] * together.s_per_byte
+            transfer_s[sent] = np.fmax(transfer_s[sent], taken_s / max(len(route.links), 1))
+    return replace(derived, graph=replace(graph, tensor_transfer_s=transfer_s))
