@@ -104,7 +104,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Applied:
         unordered=unordered,
         exchanged=exchanged,
         stage=of_op,
-        note=remarks(again.graph, derived.graph, strategy),
+        note=remarks(again.graph, derived.graph, cluster, strategy),
     )
 
 
