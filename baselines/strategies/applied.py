@@ -103,15 +103,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
-        if order is None:
-            device = _devices(unordered, target, devices, rank)
-            costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
-            order = memory_order(costs, strategy.micro_batches)
         try:
+            if order is None:
+                device = _devices(unordered, target, devices, rank)
+                costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
+                order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
-        except MismatchError:
+        except MismatchError as error:
             check_independence(whole, strategy)
-            raise
+            raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     device = _devices(spelt_out, target, devices, rank)
@@ -124,15 +124,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         unordered=unordered,
         exchanged=exchanged,
         stage=stage[spelt_out.origin],
-        note=_note(again.graph, derived.graph, strategy, folded),
+        note=_note(again.graph, derived.graph, cluster, strategy, folded),
         is_folded=folded,
     )
 
 
-def _note(before: OpGraph, after: OpGraph, strategy: Strategy, folded: bool) -> str:
+def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> str:
     if not folded:
-        return remarks(before, after, strategy)
-    return f"{folded_note(strategy)} {remarks(before, after, strategy, strategy.places)}".rstrip()
+        return remarks(before, after, cluster, strategy)
+    return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places)}".rstrip()
 
 
 def as_it_is(problem: Problem, plan: Plan) -> Applied:

@@ -96,7 +96,7 @@ class Cuts:
                 parts *= other.size
         words = axis.words or OWN_FAMILY  # the rows of weights do not depend on other axes
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
-        size = 0 if axis.words else axis.size
+        size = axis.size if not axis.words or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
         key = (axis.words, size, axis.sequence, axis.modules, levels, too_small)
         if key in self._failed:
