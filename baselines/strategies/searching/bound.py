@@ -19,19 +19,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baselines.strategies.searching.copies import Costs, Staged
 from baselines.strategies.searching.extents import Extents
 from baselines.strategies.searching.families import FAMILIES, HYBRID, PIPELINES
-from env.bounds.area import Work
+from baselines.strategies.searching.filling import Filling
 from env.bounds.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.splitting.sharding import SHAPE_ONLY
 
 ALL, ONE_DEVICE, NO_STRATEGY = "all", "one device", "none"
+_STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
+_LOOPED = "interleaved"  # of as many micro-batches as there are devices, or more
 _ROUNDING = 1e-9  # relative: a score adds up millions of numbers
-_HALVINGS = 50
 
 
 def strategy_bounds(graph: OpGraph, cluster: Cluster) -> Mapping[str, float]:
@@ -67,7 +68,7 @@ def _one_device_s(problem: Problem) -> float:
 
 def _families(problem: Problem, devices: IntArray) -> dict[str, float]:
     graph, count = problem.graph, len(devices)
-    extents, costs, room = Extents.of(graph), _Costs.of(problem, devices), _Room.of(problem, devices)
+    extents, costs, room = Extents.of(graph), Costs.of(problem, devices), _Room.of(problem, devices)
     is_update = graph.phase == Phase.UPDATE
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
@@ -80,147 +81,37 @@ def _families(problem: Problem, devices: IntArray) -> dict[str, float]:
         "spatial": (along["height"] * along["width"], room.shared(places)),
     }
     result = {name: _least(costs.area_s(parts, places), fits) for name, (parts, fits) in limits.items()}
-    staged = _Staged.of(problem, costs, anyhow, extents)
-    one = np.ones(1, dtype=np.int64)
-    pipeline_s = _least(staged.least_s(one, one * count), room.shared(one * count))
-    result |= dict.fromkeys(PIPELINES, pipeline_s)
-    hybrid = places[places <= count // 2]
-    result[HYBRID] = _least(staged.least_s(hybrid, count // hybrid), room.shared(hybrid * (count // hybrid)))
+    staged = Staged.of(graph, costs, anyhow, extents)
+    filling = Filling(graph, costs, extents, anyhow, staged)
+    result |= _pipelines(filling, room, count)
     meshes = places[places >= 4]  # of two axes, without stages
-    result[HYBRID] = min(result[HYBRID], _least(costs.area_s(anyhow, meshes), room.shared(meshes)))
+    result[HYBRID] = _least(costs.area_s(anyhow, meshes), room.shared(meshes))
+    if count >= 4 and room.shared(np.array([count])).all():
+        k, p = (x + 2 for x in np.divmod(np.arange((count - 1) ** 2), count - 1))
+        k, p = k[k * p <= count], p[k * p <= count]
+        known_s = min(result[HYBRID], _least(staged.least_s(k, p, p), room.shared(k * p)))
+        for is_v in (False, True):
+            known_s = filling.least_s(count, (2, count // 2), is_v, known_s)
+        result[HYBRID] = known_s
     return {name: seconds * (1.0 - _ROUNDING) for name, seconds in result.items()}
+
+
+def _pipelines(filling: Filling, room: _Room, devices: int) -> dict[str, float]:
+    """Bounds of stages without a mesh, by order."""
+    stages = np.arange(2, devices + 1)
+    one, fits = np.ones_like(stages), room.shared(stages)
+    if not fits.any():
+        return {}
+    anyhow_s = _least(filling.staged.least_s(one, stages, one), fits)
+    looped_s = _least(filling.staged.least_s(one, stages, stages), fits)
+    straight_s, v_shaped_s = (filling.least_s(devices, (1, 1), is_v) for is_v in (False, True))
+    by_order = dict.fromkeys((name.removeprefix("pp ") for name in PIPELINES), anyhow_s)
+    by_order |= {**dict.fromkeys(_STRAIGHT, straight_s), **dict.fromkeys(_V_SHAPED, v_shaped_s), _LOOPED: looped_s}
+    return {f"pp {order}": seconds for order, seconds in by_order.items() if f"pp {order}" in PIPELINES}
 
 
 def _least(seconds: FloatArray, fits: BoolArray) -> float:
     return float(seconds[fits].min(initial=np.inf))
-
-
-@dataclass(frozen=True, eq=False)
-class _Costs:
-    """Seconds of ops, launches apart from what is divided among parts (n ops, D devices).
-
-    Attributes:
-        launch_s, work_s: float64 [n], on the device where they cost least at the prices below.
-        least_launch_s, least_work_s: float64 [n], on the device where they take least.
-        price_sum: float64 [D], of the dearest 1, 2 .. D devices, the prices of all adding up to 1.
-    """
-
-    launch_s: FloatArray
-    work_s: FloatArray
-    least_launch_s: FloatArray
-    least_work_s: FloatArray
-    price_sum: FloatArray
-
-    @staticmethod
-    def of(problem: Problem, devices: IntArray) -> _Costs:
-        """Prices of a second of each device are those that prove the area bound with every op divided at will."""
-        graph = problem.graph
-        columns, first, kind, size = np.unique(
-            problem.op_s[:, devices], axis=1, return_index=True, return_inverse=True, return_counts=True
-        )
-        work = Work(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
-        price = work.area(np.ones(graph.n_ops, dtype=np.bool_))[1]
-        overhead_s = np.array([problem.cluster.devices[d].launch_overhead_s for d in devices[first].tolist()])
-        is_modelled = np.isnan(graph.time_s).all(axis=1)  # of a measured time, nobody knows what launches took
-        launch_s = np.where(is_modelled, graph.kernels, 0)[:, None] * overhead_s
-        rest_s = np.maximum(columns - launch_s, 0.0)
-        each = np.sort(price[kind.reshape(-1)])[::-1]
-        priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
-        return _Costs(*priced, launch_s.min(axis=1), rest_s.min(axis=1), np.cumsum(each))
-
-    def area_s(self, parts: FloatArray, places: IntArray) -> FloatArray:
-        """float64 [k]: seconds of every op at each of so many places, int64 [k], in no more parts than float64 [n]."""
-        few, group = np.unique(np.minimum(parts, places.max(initial=1)), return_inverse=True)
-        work_s = np.bincount(group, self.work_s, len(few))
-        copies_s = (work_s / np.minimum(places[:, None], few)).sum(axis=1) + self.launch_s.sum()
-        result: FloatArray = places * copies_s / self.price_sum[places - 1]
-        return result
-
-
-@dataclass(frozen=True, eq=False)
-class _Staged:
-    """Ops in groups that may be cut alike, for strategies of stages and micro-batches (G groups, P paths).
-
-    Attributes:
-        parts: float64 [G].
-        work_s: float64 [G], at the prices of `costs`.
-        once_s, often_s: launches of ops that may run once for all micro-batches, and of those that run for each.
-        path_launch_s, path_work_s: float64 [P] and [P, G].
-        micro_batches: so many at most.
-        price_sum: as in `_Costs`.
-    """
-
-    parts: FloatArray
-    work_s: FloatArray
-    once_s: float
-    often_s: float
-    path_launch_s: FloatArray
-    path_work_s: FloatArray
-    micro_batches: int
-    price_sum: FloatArray
-
-    @staticmethod
-    def of(problem: Problem, costs: _Costs, parts: FloatArray, extents: Extents) -> _Staged:
-        most = len(costs.price_sum) * extents.micro_batches
-        few, group = np.unique(np.minimum(parts, most), return_inverse=True)
-        paths = _paths(problem.graph, costs, parts, most)
-        return _Staged(
-            parts=few,
-            work_s=np.bincount(group, costs.work_s, len(few)),
-            once_s=float(costs.launch_s[~extents.is_chunked].sum()),
-            often_s=float(costs.launch_s[extents.is_chunked].sum()),
-            path_launch_s=np.array([costs.least_launch_s[path].sum() for path in paths]),
-            path_work_s=np.array([np.bincount(group[p], costs.least_work_s[p], len(few)) for p in paths]),
-            micro_batches=extents.micro_batches,
-            price_sum=costs.price_sum,
-        )
-
-    def area_s(self, places: IntArray, stages: IntArray, micro_batches: FloatArray) -> FloatArray:
-        """float64 [k], as all arguments: seconds of the work of all copies on all devices."""
-        work_s = (self.work_s / np.minimum(places[:, None], self.parts)).sum(axis=1)
-        copies_s = places * (self.once_s + micro_batches * self.often_s + work_s)
-        result: FloatArray = copies_s / self.price_sum[places * stages - 1]
-        return result
-
-    def path_s(self, places: IntArray, micro_batches: FloatArray) -> FloatArray:
-        """float64 [k], as both arguments: seconds of the longest path, the mean over places and micro-batches."""
-        share = 1.0 / np.minimum((places * micro_batches)[:, None], self.parts)
-        result: FloatArray = (self.path_launch_s + share @ self.path_work_s.T).max(axis=1)
-        return result
-
-    def least_s(self, places: IntArray, stages: IntArray) -> FloatArray:
-        """float64 [k], as both arguments: the larger of area and path, for whatever number of micro-batches.
-
-        The area grows with it and the path shrinks: bisection to where they meet. Between `few` and `many` both are
-        at least what is returned.
-        """
-        few, many = np.ones(len(places)), np.full(len(places), float(self.micro_batches))
-        many = np.where(self.area_s(places, stages, few) >= self.path_s(places, few), few, many)
-        few = np.where(self.path_s(places, many) >= self.area_s(places, stages, many), many, few)
-        for _ in range(_HALVINGS):
-            middle = np.sqrt(few * many)
-            is_few = self.area_s(places, stages, middle) < self.path_s(places, middle)
-            few, many = np.where(is_few, middle, few), np.where(is_few, many, middle)
-        return np.maximum(self.area_s(places, stages, few), self.path_s(places, many))
-
-
-def _paths(graph: OpGraph, costs: _Costs, parts: FloatArray, most: int) -> list[IntArray]:
-    """The longest paths with ops cut into 1, 2, 4 .. parts, each a list of ops. O((n + e) log most)."""
-    from baselines.kernel_records import readers_of
-    from baselines.path_kernel import longest_path  # loads the compiler
-
-    # What is made of a shape alone waits for no values, micro-batches or not: no path leads through it.
-    gone = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
-    room = np.empty(graph.n_ops), np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
-    free_s = np.zeros(graph.n_tensors)
-    found: dict[bytes, IntArray] = {}
-    for power in range(int(most).bit_length()):
-        op_s = costs.least_launch_s + costs.least_work_s / np.minimum(2.0**power, parts)
-        left = graph.topological_order.copy()
-        length, _ = longest_path(left, graph.n_ops, gone, readers_of(graph), op_s, free_s, *room)
-        path = room[2][:length].copy()
-        found[path.tobytes()] = path
-    return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)

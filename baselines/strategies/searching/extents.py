@@ -29,7 +29,7 @@ class Extents:
     Attributes:
         most: float64 [n], parts along all axes of a mesh and in time together; 1: always whole.
         along: float64 [n] by axis word, parts where a mesh has axes of this word alone.
-        is_chunked: bool [n], whether every micro-batch certainly has an own copy.
+        is_chunked: bool [n], whether each micro-batch certainly has an own copy, of a part of `along` the batch.
         micro_batches: so many at most.
     """
 
@@ -45,7 +45,7 @@ class Extents:
         largest = np.ones(graph.n_ops)
         along = {word: np.ones(graph.n_ops) for word in _OWN}
         leaks, known = False, dict[tuple[int, int], _Summary]()
-        is_stateless = np.ones(graph.n_ops, dtype=np.bool_)
+        is_stateless, is_clear = np.ones((2, graph.n_ops), dtype=np.bool_)
         for op, rows in enumerate(graph.split_rows):
             if not rows:
                 continue
@@ -53,7 +53,7 @@ class Extents:
             found = known.get(key) or known.setdefault(key, _Summary.of(rows, n_read[op]))
             leaks |= found.leaks
             largest[op] = found.extent
-            is_stateless[op] = not found.cuts_state
+            is_stateless[op], is_clear[op] = not found.cuts_state, found.batch_rows <= 1
             for word, extent in found.along.items():
                 along[word][op] = extent
         most = np.minimum(largest**_AXES, 1e18)
@@ -61,7 +61,7 @@ class Extents:
         of_inputs = float(batch[is_input].max(initial=1.0))
         limit = of_inputs if of_inputs > 1 else float((largest if leaks else batch).max(initial=1.0))
         # A state that a row of the batch cuts could keep another row from fitting.
-        is_chunked = (batch >= limit) & (limit > 1) & bool(is_stateless.all()) & (not leaks)
+        is_chunked = (batch >= limit) & is_clear & bool(limit > 1 and is_stateless.all() and not leaks)
         return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit))
 
 
@@ -72,12 +72,14 @@ class _Summary:
     Attributes:
         extent: the largest of them.
         along: largest extent by word of `_OWN`.
+        batch_rows: how many different extents rows of the batch have, beside 1.
         cuts_state: whether a row of the batch cuts a state.
         leaks: whether a row makes a cut tensor of whole ones and sums, so that cuts of another word may begin there.
     """
 
     extent: int
     along: Mapping[str, int]
+    batch_rows: int
     cuts_state: bool
     leaks: bool
 
@@ -93,4 +95,5 @@ class _Summary:
             cuts_state |= row.axis == BATCH and any(isinstance(part, Shard) for part in states)
             is_sum = any(isinstance(part, Partial) for part in read)
             leaks |= is_sum and extent > 1 and not any(isinstance(part, Shard) for part in read)
-        return _Summary(max(max(row.extent, 1) for row in rows), along, cuts_state, leaks)
+        of_batch = {row.extent for row in rows if row.axis == BATCH and row.extent > 1}
+        return _Summary(max(max(row.extent, 1) for row in rows), along, len(of_batch), cuts_state, leaks)
