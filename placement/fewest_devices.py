@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from baselines.strategies.searching.estimator import Estimator
-from baselines.strategies.searching.records import Estimate
 from env.cluster import Cluster
 from env.resizing import resized
 from graphs.errors import ClusterError, StrategyError
@@ -15,6 +13,9 @@ from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import MeshRule, Strategy
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.records import Estimate
 
 MOST_DEVICES = 1024  # no more are tried
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
@@ -116,6 +117,8 @@ def can_recompute(graph: OpGraph) -> bool:
 
 
 def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimate]:
+    from baselines.strategies.searching.estimator import Estimator  # loads all transforms
+
     estimator = Estimator(graph, cluster)
     for strategy in frugal_strategies(graph, count):
         try:

@@ -14,8 +14,8 @@ from env.device import Device
 from env.presets import PRESETS
 from graphs.errors import UnknownNameError
 from graphs.formatting import format_bytes, show
+from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
-from graphs.precisions import PRECISIONS, STATES, State, activation_width, parameter_counts, state
 from graphs.transforms.strategy import Strategy
 from placement.fewest_devices import EACH_LAYER, FewestDevices, can_recompute, fewest_devices
 
@@ -76,7 +76,7 @@ class MemoryEstimate:
     precision: str
     optimizer: str | None
     samples: int
-    states: tuple[State, ...]
+    states: tuple[KeptState, ...]
     activations: tuple[Activations, ...]
     devices: tuple[LeastDevices, ...]
     fewest: FewestDevices | None = None
@@ -151,7 +151,7 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
     chosen = (optimizer or graph.origin.optimizer or "adam") if graph.is_training else None
     names = list(STATES) if graph.is_training else [None]
     precisions = [name for name in PRECISIONS if graph.is_training or not PRECISIONS[name].master]
-    states = tuple(state(graph, precision, name) for precision in precisions for name in names)
+    states = tuple(kept_state(graph, precision, name) for precision in precisions for name in names)
     samples = graph.origin.batch_size or 1
     activations = tuple(_activations(graph, precisions, samples))
     parameters, trained = parameter_counts(graph)

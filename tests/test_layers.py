@@ -20,7 +20,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "disk networkx_io origin records rows",
         "checks opgraph",
         "kept generators capture transforms",
-        "precisions",
         "readers",
         "files",
         "zoo",

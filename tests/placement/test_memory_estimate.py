@@ -13,8 +13,8 @@ from torch import nn, zeros
 from env.cluster import Cluster, Device, both_ways
 from graphs.capture import capture
 from graphs.errors import UnknownNameError
+from graphs.kept import activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
-from graphs.precisions import activation_width, parameter_counts, state
 from placement.fewest_devices import fewest_devices, frugal_strategies
 from placement.memory_estimate import estimate_memory, least_devices, preset_devices
 
@@ -29,20 +29,20 @@ def layers(train: bool = True, batch: int = 4) -> OpGraph:
 def test_the_state_is_that_of_the_formulas() -> None:
     graph, n = layers(), 3 * 10_100
     assert parameter_counts(graph) == (n, n)
-    assert state(graph, "float32", "adam").total_bytes == 16 * n == graph.kept_bytes.sum()
-    assert state(graph, "mixed", "adam").total_bytes == 16 * n  # the ZeRO paper's 2 + 2 + 12
-    assert state(graph, "mixed", "momentum").total_bytes == 12 * n
-    assert state(graph, "bfloat16", "adamw").total_bytes == 8 * n
-    assert state(graph, "bfloat16", "sgd").optimizer_bytes == 0
-    assert state(graph, "float32", "adafactor").optimizer_bytes == int(4 * 3 * 2 * 10_100**0.5)
-    assert state(graph, "float32", None).total_bytes == 4 * n
+    assert kept_state(graph, "float32", "adam").total_bytes == 16 * n == graph.kept_bytes.sum()
+    assert kept_state(graph, "mixed", "adam").total_bytes == 16 * n  # the ZeRO paper's 2 + 2 + 12
+    assert kept_state(graph, "mixed", "momentum").total_bytes == 12 * n
+    assert kept_state(graph, "bfloat16", "adamw").total_bytes == 8 * n
+    assert kept_state(graph, "bfloat16", "sgd").optimizer_bytes == 0
+    assert kept_state(graph, "float32", "adafactor").optimizer_bytes == int(4 * 3 * 2 * 10_100**0.5)
+    assert kept_state(graph, "float32", None).total_bytes == 4 * n
 
 
 def test_the_width_is_that_of_the_captured_numbers() -> None:
     half = capture(nn.Linear(10, 10).bfloat16(), (zeros(2, 10).bfloat16(),), train=True)
     assert (activation_width(half), activation_width(layers())) == (2, 4)
     assert parameter_counts(half) == (110, 110)
-    assert state(half, "float32", "adam").total_bytes == 16 * 110
+    assert kept_state(half, "float32", "adam").total_bytes == 16 * 110
     assert estimate_memory(half).precision == "bfloat16"
 
 
@@ -51,7 +51,7 @@ def test_what_is_frozen_has_no_gradient() -> None:
     model[0].requires_grad_(False)
     graph = capture(model, (zeros(2, 100),), train=True)
     assert parameter_counts(graph) == (10_100 + 101, 101)
-    assert state(graph, "float32", "adam").gradient_bytes == 4 * 101
+    assert kept_state(graph, "float32", "adam").gradient_bytes == 4 * 101
 
 
 sizes = st.integers(0, 10_000)

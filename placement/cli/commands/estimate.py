@@ -40,7 +40,7 @@ def estimate(given: EstimateOptions) -> None:
     """Say how much memory a model needs, by number format and optimizer, and how many devices that takes at least."""
     with progress("importing"):
         from graphs.errors import UnknownNameError
-        from graphs.precisions import STATES
+        from graphs.kept import STATES
         from placement.inputs.sources import check_cluster_argument, cluster_for
     if given.optimizer is not None and given.optimizer not in STATES:
         raise UnknownNameError("optimizer", given.optimizer, STATES)

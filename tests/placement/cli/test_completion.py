@@ -19,7 +19,7 @@ from env.gym.named import LOCAL
 from env.presets import PRESETS
 from env.problem import OBJECTIVES
 from graphs.capture.api import GRANULARITIES
-from graphs.precisions import STATES
+from graphs.kept import STATES
 from graphs.zoo import MODELS
 from placement.exporters.exporting import TARGETS
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
