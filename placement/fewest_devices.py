@@ -49,9 +49,10 @@ class FewestDevices:
                 f"{graph} fits on no number of devices like those of {cluster} up to {self.tried}: "
                 f"{self.estimate.strategy} lacks {format_bytes(self.estimate.missing_bytes)} on one."
             )
+        devices = "devices" if self.count > 1 else "device"
         fewer = f" Fewer than {self.at_least} cannot hold what is kept." if self.at_least > 1 else ""
         return (
-            f"{graph} fits on {self.count} of {cluster}, with strategy {self.estimate.strategy}, about "
+            f"{graph} fits on {self.count} {devices} like those of {cluster}, with strategy {self.estimate.strategy}, about "
             f"{format_seconds(self.estimate.step_time_s)} a step.{fewer}"
         )
 

@@ -111,7 +111,7 @@ def test_the_smallest_number_of_devices_is_found() -> None:
     assert (found.count or 0) >= 2
     assert found.estimate is not None
     assert found.estimate.fits
-    assert f"layers fits on {found.count} of small, with strategy " in found.headline()
+    assert f"layers fits on {found.count} devices like those of small, with strategy " in found.headline()
     assert found.headline().endswith("Fewer than 2 cannot hold what is kept.")
 
 
