@@ -60,7 +60,7 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     if overall is not None:
         head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
     first = "method" if overall is None else "method or strategy"
-    table = _table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    table = new_table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
     width = max(len(result.method) for result in comparison.results)
     fitting = [(r.answer.objective_s, _comparison_row(comparison, r, r.answer)) for r in comparison.results if r.answer]
     fitting += [] if overall is None else _strategy_rows(overall)
@@ -121,7 +121,7 @@ def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> t
 
 def what_if_table(found: WhatIf) -> list[RenderableType]:
     """One row per cluster, with the speed-up over one of its devices as a bar; below, why nothing fits."""
-    table = _table(
+    table = new_table(
         "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
     )
     reasons: list[RenderableType] = []
@@ -168,12 +168,12 @@ def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[Renderable
 
 def coverage_tables(found: Coverage) -> list[RenderableType]:
     """How much of a graph's work can be split along each axis; what cannot be split along the batch."""
-    shares = _table("can be split by", "share of the FLOPs", "")
+    shares = new_table("can be split by", "share of the FLOPs", "")
     for axis, share in found.shares.items():
         shares.add_row(show(axis), f"{share:.1%}", ProgressBar(total=1.0, completed=share, width=BAR_WIDTH))
     if not found.unsplit:
         return [shares, "every op can be split by batch"]
-    unsplit = _table("not by batch", "ops", "share of the FLOPs", "because", left=("because",))
+    unsplit = new_table("not by batch", "ops", "share of the FLOPs", "because", left=("because",))
     for one in found.unsplit:
         unsplit.add_row(show(one.kind), f"{one.ops:,}", f"{one.share:.1%}", one.reason)
     return [shares, unsplit]
@@ -181,7 +181,7 @@ def coverage_tables(found: Coverage) -> list[RenderableType]:
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
     """One row per model, with how much placement could gain."""
-    table = _table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
+    table = new_table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
     for row in rows:
         best = row["best_speedup"]
         table.add_row(
@@ -205,7 +205,7 @@ def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[Renderable
 
 def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
     """One row per cluster."""
-    table = _table("cluster", "devices", "links", "summary", left=("devices", "summary"))
+    table = new_table("cluster", "devices", "links", "summary", left=("devices", "summary"))
     for cluster in clusters:
         models = Counter((device.model or device.kind, device.memory_bytes) for device in cluster.devices)
         devices = [f"{count} x {show(model)}, {format_memory(size)}" for (model, size), count in models.items()]
@@ -216,7 +216,7 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
 
 def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
     """Time against size for each algorithm, the quickest of each size in bold and marked."""
-    table = _table("bytes", *found.seconds)
+    table = new_table("bytes", *found.seconds)
     for k, (size, best) in enumerate(zip(found.sizes, found.best, strict=True)):
         cells = [
             Text(f"{'* ' if name == best else ''}{format_seconds(row[k])}", style="bold" if name == best else "")
@@ -238,7 +238,7 @@ def format_power_of_two(size_bytes: int) -> str:
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:
     """Devices, links and sources of one cluster."""
-    devices = _table(
+    devices = new_table(
         "device", "kind", "model", "memory", "reserved", "float32", "bandwidth", "launch", left=("kind", "model")
     )
     for device in cluster.devices:
@@ -252,7 +252,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             f"{format_bytes(device.bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),
         )
-    links = _table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
+    links = new_table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
     for link in cluster.links:
         rate = (
             "unlimited"
@@ -280,7 +280,8 @@ def format_count(value: float) -> str:
     return f"{value:.0f} P" if value >= 99.95 else f"{value:.3g} P"
 
 
-def _table(*headers: str, left: Sequence[str] = ()) -> Table:
+def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
+    """An empty table: its first column and those in `left` are flush left, the others flush right."""
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for number, header in enumerate(headers):
         justify: Any = "left" if number == 0 or header in left or not header else "right"
