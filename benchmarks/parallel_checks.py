@@ -39,6 +39,7 @@ import published_speedups
 import sublinear
 import zero_bubble
 from checks import Check, Found, Summary
+from megatron_times import Training
 from table import Printer
 
 CHECKS: Sequence[Check] = (
@@ -96,9 +97,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _trainings(contents: Mapping[Path, Any], left_out: dict[str, str]) -> tuple[megatron.Training, ...]:
+def _trainings(contents: Mapping[Path, Any], left_out: dict[str, str]) -> tuple[Training, ...]:
     """The rows of all files that have some; files that have wrong ones are added to those left out, with the reason."""
-    result: list[megatron.Training] = []
+    result: list[Training] = []
     for path, content in contents.items():
         try:
             result += megatron.trainings(content)
