@@ -150,7 +150,9 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         from placement.strategy_comparison import compare_strategies
 
         found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
-        write_strategies(dataclasses.replace(found, command=result.command), given.html)
+        write_strategies(
+            dataclasses.replace(found, command=result.command), given.html, result if result.alternatives else None
+        )
         yield f"report: {given.html}"
     elif given.html is not None:
         from placement.comparison import with_one_device
