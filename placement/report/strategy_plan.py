@@ -48,7 +48,8 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         where = f" in {', '.join(rule.modules)}" if rule.modules else ""
         rest = "; what it leaves whole is cut along the sequence" if rule.sequence else ""
-        yield f"{rule.name}, {rule.size} parts: {_SPLIT.get(rule.name, rule.name)}{where}{rest}."
+        shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
+        yield f"{rule.name}, {rule.size} parts: {_SPLIT.get(rule.name, rule.name)}{shares}{where}{rest}."
         if rule.name == "dp" and strategy.zero:
             yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {rule.size} parts, one on each replica."
     if strategy.stages > 1:
@@ -114,8 +115,10 @@ def _short(text: str, width: int) -> str:
 
 
 def _devices(result: Result, strategy: Strategy) -> list[str]:
-    """Names of the devices by stage and place: those of the cluster, in its order."""
+    """Names of the devices by stage and place: those that are named, or the cluster's in its order."""
     cluster = result.cluster
+    if strategy.device_names:
+        return list(strategy.device_names)
     return [cluster.devices[d].name for d in cluster.compute_devices.tolist()][: strategy.devices]
 
 

@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are, of how
 PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
 _SCORING_SHARE = 0.9  # of the rest goes into the search; then the best is carried out once more
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
-_S_PER_OP, MOST_DEFAULT_S = 0.01, 120.0
+_S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
 
 
 def has_strategies(graph: OpGraph, cluster: Cluster) -> bool:

@@ -67,7 +67,7 @@ def test_the_drawing_has_every_device_in_its_place(result: Result) -> None:
     svg = parsed(plan_drawing(result))
     names = ["".join(text.itertext()) for text in svg.iter("text")]
     assert [name for name in names if name.startswith("gpu")] == [f"gpu{d}" for d in (0, 2, 1, 3, 4, 6, 5, 7)]
-    assert [name for name in names if name.startswith("stage")][0].startswith("stage 1: ")
+    assert next(name for name in names if name.startswith("stage")).startswith("stage 1: ")
     assert {"dp 1", "dp 2", "tp 1", "tp 2"} <= set(names)
     assert "Data parallel on 2 with ZeRO-1, tensor parallel on 2, pipeline of 2 stages" in plan_drawing(result)
 
