@@ -28,7 +28,7 @@ _ORDERS = {
 }
 _FAMILIES = {
     ONE_DEVICE: "one device",
-    PLACEMENT: "each op on one device",
+    PLACEMENT: "placed op by op",
     "": "one device, the step in parts",
     "dp": "data parallel",
     "zero1": "data parallel, ZeRO-1",

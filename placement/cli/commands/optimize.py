@@ -176,7 +176,7 @@ def _refuse(given: OptimizeOptions, result: Result) -> None:
     from placement.solving.methods import HEURISTICS
 
     if result.alternatives:
-        raise InfeasibleError(f"no placement and no strategy fits: {result.reason}")
+        raise InfeasibleError(f"found no placement and no strategy that fits: {result.reason}")
     if result.strategy != "none":
         raise InfeasibleError(f"strategy {result.strategy!r} does not fit: {result.reason}")
     method = given.method
