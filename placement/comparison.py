@@ -210,6 +210,7 @@ def with_one_device(result: Result) -> Comparison:
         single_device_s=single.objective_s,
         versions=result.versions,
         command=result.command,
+        overall=result if result.alternatives else None,
     )
 
 

@@ -21,7 +21,7 @@ def advice(result: Result) -> str:
     ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
     answer = result.answer
     if answer is None:
-        return f"nothing fits: {result.reason}"
+        return f"found nothing that fits: {result.reason}"
     peak = format_bytes(max(answer.peak_bytes.values(), default=0))
     others = [one for one in ways if one.step_time_s is not None and one.name != ONE_DEVICE]
     if one_s is not None and one_s < answer.objective_s * _SAME:
@@ -36,12 +36,13 @@ def advice(result: Result) -> str:
 def _best(result: Result) -> str:
     if result.strategy != NO_STRATEGY:
         return in_words(Strategy.parse(result.strategy))
-    return f"each op on one of {len(result.answered().used)} devices, as {result.chosen} places them"
+    return f"placed op by op on {len(result.answered().used)} devices ({result.chosen})"
 
 
 def _told(one: Alternative, one_s: float | None) -> str:
     """A next best way and its gain."""
-    words = "each op on one device" if one.name == PLACEMENT else in_words(Strategy.parse(one.strategy))
+    is_placement = one.name == PLACEMENT
+    words = family_in_words(one.name) if is_placement else in_words(Strategy.parse(one.strategy))
     speedup = one.speedup(one_s)
     return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
 

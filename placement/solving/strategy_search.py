@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
 PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
-_SCORING_SHARE = 0.9  # of the rest goes into the search; then the best is carried out once more
+_SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
+_QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
-_S_PER_OP, MOST_DEFAULT_S = 0.01, 120.0
+_S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
 
 
 def has_strategies(graph: OpGraph, cluster: Cluster) -> bool:
@@ -58,22 +59,21 @@ def best_of_all(
         The result, with `Result.alternatives`; without an answer where nothing fits, and why.
     """
     began_s = time.perf_counter()
-    tell = progress or (lambda *_: None)
-    if budget_s is None and evaluations is None:
-        budget_s = default_budget_s(graph)
-    tell("placing the graph as it is", 0, 0)
     solver = solver_or_reason(graph, cluster, seed)
-    budget = Budget(math.inf if budget_s is None else budget_s, math.inf if evaluations is None else evaluations)
-    if isinstance(solver, str):
-        placed = single = without_answer(graph, cluster, seed, AUTO, solver)
-    else:
-        part = budget.part(PLACING_SHARE)
-        seconds = None if math.isinf(part.seconds) else part.seconds
-        placed = solver.solve(AUTO, seconds, None if evaluations is None else int(part.evaluations))
-        single = solver.solve(SINGLE)
-        budget.spent, budget.interrupted = placed.evaluations or 0, placed.interrupted
-    found = _searched(graph, cluster, seed, placed, single, budget, progress)
-    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
+    budget = _budget(graph, budget_s, evaluations)
+    part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
+    outcome = find_strategies(graph, cluster, seed, part, progress)
+    budget.absorb(part)
+    if progress is not None:
+        progress("placing the graph as it is", 0, 0)
+    placed, single = _placements(graph, cluster, seed, solver, outcome, budget)
+    return dataclasses.replace(
+        fastest(graph, cluster, seed, placed, single, outcome),
+        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
+        evaluations=budget.spent,
+        interrupted=budget.interrupted,
+        solve_time_s=time.perf_counter() - began_s,
+    )
 
 
 def beside_placements(
@@ -87,49 +87,57 @@ def beside_placements(
 ) -> Result:
     """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
-    if budget_s is None and evaluations is None:
-        budget_s = default_budget_s(graph)
-    budget = Budget(math.inf if budget_s is None else budget_s, math.inf if evaluations is None else evaluations)
-    found = _searched(graph, cluster, seed, placed, single, budget)
-    return dataclasses.replace(found, budget_s=budget_s, solve_time_s=time.perf_counter() - began_s)
-
-
-def _searched(
-    graph: OpGraph,
-    cluster: Cluster,
-    seed: int,
-    placed: Result,
-    single: Result,
-    budget: Budget,
-    progress: Progress | None = None,
-) -> Result:
-    """The fastest of placements and of strategies, which are searched now."""
-    outcome = find_strategies(graph, cluster, seed, budget, progress)
+    budget = _budget(graph, budget_s, evaluations)
+    part = budget.part(_SCORING_SHARE)
+    outcome = find_strategies(graph, cluster, seed, part)
     return dataclasses.replace(
         fastest(graph, cluster, seed, placed, single, outcome),
-        evaluations=budget.spent + EVALUATIONS_EACH * outcome.scored,
-        interrupted=budget.interrupted or outcome.interrupted,
+        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
+        evaluations=part.spent,
+        interrupted=part.interrupted,
+        solve_time_s=time.perf_counter() - began_s,
     )
+
+
+def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> Budget:
+    """Either limit alone leaves the other open; without any it is the default time."""
+    if budget_s is None:
+        budget_s = default_budget_s(graph) if evaluations is None else math.inf
+    return Budget(budget_s, math.inf if evaluations is None else evaluations)
+
+
+def _placements(
+    graph: OpGraph, cluster: Cluster, seed: int, solver: Solver | str, outcome: StrategyOutcome, budget: Budget
+) -> tuple[Result, Result]:
+    """What `AUTO` finds for the graph as it is, at once where no placement can beat the best strategy; one device."""
+    if isinstance(solver, str):
+        nothing = without_answer(graph, cluster, seed, AUTO, solver)
+        return nothing, nothing
+    is_beaten = outcome.best is not None and outcome.best.step_time_s <= solver.lower_bound_s
+    seconds = 0.0 if is_beaten or budget.interrupted else min(budget.left_s(), PLACING_SHARE * budget.seconds)
+    evaluations = None if math.isinf(budget.evaluations) else math.ceil(PLACING_SHARE * budget.evaluations)
+    placed = solver.solve(AUTO, None if math.isinf(seconds) else seconds, evaluations)
+    budget.spend(placed.evaluations or 0)
+    budget.interrupted |= placed.interrupted
+    return placed, solver.solve(SINGLE)
 
 
 def find_strategies(
     graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, progress: Progress | None = None
 ) -> StrategyOutcome:
-    """What the search over strategies finds in the rest of a budget of placements; Ctrl-C ends it with its best."""
-    from baselines.strategies.searching.records import StrategyOutcome  # these load all transforms and the simulator
-    from baselines.strategies.searching.search import search_strategies
+    """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
+    from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
 
-    if budget.interrupted:
-        return StrategyOutcome(best=None, best_of={}, interrupted=True)
-    part = budget.part(_SCORING_SHARE)
-    part.evaluations = part.evaluations if math.isinf(part.evaluations) else part.evaluations // EVALUATIONS_EACH + 1
+    seconds = max(_QUICK_S, budget.seconds)
+    own = Budget(seconds, math.inf if math.isinf(budget.evaluations) else budget.evaluations // EVALUATIONS_EACH + 1)
 
     def stop() -> None:
-        part.interrupted = True
+        own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, seed, part, progress)
-    budget.interrupted |= part.interrupted
+        outcome = search_strategies(graph, cluster, seed, own, progress)
+    budget.spend(EVALUATIONS_EACH * outcome.scored)
+    budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 
 

@@ -28,7 +28,7 @@ _ORDERS = {
 }
 _FAMILIES = {
     ONE_DEVICE: "one device",
-    PLACEMENT: "each op on one device",
+    PLACEMENT: "placed op by op",
     "": "one device, the step in parts",
     "dp": "data parallel",
     "zero1": "data parallel, ZeRO-1",
@@ -40,6 +40,7 @@ _FAMILIES = {
     "spatial": "spatial parallel",
     "hybrid": "hybrid",
 }
+_FEW = 4  # names of devices that are told
 _STATISTICS = {
     "sync": "batch statistics put together",
     "local": "batch statistics of each part",
@@ -71,6 +72,11 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     if strategy.recompute:
         what = "recomputing " + ", ".join(map(_recomputed, strategy.recompute))
         yield "recomputing everything" if strategy.recompute == ("*",) else what
+    if strategy.cuts:
+        yield "stages cut as named"
+    if strategy.device_names:
+        names, few = strategy.device_names, strategy.device_names[:_FEW]
+        yield f"on {', '.join(few)}{f' and {len(names) - _FEW} more' if len(names) > _FEW else ''}"
     if strategy.reduce:
         yield f"collectives by {strategy.reduce}"
     if strategy.statistics in _STATISTICS:
@@ -81,8 +87,11 @@ def _axis(rule: MeshRule, zero: int) -> str:
     words = _AXES.get(rule.name, f"{rule.name} on {{}}").format(rule.size)
     extra = [f"ZeRO-{zero}"] if zero else []
     extra += ["sequence parallelism"] if rule.sequence else []
+    extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
     where = f" in {', '.join(rule.modules)}" if rule.modules else ""
-    return f"{words}{f' with {extra[0]}' if extra else ''}{where}"
+    if extra:
+        words += f" with {' and '.join(extra)}"
+    return words + where
 
 
 def _recomputed(pattern: str) -> str:

@@ -212,7 +212,7 @@ def _refuse(found: Comparison) -> None:
     from placement.solving.methods import AUTO
 
     if found.overall is not None:
-        raise InfeasibleError(f"no placement and no strategy fits: {found.overall.reason}")
+        raise InfeasibleError(f"found no placement and no strategy that fits: {found.overall.reason}")
     first = next((result for result in found.results if result.method == AUTO), found.results[0])
     raise InfeasibleError(f"no method found a placement that fits; {first.method}: {first.reason}")
 

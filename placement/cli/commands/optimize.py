@@ -150,7 +150,9 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         from placement.strategy_comparison import compare_strategies
 
         found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
-        write_strategies(dataclasses.replace(found, command=result.command), given.html)
+        write_strategies(
+            dataclasses.replace(found, command=result.command), given.html, result if result.alternatives else None
+        )
         yield f"report: {given.html}"
     elif given.html is not None:
         from placement.comparison import with_one_device
@@ -174,7 +176,7 @@ def _refuse(given: OptimizeOptions, result: Result) -> None:
     from placement.solving.methods import HEURISTICS
 
     if result.alternatives:
-        raise InfeasibleError(f"no placement and no strategy fits: {result.reason}")
+        raise InfeasibleError(f"found no placement and no strategy that fits: {result.reason}")
     if result.strategy != "none":
         raise InfeasibleError(f"strategy {result.strategy!r} does not fit: {result.reason}")
     method = given.method

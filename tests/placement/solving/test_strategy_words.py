@@ -13,6 +13,12 @@ from placement.solving.strategy_words import family_in_words, in_words
     ("text", "words"),
     [
         ("none", "the graph as it is"),
+        ("dp2 shares=3:1 zero1", "data parallel on 2 with ZeRO-1 and shares of 3:1"),
+        (
+            "pp2 mb2 | cuts=b | devices=x+y",
+            "pipeline of 2 stages (1F1B, 2 micro-batches), stages cut as named, on x, y",
+        ),
+        ("dp5 | devices=a+b+c+d+e", "data parallel on 5, on a, b, c, d and 1 more"),
         ("dp8", "data parallel on 8"),
         ("tp8 sp", "tensor parallel on 8 with sequence parallelism"),
         (

@@ -131,7 +131,7 @@ def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
     save_graph(mlp(), "g.json")
     code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--evaluations", 300)
     assert code == 0
-    assert out.startswith("each op on one of 2 devices, as ")
+    assert out.startswith("placed op by op on 2 devices (")
     assert re.search(
         r"^do it +placement optimize g\.json --cluster 4xV100-pcie --method \w+ --strategy none ", out, re.M
     )
@@ -165,5 +165,5 @@ def test_what_no_strategy_fits_is_one_sentence(call: Call) -> None:
     for command in ("optimize", "compare"):
         code, _, err = call(command, "g.json", "--cluster", "tiny.toml", "--evaluations", 300)
         assert code == 1
-        assert err.startswith("placement: no placement and no strategy fits: The most frugal strategy, '")
+        assert err.startswith("placement: found no placement and no strategy that fits: The most frugal strategy, '")
         assert len(err.splitlines()) == 1
