@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from typing import Any
 
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
@@ -214,8 +215,14 @@ def _op(entry: Any, number: int, where: str) -> Op:
             f"{where}: op {label!r} has kept_bytes and parameter_bytes; the first hold the second, leave one out."
         )
     if "split_rows" in given:
-        given["split_rows"] = tuple(map(SplitRow.parse, given["split_rows"]))
+        given["split_rows"] = _rows(tuple(given["split_rows"]))
     return Op(**given)
+
+
+@lru_cache(maxsize=4096)
+def _rows(texts: tuple[str, ...]) -> tuple[SplitRow, ...]:
+    """The rows of an op. Layers repeat: ops with equal rows share them, which saves time wherever rows are compared."""
+    return tuple(map(SplitRow.parse, texts))
 
 
 def _tensor(entry: Any, number: int, where: str) -> Tensor:

@@ -101,15 +101,17 @@ def with_lone_collectives(
     """
     axes = [axis.name for axis in exchanged.mesh]
     costs = CollectiveCosts(cluster, grid)
-    names, seconds, buffers = [], [], []
+    known: dict[tuple[str, int, int, int], tuple[str, float, int]] = {}
+    found = []
     for collective in exchanged.collectives:
-        axis, stage = axes.index(collective.axis), int(rank[collective.ops[0]])
-        name = algorithm or costs.quickest(collective.kind, axis, collective.bytes, stage)
-        taken_s, held = costs.exactly(collective.kind, axis, collective.bytes, name, stage)
-        names.append(name)
-        seconds.append(taken_s)
-        buffers.append(held)
-    return reduce(exchanged, names, np.array(seconds), np.array(buffers, dtype=np.int64))
+        kind, size, stage = collective.kind, collective.bytes, int(rank[collective.ops[0]])
+        key = kind, axes.index(collective.axis), size, stage
+        if key not in known:
+            name = algorithm or costs.quickest(*key)
+            known[key] = (name, *costs.exactly(kind, key[1], size, name, stage))
+        found.append(known[key])
+    names, seconds, buffers = zip(*found, strict=True) if found else ((), (), ())
+    return reduce(exchanged, names, np.array(seconds, dtype=np.float64), np.array(buffers, dtype=np.int64))
 
 
 def with_shared_links(derived: Derived, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
