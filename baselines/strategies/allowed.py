@@ -109,7 +109,7 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     """Statistics of a batch are those of the whole batch, unless the strategy says otherwise."""
     places = 1
     for rule in strategy.mesh:
-        if rule.name in ("dp", "hp", "wp"):
+        if rule.name in ("dp", "ep", "hp", "wp"):
             places *= rule.size
     is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
     if is_whole or places * strategy.micro_batches == 1 or not graph.is_training:

@@ -21,10 +21,11 @@ from graphs.disk import plain_reason
 from graphs.errors import StrategyError
 from graphs.transforms.splitting.sharding import Axis
 
-# Axes of a mesh, outermost first, and the words of the rows that each takes; none for cutting weights.
+# Axes of a mesh, outermost first, and the words of the rows that each takes, the first that an op has a row of; none
+# for cutting weights.
 AXES: Mapping[str, tuple[str, ...]] = {
     "dp": ("batch",),
-    "ep": ("experts",),
+    "ep": ("experts", "batch"),
     "cp": ("sequence",),
     "hp": ("height",),
     "wp": ("width",),

@@ -1,9 +1,10 @@
 """How a graph is cut along one axis of a mesh: a row for every op, and what must be exchanged where rows disagree.
 
 Two kinds of axes. Along a *named* axis (batch, sequence, height ...) every op is cut where it has a row of that name,
-as data parallelism does. Along a *tensor* axis weights are cut: matrix products by their columns where they read whole
-tensors and by their rows where they read cut ones, all other ops follow at the least cost (Shoeybi et al. 2019,
-"Megatron-LM"); with ``sequence`` what is left whole is cut along the sequence (Korthikanti et al. 2023).
+as data parallelism does; along that of experts the batch is cut where an op has no row of experts. Along a *tensor*
+axis weights are cut: matrix products by their columns where they read whole tensors and by their rows where they read
+cut ones, all other ops follow at the least cost (Shoeybi et al. 2019, "Megatron-LM"); with ``sequence`` what is left
+whole is cut along the sequence (Korthikanti et al. 2023).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS, Part, Partial, Shard, SplitRow
 from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
+EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
 OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
@@ -33,7 +35,8 @@ class Axis:
     Attributes:
         name: of the mesh axis, ``"dp"``, ``"tp"`` ...
         size: number of parts.
-        words: axis words of the rows to take; empty for a tensor axis.
+        words: axis words of the rows to take, where an op has rows of several those of the first; empty for a tensor
+            axis.
         sequence: on a tensor axis, cut along the sequence what would be whole.
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
@@ -268,7 +271,7 @@ class _Walk:
         rows = [choice for choice in rows if self._keeps(choice, states)]
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if self.axis.words and named:
-            return min(named, key=lambda choice: self._exchange_s(choice, read))
+            return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
         return self._followed(op, rows, read)
 
     def _take(self, op: int, best: _Choice) -> None:
@@ -338,7 +341,13 @@ class _Walk:
 
     def _parts(self, row: SplitRow) -> int:
         """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
+        if row.axis == EXPERTS:  # one axis alone cuts these by name
+            return self.axis.size
         return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in OWN_FAMILY else 0)
+
+    def _rank(self, choice: _Choice) -> int:
+        """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
+        return -1 if choice.row is None else self.axis.words.index(choice.row.axis)
 
     def _keeps(self, choice: _Choice, states: list[int]) -> bool:
         """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""

@@ -93,9 +93,12 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
             parts *= other.size
     _check_extents(graph, axis, parts, others)
     sharding = shard(graph, replace(axis, parts=parts))
-    if not any(row is not None and row.extent > 1 for row in sharding.row):
-        what = " or ".join(axis.words) or "weights"
-        parts = parts if axis.words else axis.size
+    first = axis.words[:1]  # what gives the axis its name; without it an axis of experts would quietly be one of dp
+    if not any(
+        row is not None and row.extent > 1 and (len(axis.words) < 2 or row.axis in first) for row in sharding.row
+    ):
+        what = "".join(first) or "weights"
+        parts = parts if len(axis.words) == 1 else axis.size
         where = f" in {', '.join(axis.modules)}" if axis.modules else ""
         known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
         raise StrategyError(
