@@ -124,15 +124,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         unordered=unordered,
         exchanged=exchanged,
         stage=stage[spelt_out.origin],
-        note=_note(again.graph, derived.graph, strategy, folded),
+        note=_note(again.graph, derived.graph, cluster, strategy, folded),
         is_folded=folded,
     )
 
 
-def _note(before: OpGraph, after: OpGraph, strategy: Strategy, folded: bool) -> str:
+def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> str:
     if not folded:
-        return remarks(before, after, strategy)
-    return f"{folded_note(strategy)} {remarks(before, after, strategy, strategy.places)}".rstrip()
+        return remarks(before, after, cluster, strategy)
+    return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places)}".rstrip()
 
 
 def as_it_is(problem: Problem, plan: Plan) -> Applied:

@@ -55,6 +55,12 @@ def test_one_device_may_be_named() -> None:
     assert step_s(graph, cluster, "devices=d0") == pytest.approx(4 * step_s(graph, cluster, "devices=d1"))
 
 
+def test_devices_that_are_left_out_are_said() -> None:
+    graph = mlp(layers=2)
+    assert applied(graph, uneven(1, 4, 4), Strategy.parse("dp2 | devices=d1+d2")).note == "Not used: d0."
+    assert applied(graph, uneven(4, 4, 4), Strategy.parse("dp2 | devices=d1+d2")).note == ""
+
+
 def test_unknown_devices_and_lanes_are_refused() -> None:
     cluster = uneven(1, 1)
     for given, name in ((cluster, "d7"), (cluster.with_lanes(), "d0.lane")):
@@ -121,6 +127,8 @@ def test_shares_by_speed_are_faster_than_even_ones() -> None:
     assert proportional_shares(graph, cluster, np.array([0, 1])) == (1, 2)
     assert proportional_shares(graph, cluster, np.array([[0, 1], [1, 0]])) == ()
     assert step_s(graph, cluster, "dp2 shares=1:2") < 0.75 * step_s(graph, cluster, "dp2")
+    note = applied(graph, cluster, Strategy.parse("dp2 shares=1:2")).note
+    assert note.startswith("Replicas have 4, 8 of 12 samples; their losses count by their samples")
 
 
 def test_slow_devices_are_left_out_first() -> None:
