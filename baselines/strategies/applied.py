@@ -103,15 +103,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
-        if order is None:
-            device = _devices(unordered, target, devices, rank)
-            costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
-            order = memory_order(costs, strategy.micro_batches)
         try:
+            if order is None:
+                device = _devices(unordered, target, devices, rank)
+                costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
+                order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
-        except MismatchError:
+        except MismatchError as error:
             check_independence(whole, strategy)
-            raise
+            raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     device = _devices(spelt_out, target, devices, rank)

@@ -29,17 +29,24 @@ class StrategyRow:
     Attributes:
         result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
         figures: where time and memory go, also where the memory does not suffice; None where no order of the pipeline
-            fits, or ``none`` has no placement.
+            fits, or ``none`` has no placement, or the strategy is refused.
         applied: the rewritten graph and its plan; None where `figures` is, and for ``none``.
+        is_refused: whether graph or cluster do not allow the strategy; the result's reason says why.
     """
 
     result: Result
     figures: StrategyFigures | None
     applied: Applied | None = field(default=None, repr=False)
+    is_refused: bool = False
 
     @property
     def strategy(self) -> str:
         return self.result.strategy
+
+    @property
+    def without_answer(self) -> str:
+        """What to write in the place of a time, where there is none."""
+        return "not possible" if self.is_refused else "does not fit"
 
 
 def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
@@ -61,6 +68,12 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
     return StrategyRow(_result(graph, cluster, what, seed, began_s), figures(what, score, schedule), what)
+
+
+def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:
+    """A strategy that graph or cluster do not allow, among others that they do."""
+    result = dataclasses.replace(without_answer(graph, cluster, seed, STRATEGY, reason), strategy=strategy.text)
+    return StrategyRow(result, None, is_refused=True)
 
 
 def unrewritten_row(result: Result) -> StrategyRow:

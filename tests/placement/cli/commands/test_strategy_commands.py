@@ -59,7 +59,8 @@ def test_what_strategies_do_not_go_with_is_refused(call: Call) -> None:
     for text, sentence in (
         ("", "--strategies names no strategy; give for example"),
         ("dp2,qq", "strategy 'qq' cannot be read at 'qq' (character 1)"),
-        ("none,dp16", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
+        ("dp16", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
+        ("dp16,tp32", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
         ("dp2 | zero2", "cannot be read at 'zero2' (character 7)"),
         ("pp2 interleaved mb3", "groups of 2, one for each device, but there are 3"),
     ):
@@ -82,6 +83,23 @@ def test_strategies_that_do_not_fit_are_told_from_those_that_do(call: Call) -> N
     code, out, err = call(*words, "dp2")
     assert (code, "None of these strategies fits." in out) == (1, True)
     assert err.startswith("placement: no strategy fits; dp2: ")
+
+
+def test_one_strategy_that_is_not_possible_is_a_row_beside_the_others(call: Call) -> None:
+    save_graph(mlp(batch=8), "g.json")
+    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--strategies", "dp16,dp2,pp2 interleaved mb3")
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "dp2 is the fastest of these" in out
+    assert " dp16  not possible: strategy 'dp16' needs 16 devices" in out
+    code, out, _ = call(*words, "--json")
+    rows = json.loads(out)["results"]
+    assert [(row["strategy"], row["possible"]) for row in rows] == [
+        ("dp2", True),
+        ("dp16", False),
+        ("pp2 interleaved mb3", False),
+    ]
+    assert all(row["possible"] == (row["reason"] is None) for row in rows)
 
 
 def test_a_plain_comparison_says_that_nothing_was_rewritten(call: Call) -> None:
