@@ -17,6 +17,7 @@ from baselines.strategies.allowed import check_allowed
 from baselines.strategies.applied import order_of
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.costs import PipelineCosts
+from baselines.strategies.devices import are_alike, devices_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
 from baselines.strategies.searching.block_kernel import BlockArrays, PipelineArrays, run_blocks, run_pipeline
@@ -38,9 +39,8 @@ from baselines.strategies.searching.step import (
     Step,
     step_of,
 )
-from baselines.strategies.stages import balanced_stages
+from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import Cluster
-from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -48,7 +48,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import recompute
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.splitting.sharding import Axis
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import VIRTUAL, Strategy
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
 _COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
@@ -63,7 +63,6 @@ class _Source:
     cuts: Cuts
     states: States
     times: OpTimes
-    op_s: FloatArray
 
     @cached_property
     def is_late(self) -> BoolArray:
@@ -77,7 +76,7 @@ class Estimator:
 
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
-        self._devices = cluster.compute_devices
+        self._are_alike = are_alike(cluster, cluster.compute_devices.tolist())
         self._capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
         self._sources: dict[tuple[str, ...], _Source] = {}
         self._stages: dict[tuple[object, ...], IntArray] = {}
@@ -100,8 +99,7 @@ class Estimator:
         """The graph with recomputation."""
         if patterns not in self._sources:
             graph = recompute(self.graph, patterns).graph if patterns else self.graph
-            op_s = Problem(graph, self.cluster).op_s[:, self._devices].mean(axis=1)
-            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster), op_s)
+            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster))
         return self._sources[patterns]
 
     def order(self, strategy: Strategy) -> PipelineOrder:
@@ -116,13 +114,21 @@ class Estimator:
             self._networks[key] = CollectiveCosts(self.cluster, grid)
         return self._networks[key]
 
-    def stage(self, strategy: Strategy, n_stages: int) -> IntArray:
+    def stage(self, strategy: Strategy) -> IntArray:
         """int64 [n]: virtual stage of every op."""
-        key = (strategy.recompute, n_stages)
+        key = (strategy.recompute, *self.stage_key(strategy))
         if key not in self._stages:
-            source = self.source(strategy.recompute)
-            self._stages[key] = balanced_stages(source.graph, source.op_s, n_stages)[0]
+            graph, devices = self.source(strategy.recompute).graph, devices_of(self.cluster, strategy)
+            self._stages[key] = pipeline_stages(graph, self.cluster, strategy, devices)[0]
         return self._stages[key]
+
+    def stage_key(self, strategy: Strategy) -> tuple[object, ...]:
+        """What the stages of a strategy depend on, beside recomputation."""
+        if strategy.stages == 1:
+            return ()
+        order = strategy.order if strategy.order in VIRTUAL else ""
+        unlike = () if self._are_alike else (strategy.device_names, tuple((r.size, r.shares) for r in strategy.mesh))
+        return order, strategy.stages, strategy.virtual_stages, strategy.cuts, unlike
 
     def frame(self, strategy: Strategy, n_stages: int, is_split: bool, is_chunked: BoolArray, key: object) -> Frame:
         """Ops in blocks.
@@ -131,10 +137,10 @@ class Estimator:
             is_split: whether the two backward passes are blocks of their own.
             key: tells `is_chunked` from others.
         """
-        known = (strategy.recompute, n_stages, is_split, key)
+        known = (strategy.recompute, *self.stage_key(strategy), is_split, key)
         if known not in self._frames:
             graph = self.source(strategy.recompute).graph
-            stage = np.zeros(graph.n_ops, dtype=np.int64) if n_stages == 1 else self.stage(strategy, n_stages)
+            stage = np.zeros(graph.n_ops, dtype=np.int64) if n_stages == 1 else self.stage(strategy)
             group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
             if is_split:
                 group = np.where(_kinds(graph, stage) == 2, WEIGHTS, group)
@@ -170,7 +176,7 @@ class _Estimation:
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
         frame = estimator.frame(strategy, self.n_stages, self.is_apart, is_chunked, chunks and chunks.key)
-        key = (strategy.recompute, self.n_stages, self.is_apart, *key)
+        key = (strategy.recompute, *estimator.stage_key(strategy), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
         self.step, self.blocks = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
         self.grid = self._grid()
@@ -193,7 +199,7 @@ class _Estimation:
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
         synchronised = strategy.statistics == "sync"
         split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised)
-        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, ((),) * len(axes))
+        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, tuple(axis.shares for axis in axes))
         key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
         return split, sizes, key
 
@@ -206,7 +212,8 @@ class _Estimation:
     def _grid(self) -> IntArray:
         """int64 [p, *sizes]: the devices, by number."""
         shape = (self.strategy.stages, *self.sizes.axes)
-        return np.asarray(self.estimator._devices[: int(np.prod(shape))].reshape(shape), dtype=np.int64)
+        devices = devices_of(self.estimator.cluster, self.strategy)
+        return np.asarray(devices[: int(np.prod(shape))].reshape(shape), dtype=np.int64)
 
     # -- times ------------------------------------------------------------------------------------------------
 
