@@ -49,7 +49,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import recompute
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.splitting.sharding import Axis
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import VIRTUAL, Strategy
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
 _COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
@@ -117,8 +117,9 @@ class Estimator:
 
     def stage(self, strategy: Strategy, grid: IntArray) -> IntArray:
         """int64 [n]: virtual stage of every op."""
-        key = (strategy.recompute, strategy.stages, strategy.order, strategy.virtual_stages, strategy.cuts)
-        known = (*key, grid.tobytes()) if not self._are_alike else key
+        order = strategy.order if strategy.order in VIRTUAL else ""
+        key = (strategy.recompute, strategy.stages, order, strategy.virtual_stages, strategy.cuts)
+        known = key if self._are_alike else (*key, grid.tobytes(), tuple(rule.shares for rule in strategy.mesh))
         if known not in self._stages:
             graph = self.source(strategy.recompute).graph
             self._stages[known] = pipeline_stages(graph, self.cluster, strategy, grid.reshape(-1))[0]

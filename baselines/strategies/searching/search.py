@@ -8,6 +8,7 @@ like; neighbours of the best follow, until none of them promises to be better.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ from baselines.strategies.searching.families import FAMILIES, HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
-from baselines.strategies.searching.scoring import scored
+from baselines.strategies.searching.scoring import scored, scored_ops
 from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
 from graphs.errors import InfeasibleError, StrategyError
@@ -115,6 +116,7 @@ class _Search:
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
+        self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
@@ -219,7 +221,8 @@ class _Search:
         for estimate in self._best_of_families():
             if self._is_over():
                 return
-            self._score(estimate)
+            if self._best() is None or self._scoring_s(estimate) < self.budget.left_s():
+                self._score(estimate)
         without, explored = 0, set[Strategy]()
         while without < _PATIENCE and not self._is_over():
             best = self._best()
@@ -233,6 +236,8 @@ class _Search:
             left = [e for e in self._ranked() if e.strategy not in self.pool.scored]
             left = [e for e in left if self._rank(e)[0] < 2 and self.pool.corrected_s(e) <= limit_s]
             if not left:
+                return
+            if best is not None and self._scoring_s(left[0]) > self.budget.left_s():
                 return
             found = self._score(left[0])
             is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
@@ -250,6 +255,10 @@ class _Search:
                 result.append(estimate)
         return result
 
+    def _scoring_s(self, estimate: Estimate) -> float:
+        """Seconds that scoring it may take."""
+        return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
+
     def _is_over(self) -> bool:
         return self.budget.over() and bool(self.pool.scored)
 
@@ -257,12 +266,15 @@ class _Search:
         strategy = estimate.strategy
         self.progress(f"scoring {strategy}", len(self.pool.scored), len(self.pool.estimates))
         self.budget.spend(1)
+        began_s = time.monotonic()
         try:
             found = scored(self.graph, self.cluster, strategy)
         except (StrategyError, InfeasibleError) as error:
             self.pool.refused[strategy] = str(error)
             del self.pool.estimates[strategy]
             return None
+        taken_s = time.monotonic() - began_s
+        self.op_scoring_s = max(self.op_scoring_s, taken_s / scored_ops(self.graph, self.cluster, strategy))
         best = self._best()
         is_gain = found.fits and (best is None or found.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found
