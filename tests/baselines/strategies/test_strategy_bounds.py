@@ -168,7 +168,7 @@ def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster,
 
 
 def test_every_op_that_certainly_runs_for_each_micro_batch_does() -> None:
-    from baselines.strategies.searching.extents import Extents
+    from baselines.strategies.bounding.extents import Extents
     from graphs.transforms.splitting import chunk
 
     for name in ("gpt2", "resnet50", "transformer_moe"):
