@@ -133,6 +133,8 @@ def compare_strategies(
         StrategyError: a strategy that cannot be read, or none of them is allowed by graph and cluster. One that is not,
             among others that are, is a row without an answer.
     """
+    from baselines.strategies.searching.bound import strategy_bounds  # loads all transforms
+
     check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
     check_problem(graph, cluster)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
@@ -140,16 +142,18 @@ def compare_strategies(
     # What may be refused comes before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
+    bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
     rows: list[StrategyRow] = []
     refused: StrategyError | None = None
     for done, strategy in enumerate(asked):
         if progress is not None:
             progress(strategy.text, done, len(asked))
         if strategy.is_none:
-            rows.append(unrewritten_row(_placed(graph, cluster, solver, seed, budget_s, evaluations)))
+            placed = _placed(graph, cluster, solver, seed, budget_s, evaluations)
+            rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
             continue
         try:
-            rows.append(strategy_row(graph, cluster, strategy, seed))
+            rows.append(strategy_row(graph, cluster, strategy, seed, bounds))
         except StrategyError as error:
             refused = refused or error
             rows.append(refused_row(graph, cluster, strategy, str(error), seed))

@@ -27,7 +27,7 @@ _NOTES = (
     "vs one: times as fast as one device; peak: memory of the fullest device",
     "bubble: share of the devices' time without computing",
     "exposed: time in which a device computes nothing and communicates",
-    "gap: at most so far from optimal among placements of the rewritten graph",
+    "gap: at most so far from optimal among all strategies",
 )
 NONE_THERE = "–"
 

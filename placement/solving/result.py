@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
+ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
 NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
@@ -50,13 +52,17 @@ class Result:
         interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
         reason: None, or the sentence that says why it is not feasible.
-        lower_bound_s: no placement can have a smaller objective.
+        lower_bound_s: no placement can have a smaller objective; where there are `bounds`, no strategy can.
         answer: the placement and its figures; None if infeasible.
         versions: of Python and the packages that made it.
         strategy: how the graph was rewritten before it was placed, in text form; ``"none"``: it was not.
         note: what the method has to say that a placement cannot (replication factors, for one), or "".
         alternatives: where strategies were searched, the best of each family, one device and the best placement of the
-            graph as it is among them, fastest first; `lower_bound_s` and `gap` then hold for all strategies.
+            graph as it is among them, fastest first.
+        bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
+            which is `lower_bound_s`, and by family as far as a family can exist at all
+            (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
+            it is.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -79,6 +85,7 @@ class Result:
     strategy: str = NO_STRATEGY
     note: str = ""
     alternatives: Sequence[Alternative] = ()
+    bounds: Mapping[str, float] = field(default_factory=dict)
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -165,12 +172,28 @@ class Result:
     @property
     def scope(self) -> str:
         """The placements among which bound and gap hold, in words."""
-        if self.alternatives:
+        if self.bounds:
             return ALL_STRATEGIES
         among = scope(self.objective)
         return (
             among if self.strategy == NO_STRATEGY else among.replace("placements", "placements of the rewritten graph")
         )
+
+    def among_strategies(self, bounds: Mapping[str, float]) -> Result:
+        """The same result beside the bounds of all strategies: an answer is not optimal for being so in its own graph.
+
+        Args:
+            bounds: as of `baselines.strategies.searching.bound.strategy_bounds`, of the graph before the strategy.
+
+        Raises:
+            BoundError: the result beats the bound over all strategies, so one of them is wrong.
+        """
+        finite = {name: seconds for name, seconds in bounds.items() if math.isfinite(seconds)}
+        if ALL not in finite:  # nothing fits
+            return self
+        result = self.against(finite[ALL], "the bound over all strategies")
+        own = {ALL: result.lower_bound_s, THIS_GRAPH: self.lower_bound_s}
+        return dataclasses.replace(result, bounds={**finite, **own})
 
     def against(self, lower_bound_s: float, source: str) -> Result:
         """The same result beside a lower bound that `source` has proved.

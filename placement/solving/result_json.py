@@ -36,7 +36,7 @@ _TYPES: dict[str, Any] = {
 _ADDED: dict[int, dict[str, Any]] = {
     2: {"budget_s": None, "evaluations": None, "interrupted": False, "transfer_order": None, "note": ""},
     3: {"strategy": NO_STRATEGY},
-    4: {"alternatives": []},
+    4: {"alternatives": [], "bounds": {}},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -45,6 +45,7 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     Mapping[str, str]: "an object of strings",
     Mapping[str, int]: "an object of whole numbers",
+    Mapping[str, float]: "an object of numbers",
     Mapping[str, Sequence[str]]: "an object of lists of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
     Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,13 @@ class StrategyRow:
         return "not possible" if self.is_refused else "does not fit"
 
 
-def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
+def strategy_row(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0, bounds: Mapping[str, float] | None = None
+) -> StrategyRow:
     """One strategy other than ``none``, carried out and scored; where its graph would be too large, one place for all.
+
+    Args:
+        bounds: `strategy_bounds` of graph and cluster, if they are known.
 
     Raises:
         StrategyError: graph or cluster do not allow it.
@@ -58,6 +64,7 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
     from baselines.strategies.applied import applied  # these load all transforms and the simulator
     from baselines.strategies.figures import figures
     from baselines.strategies.folding import is_to_be_folded
+    from baselines.strategies.searching.bound import strategy_bounds
     from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
@@ -67,7 +74,10 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
-    return StrategyRow(_result(graph, cluster, what, seed, began_s), figures(what, score, schedule), what)
+    result = _result(graph, cluster, what, seed, began_s)
+    if result.answer is not None:
+        result = result.among_strategies(strategy_bounds(graph, cluster) if bounds is None else bounds)
+    return StrategyRow(result, figures(what, score, schedule), what)
 
 
 def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:

@@ -150,14 +150,15 @@ def fastest(
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
             answer.
     """
-    from baselines.strategies.searching.bound import ALL, strategy_bounds
+    from baselines.strategies.searching.bound import strategy_bounds
 
+    bounds = strategy_bounds(graph, cluster) if placed.answer or outcome.best_of else {}
     placements = [one for one in (placed, single) if one.answer is not None]
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
         if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
             break
-        row = strategy_row(graph, cluster, found.strategy, seed).result
+        row = strategy_row(graph, cluster, found.strategy, seed, bounds).result
         if row.answer is not None:
             best = row
             break
@@ -165,7 +166,7 @@ def fastest(
         reason = nothing_fits(graph, cluster, seed, placed, outcome)
         best = without_answer(graph, cluster, seed, AUTO, reason)
     if best.answer is not None:
-        best = best.against(strategy_bounds(graph, cluster)[ALL], "the bound over all strategies")
+        best = best if best.bounds else best.among_strategies(bounds)
     remarks = (best.note, counted(outcome), *outcome.refused)
     return dataclasses.replace(
         best,

@@ -95,8 +95,10 @@ def test_none_is_as_it_was() -> None:
 
 def test_what_was_not_made_again_is_said(transformer: OpGraph) -> None:
     result = optimize(transformer, CLUSTER, strategy="dp2")
-    (sentence,) = verify(result).not_checked
-    assert sentence.startswith("the graph: whether strategy 'dp2' makes it of the model")
+    bound, made = verify(result).not_checked
+    assert made.startswith("the graph: whether strategy 'dp2' makes it of the model")
+    assert bound.startswith("lower_bound_s and gap: they hold for all strategies of the model")
+    assert verify(result).lower_bound_s is None
     lying = replace(result, strategy="dp2 | reduce=tree")
     (problem,) = verify(lying, transformer).problems
     assert "strategy 'dp2 | reduce=tree' makes another graph of 'GPT2'" in problem
@@ -110,7 +112,7 @@ def test_a_summary_names_the_strategy_and_no_lanes() -> None:
     summary = optimize(mlp(), CLUSTER, strategy="dp2").summary()
     assert "strategy dp2, seed 0" in summary
     assert "on 2 of 8 devices" in summary
-    assert "among placements of the rewritten graph" in summary
+    assert "among all strategies and placements" in summary
     assert "lane" not in summary
 
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.strategies.searching.copies import Costs, Staged
-from baselines.strategies.searching.extents import Extents
+from baselines.strategies.bounding.copies import Costs, Staged
+from baselines.strategies.bounding.extents import Extents
+from baselines.strategies.bounding.filling import Filling
 from baselines.strategies.searching.families import FAMILIES, HYBRID, PIPELINES
-from baselines.strategies.searching.filling import Filling
 from env.bounds.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem

@@ -15,6 +15,7 @@ from training_steps import mlp
 
 from baselines.strategies.searching.bound import ALL, NO_STRATEGY, ONE_DEVICE, strategy_bounds
 from baselines.strategies.searching.families import FAMILIES, family_of
+from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
 from env.plan import Plan
@@ -135,26 +136,34 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
     places = Strategy(mesh).devices
     stages = draw(st.integers(1, len(speeds) // places))
     zero = draw(st.integers(0, 3)) if any(rule.name == "dp" for rule in mesh) else 0
-    return (
-        graph,
-        cluster,
-        Strategy(
-            mesh,
-            stages,
-            draw(st.sampled_from(SYNCHRONOUS)) if stages > 1 else "1f1b",
-            micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
-            zero=zero,
-            recompute=draw(st.sampled_from(((), ("*",)))),
-            statistics="local",
-        ),
+    strategy = Strategy(
+        mesh,
+        stages,
+        draw(st.sampled_from(SYNCHRONOUS)) if stages > 1 else "1f1b",
+        micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
+        zero=zero,
+        recompute=draw(st.sampled_from(((), ("*",)))),
+        statistics="local",
     )
+    for _ in range(draw(st.integers(0, 2))):
+        moved = _neighbours(graph, cluster, strategy)
+        strategy = draw(st.sampled_from(moved)) if moved else strategy
+    return graph, cluster, strategy
+
+
+def _neighbours(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> list[Strategy]:
+    """Also those with uneven shares, named devices and cuts, and parts of the model left out of a mesh."""
+    try:
+        return [moved for _, moved in neighbours(graph, cluster, strategy)]
+    except PlacementError:  # as the strategy is not allowed itself
+        return []
 
 
 def _graph(name: str) -> OpGraph:
     return mlp(batch=4, layers=3) if name == "mlp" else step(name)
 
 
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(cases())
 def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster, Strategy]) -> None:
     graph, cluster, strategy = case
@@ -168,7 +177,7 @@ def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster,
 
 
 def test_every_op_that_certainly_runs_for_each_micro_batch_does() -> None:
-    from baselines.strategies.searching.extents import Extents
+    from baselines.strategies.bounding.extents import Extents
     from graphs.transforms.splitting import chunk
 
     for name in ("gpt2", "resnet50", "transformer_moe"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.kernel_records import Readers, readers_of
-from baselines.strategies.searching.extents import Extents
+from baselines.strategies.bounding.extents import Extents
 from env.bounds.area import Work
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray

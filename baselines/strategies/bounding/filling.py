@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 
 from baselines.kernel_records import Readers
-from baselines.strategies.searching.copies import Costs, Staged, waiting_readers
-from baselines.strategies.searching.extents import Extents
+from baselines.strategies.bounding.copies import Costs, Staged, waiting_readers
+from baselines.strategies.bounding.extents import Extents
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.splitter import BATCH
