@@ -52,8 +52,8 @@ class FewestDevices:
         devices = "devices" if self.count > 1 else "device"
         fewer = f" Fewer than {self.at_least} cannot hold what is kept." if self.at_least > 1 else ""
         return (
-            f"{graph} fits on {self.count} {devices} like those of {cluster}, with strategy {self.estimate.strategy}, about "
-            f"{format_seconds(self.estimate.step_time_s)} a step.{fewer}"
+            f"{graph} fits on {self.count} {devices} like those of {cluster}, with strategy {self.estimate.strategy}, "
+            f"about {format_seconds(self.estimate.step_time_s)} a step.{fewer}"
         )
 
     def to_dict(self) -> dict[str, Any]:
