@@ -109,6 +109,7 @@ def compare(
     priority: str = Priority.LONGEST_PATH.value,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    strategies: bool | None = None,
     progress: Progress | None = None,
     known: Mapping[str, Result] = MappingProxyType({}),
 ) -> Comparison:
@@ -116,9 +117,9 @@ def compare(
 
     Args:
         methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once. Those that do not serve the objective
-            are left out and named in `Comparison.unsupported`. None: every heuristic that serves it, ``"auto"``, and
-            where `placement.optimize` would search them, strategies.
+            are left out and named in `Comparison.unsupported`. None: every heuristic that serves it, and ``"auto"``.
         seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
+        strategies: search them, too, where `placement.optimize` would; None: where `methods` is None.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
         known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
@@ -132,7 +133,8 @@ def compare(
     check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
-    plain = methods is None and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
+    wanted = methods is None if strategies is None else strategies
+    plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
     limits = (budget_s, evaluations) if plain and has_strategies(graph, cluster) else None
     try:
         solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)

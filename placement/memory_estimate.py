@@ -17,7 +17,7 @@ from graphs.formatting import format_bytes, show
 from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.fewest_devices import EACH_LAYER, FewestDevices, can_recompute, fewest_devices
+from placement.sizing.fewest_devices import EACH_LAYER, FewestDevices, can_recompute, fewest_devices
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from placement.comparison import Comparison
     from placement.solving.answer import Answer
     from placement.solving.result import Result
-    from placement.what_if import WhatIf
+    from placement.what_if import Case, WhatIf
 
 BAR_WIDTH = 12
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
@@ -120,38 +120,57 @@ def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> t
 
 
 def what_if_table(found: WhatIf) -> list[RenderableType]:
-    """One row per cluster, with the speed-up over one of its devices as a bar; below, why nothing fits."""
-    table = new_table(
-        "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
-    )
+    """One row per case, with the speed-up over one device of its cluster as a bar; below, why nothing fits."""
+    is_batch, priced = found.sweep == "batch", any(case.price is not None for case in found.cases)
+    first = ("batch", "samples/s") if is_batch else ("cluster", "devices")
+    columns = [
+        "one device",
+        measure(found.objective),
+        "speed-up",
+        "efficiency",
+        "gap",
+        "peak",
+        *["a step costs"] * priced,
+    ]
+    table = new_table(*first, *columns, "by", "", left=("by",))
     reasons: list[RenderableType] = []
     longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
     for case in found.cases:
-        best = None if case.comparison is None else case.comparison.best
+        best, name = case.best, str(case.samples) if is_batch else show(case.cluster.name)
         if case.comparison is None or best is None or best.answer is None:
             outcome = "does not fit" if case.proven_infeasible else "none found"
-            name = show(case.cluster.name)
-            table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
+            second = "-" if is_batch else str(case.devices)
+            table.add_row(name, second, "-", outcome, *["-"] * (4 + priced), "", "", style="red")
             reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
             continue
-        by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
-        single_s, speedup = case.comparison.single_device_s, case.speedup
         table.add_row(
-            show(case.cluster.name),
-            str(case.devices),
-            "does not fit" if single_s is None else format_seconds(single_s),
-            format_seconds(best.answer.objective_s),
-            "-" if speedup is None else f"{speedup:.2f}x",
-            format_percent(best.answer.gap),
-            by if case.found_on == case.cluster.name else f"{by}, found on {show(case.found_on)}",
-            ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
+            name, *_what_if_row(case, best.answer, is_batch), ProgressBar(longest, case.speedup or 0.0, BAR_WIDTH)
         )
-    note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
+    among = " among all strategies" if any(case.best and case.best.alternatives for case in found.cases) else ""
+    note = Text(f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}.", style="dim")
     return [
         f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
         table,
         *reasons,
         note,
+    ]
+
+
+def _what_if_row(case: Case, answer: Answer, is_batch: bool) -> list[str]:
+    """The cells after a case's name and before its bar."""
+    single_s = None if case.comparison is None else case.comparison.single_device_s
+    rate = (case.samples or 0) / answer.objective_s if answer.objective_s else 0.0
+    elsewhere = "" if case.found_on == case.cluster.name else f", found on {show(case.found_on)}"
+    return [
+        f"{rate:.4g}" if is_batch else str(case.devices),
+        "does not fit" if single_s is None else format_seconds(single_s),
+        format_seconds(answer.objective_s),
+        "-" if case.speedup is None else f"{case.speedup:.2f}x",
+        "-" if case.efficiency is None else f"{case.efficiency:.0%}",
+        format_percent(answer.gap),
+        format_bytes(case.peak_bytes or 0),
+        *([] if case.cost is None else [f"{case.cost:.3g}"]),
+        f"{show(case.by)}{elsewhere}",
     ]
 
 

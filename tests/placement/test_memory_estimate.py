@@ -15,8 +15,8 @@ from graphs.capture import capture
 from graphs.errors import UnknownNameError
 from graphs.kept import activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
-from placement.fewest_devices import fewest_devices, frugal_strategies
 from placement.memory_estimate import estimate_memory, least_devices, preset_devices
+from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
 
 
 @functools.cache

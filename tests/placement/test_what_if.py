@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tight_problems import tight_graph
+from torch import nn, zeros
 
 import baselines
 from env.cluster import Cluster, Device, both_ways
@@ -18,10 +22,13 @@ from env.plan import Plan
 from env.problem import Problem
 from env.resizing import resized
 from graphs import generators
+from graphs.capture import capture
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement.comparison import Comparison, compare
+from placement.sizing.sweeps import Sweep, parse_sweep
 from placement.verification import verify
-from placement.what_if import computing, parse_sweep, what_if
+from placement.what_if import computing, over_batches, what_if
 
 
 def cluster(n_gpus: int, memory_bytes: int = 2**30, bytes_per_s: float = 1e12) -> Cluster:
@@ -48,7 +55,6 @@ def branches(count: int, kept_bytes: int = 0) -> OpGraph:
         "devices=1..2.5",
         "devices=1,",
         "devices=2..8..0",
-        "devices=1..99999",
         "devices=٣",
     ],
 )
@@ -67,7 +73,7 @@ def test_a_sweep_names_what_it_sweeps(text: str) -> None:
     ],
 )
 def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int]) -> None:
-    assert list(parse_sweep(text)) == counts
+    assert parse_sweep(text) == Sweep("devices", tuple(counts))
 
 
 def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
@@ -185,3 +191,78 @@ def test_what_was_only_not_found_is_not_called_needed(monkeypatch: pytest.Monkey
 def test_a_step_of_several_devices_is_told_as_one() -> None:
     found = what_if(branches(4), [resized(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
     assert found.verdict() == "Going from 2 to 4 devices still helps."
+
+
+# -- strategies and batches ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def perceptron(batch: int) -> OpGraph:
+    layers = (nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))
+    return capture(nn.Sequential(*layers), (zeros(batch, 256),), train=True, name="perceptron")
+
+
+def gpus(count: int, bytes_per_s: float = 1e11) -> Cluster:
+    devices = [Device(f"gpu{i}", "gpu", 2**30, {"float32": 1e11}, 1e11) for i in range(count)]
+    links = [link for d in devices for link in both_ways(d.name, "switch", bytes_per_s, 1e-7)]
+    return Cluster("box", tuple(devices), tuple(links))
+
+
+def test_a_sweep_searches_strategies_and_says_what_they_cost() -> None:
+    clusters = [resized(gpus(4), n) for n in (1, 2, 4)]
+    found = what_if(perceptron(512), clusters, evaluations=400, is_sweep=True, price=7.2)
+    one, two, four = found.cases
+    assert one.by.startswith("auto")  # nothing to split over
+    assert two.best is not None
+    assert two.best.strategy != "none"
+    assert four.speedup is not None
+    assert four.speedup > (two.speedup or 0) > 1.5
+    assert four.efficiency == pytest.approx(four.speedup / 4)
+    assert four.cost == pytest.approx(7.2 * 4 * (four.objective_s or 0) / 3600)
+    assert found.scaling is not None
+    assert found.advice().startswith(f"Fastest: {four.by} on 4, {four.speedup:.2f}x one device. ")
+    assert [sentence.split(":")[0] for sentence in found.laws()] == ["Amdahl", "Gunther"]
+    pure = what_if(perceptron(512), clusters, ["auto"], evaluations=400, is_sweep=True)
+    assert all(case.best is not None and case.best.strategy == "none" for case in pure.cases)
+
+
+def test_a_strategy_of_fewer_devices_is_kept_where_the_search_finds_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(graph: OpGraph, cluster: Cluster, *args: Any, **search: Any) -> Comparison:
+        found = compare(graph, cluster, *args, **search)
+        if cluster.n_devices < 3 or found.overall is None:
+            return found
+        slow = next(result for result in found.results if result.method == "auto")
+        return dataclasses.replace(found, overall=dataclasses.replace(slow, alternatives=found.overall.alternatives))
+
+    monkeypatch.setattr("placement.what_if.compare", lazy)
+    found = what_if(perceptron(512), [resized(gpus(3), n) for n in (2, 3)], evaluations=400, is_sweep=True)
+    two, three = found.cases
+    assert three.by == two.by != "auto"
+    assert three.found_on == "box with 2"
+    assert three.objective_s == pytest.approx(two.objective_s)
+
+
+def test_a_batch_is_swept() -> None:
+    batches = (64, 128, 256)
+    found = over_batches(map(perceptron, batches), gpus(2), evaluations=200, price=3.6)
+    assert [case.samples for case in found.cases] == list(batches)
+    assert found.sweep == "batch"
+    assert found.verdict().startswith("Most samples a second: ")
+    assert found.batching is not None
+    assert found.scaling is None
+    assert [found.label(case) for case in found.cases] == ["batch 64", "batch 128", "batch 256"]
+    assert found.cases[0].cost == pytest.approx(3.6 * 2 * (found.cases[0].objective_s or 0) / 3600)
+    assert found.laws()[0].startswith("Hockney: ")
+
+
+def test_a_sweep_of_batches_needs_graphs_that_say_theirs() -> None:
+    with pytest.raises(ValueError, match="does not say how many samples it has"):
+        over_batches([branches(2)], cluster(2), ["heft"])
+    with pytest.raises(ValueError, match="needs a batch"):
+        over_batches([], cluster(2), ["heft"])
+
+
+def test_two_points_are_no_law() -> None:
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    assert found.scaling is None
+    assert found.laws() == ()

@@ -33,6 +33,7 @@ OPTIONS = {
             "--methods",
             "--objective",
             "--output",
+            "--price",
             "--priority",
             "--seed",
             "--strategies",
