@@ -96,7 +96,7 @@ def test_no_stages_beat_those_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cut, number of replicas, degree and set of recomputing layers of small models, by the definition."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     piper = importlib.import_module("piper")
-    monkeypatch.setattr(piper, "MEMORY_BYTES", 48.0)
+    monkeypatch.setattr(piper, "MEMORY_BYTES", 30.0)
     monkeypatch.setattr(piper, "MICRO_BATCHES", 4)
     monkeypatch.setattr(piper, "BANDWIDTH_BYTES_PER_S", 50.0)
     finite = again = 0
