@@ -73,7 +73,7 @@ def main() -> int:
             print(f"{options.fit} has no rows of {megatron.TIME_COLUMN!r} to fit to; check the path.", file=sys.stderr)
             return 2
         fitting = megatron.Fitting(rows, leaves_out=False)
-    checks = (*CHECKS, partial(megatron.check, fitting=fitting))
+    checks: Sequence[Check] = (*CHECKS, partial(megatron.check, fitting=fitting))
     for path, content in contents.items():
         name = str(path.relative_to(options.workloads))
         try:

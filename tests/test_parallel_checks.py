@@ -60,8 +60,20 @@ def test_bubble_rates_by_the_papers_formulas(tmp_path: Path, checked: Run) -> No
         assert row["ours"] == pytest.approx(rate, abs=1e-12)
         assert row["difference"] == pytest.approx(0.0, abs=1e-12)
     assert file["summary"]["holds"] is True
+    assert file["further"][0]["holds"] is True
     assert answer["left_out"] == {"notes.txt": "no check knows its format"}
     assert code == 0
+
+
+def test_an_order_that_is_found_must_not_be_worse_than_the_published_one(tmp_path: Path, checked: Run) -> None:
+    better = {**SETTING, "bubble_rate": {"ZB-2p": -0.01}}
+    (tmp_path / "better.json").write_text(json.dumps([better]), encoding="utf-8")
+    code, answer = checked()
+    assert code == 1
+    (excess,) = answer["files"][0]["further"]
+    assert excess["value"] == pytest.approx(0.01)
+    assert excess["holds"] is False
+    assert answer["files"][0]["summary"]["holds"] is True
 
 
 def test_a_figure_that_differs_is_told_and_ends_with_1(tmp_path: Path, checked: Run) -> None:
@@ -96,7 +108,7 @@ def test_no_stages_beat_those_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cut, number of replicas, degree and set of recomputing layers of small models, by the definition."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     piper = importlib.import_module("piper")
-    monkeypatch.setattr(piper, "MEMORY_BYTES", 48.0)
+    monkeypatch.setattr(piper, "MEMORY_BYTES", 30.0)
     monkeypatch.setattr(piper, "MICRO_BATCHES", 4)
     monkeypatch.setattr(piper, "BANDWIDTH_BYTES_PER_S", 50.0)
     finite = again = 0
