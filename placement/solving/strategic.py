@@ -49,8 +49,14 @@ class StrategyRow:
         return "not possible" if self.is_refused else "does not fit"
 
 
-def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
+def strategy_row(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0, bound_s: float | None = None
+) -> StrategyRow:
     """One strategy other than ``none``, carried out and scored; where its graph would be too large, one place for all.
+
+    Args:
+        bound_s: a lower bound over all strategies, where it is known; None for that of the rewritten graph, which takes
+            as long as the rest where that is large.
 
     Raises:
         StrategyError: graph or cluster do not allow it.
@@ -67,7 +73,7 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
-    return StrategyRow(_result(graph, cluster, what, seed, began_s), figures(what, score, schedule), what)
+    return StrategyRow(_result(graph, cluster, what, seed, began_s, bound_s), figures(what, score, schedule), what)
 
 
 def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:
@@ -87,13 +93,15 @@ def unrewritten_row(result: Result) -> StrategyRow:
     return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
 
 
-def _result(graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float) -> Result:
+def _result(
+    graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
+) -> Result:
     """The result of the plan that a strategy prescribes."""
     priority = Priority.LONGEST_PATH.value
     if what.is_folded:
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
     try:
-        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
+        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority, bound_s=bound_s)
     except InfeasibleError as error:
         result = without_answer(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
     else:

@@ -152,20 +152,21 @@ def fastest(
     """
     from baselines.strategies.searching.bound import ALL, strategy_bounds
 
+    bound_s = strategy_bounds(graph, cluster)[ALL]
     placements = [one for one in (placed, single) if one.answer is not None]
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
         if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
             break
-        row = strategy_row(graph, cluster, found.strategy, seed).result
+        row = strategy_row(graph, cluster, found.strategy, seed, bound_s).result
         if row.answer is not None:
             best = row
             break
     if best is None:
         reason = nothing_fits(graph, cluster, seed, placed, outcome)
         best = without_answer(graph, cluster, seed, AUTO, reason)
-    if best.answer is not None:
-        best = best.against(strategy_bounds(graph, cluster)[ALL], "the bound over all strategies")
+    else:
+        best = best.against(bound_s, "the bound over all strategies")
     remarks = (best.note, counted(outcome), *outcome.refused)
     return dataclasses.replace(
         best,
@@ -196,7 +197,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     words = [f"The step keeps {kept_words(graph)}."]
     if outcome.frugal is None:
         return " ".join([placed.reason or "", *words])
-    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed).result
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, 0.0).result
     lacking = format_bytes(outcome.frugal.missing_bytes)
     words.insert(
         0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
