@@ -56,7 +56,8 @@ def strategy_row(
     """One strategy other than ``none``, carried out and scored; where its graph would be too large, one place for all.
 
     Args:
-        bounds: `strategy_bounds` of graph and cluster, if they are known.
+        bounds: `strategy_bounds` of graph and cluster, if they are known; None to work them out, and that of the
+            rewritten graph, which takes as long as the rest where that is large.
 
     Raises:
         StrategyError: graph or cluster do not allow it.
@@ -64,7 +65,7 @@ def strategy_row(
     from baselines.strategies.applied import applied  # these load all transforms and the simulator
     from baselines.strategies.figures import figures
     from baselines.strategies.folding import is_to_be_folded
-    from baselines.strategies.searching.bound import strategy_bounds
+    from baselines.strategies.searching.bound import ALL, strategy_bounds
     from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
@@ -74,7 +75,7 @@ def strategy_row(
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
-    result = _result(graph, cluster, what, seed, began_s)
+    result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
         result = result.among_strategies(strategy_bounds(graph, cluster) if bounds is None else bounds)
     return StrategyRow(result, figures(what, score, schedule), what)
@@ -97,13 +98,15 @@ def unrewritten_row(result: Result) -> StrategyRow:
     return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
 
 
-def _result(graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float) -> Result:
+def _result(
+    graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
+) -> Result:
     """The result of the plan that a strategy prescribes."""
     priority = Priority.LONGEST_PATH.value
     if what.is_folded:
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
     try:
-        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
+        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority, bound_s=bound_s)
     except InfeasibleError as error:
         result = without_answer(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
     else:

@@ -152,7 +152,7 @@ def fastest(
     """
     from baselines.strategies.searching.bound import strategy_bounds
 
-    bounds = strategy_bounds(graph, cluster) if placed.answer or outcome.best_of else {}
+    bounds = strategy_bounds(graph, cluster)
     placements = [one for one in (placed, single) if one.answer is not None]
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
@@ -165,7 +165,7 @@ def fastest(
     if best is None:
         reason = nothing_fits(graph, cluster, seed, placed, outcome)
         best = without_answer(graph, cluster, seed, AUTO, reason)
-    if best.answer is not None:
+    else:
         best = best if best.bounds else best.among_strategies(bounds)
     remarks = (best.note, counted(outcome), *outcome.refused)
     return dataclasses.replace(
@@ -197,7 +197,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     words = [f"The step keeps {kept_words(graph)}."]
     if outcome.frugal is None:
         return " ".join([placed.reason or "", *words])
-    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed).result
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, 0.0).result
     lacking = format_bytes(outcome.frugal.missing_bytes)
     words.insert(
         0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
