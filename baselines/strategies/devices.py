@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from env.cluster import LANE, Cluster, Device
+from env.cluster import Cluster, Device
 from env.problem import Problem
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
@@ -21,11 +21,11 @@ def devices_of(cluster: Cluster, strategy: Strategy) -> IntArray:
     """int64: numbers of the devices that a strategy may use, in its order: those that it names, else the cluster's.
 
     Raises:
-        StrategyError: fewer than it needs, an unknown name, or one of a lane.
+        StrategyError: fewer than it needs, an unknown name, or one of a lane or of a CPU beside other devices.
     """
     devices = cluster.compute_devices
     if strategy.device_names:
-        known = [device.name for device in cluster.devices if device.kind != LANE]
+        known = [cluster.devices[d].name for d in cluster.compute_devices]
         unknown = next((name for name in strategy.device_names if name not in known), None)
         if unknown is not None:
             raise StrategyError(
@@ -45,11 +45,9 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
     """Which n devices to use, most promising first; () for the first n of the cluster's own order.
 
     Of devices that are alike those that lie close together. Of others the fastest, those that lie closest to the
-    fastest, and the cluster's first: slow ones are left out first. CPUs come in where all others are not enough.
+    fastest, and the cluster's first: slow ones are left out first.
     """
     compute = cluster.compute_devices.tolist()
-    if n > len(compute):
-        compute += [d for d, device in enumerate(cluster.devices) if device.kind != LANE and d not in compute]
     if n > len(compute) or n < 1:
         return
     by_speed = sorted(compute, key=lambda d: -_peak_flop_s(cluster, d))  # stable: equals stay in the cluster's order

@@ -46,8 +46,10 @@ class AxisCut:
     halo: FloatArray
     has_parted_statistics: BoolArray
 
-    def share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
-        """float64 [n]: share of an op's divided work of the part that has most."""
+    def share(self, size: int, weights: Sequence[int] = (), part: int | None = None) -> FloatArray:
+        """float64 [n]: share of an op's divided work of the part that has most, or of one of uneven parts."""
+        if part is not None:
+            return _largest_share(self.extent, size, weights, weights[part])
         return _largest_share(self.extent, size, weights)
 
     def written_share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
@@ -56,9 +58,9 @@ class AxisCut:
         return np.where(is_cut, _largest_share(self.written_extent, size, weights), 1.0)
 
 
-def _largest_share(extent: IntArray, size: int, weights: Sequence[int]) -> FloatArray:
+def _largest_share(extent: IntArray, size: int, weights: Sequence[int], weight: int = 0) -> FloatArray:
     units = np.maximum(extent, 1)
-    uneven = np.ceil(units * max(weights) / sum(weights)) if weights else -(-units // size)
+    uneven = np.ceil(units * (weight or max(weights)) / sum(weights)) if weights else -(-units // size)
     largest = np.minimum(uneven, units)
     return np.where(extent > 1, largest / units, 1.0)
 
