@@ -8,6 +8,7 @@ import numpy as np
 
 from baselines.strategies.devices import devices_of, problem_of
 from baselines.strategies.orders import devices_of_stages
+from baselines.strategies.stage_memory import stage_fill
 from baselines.strategies.stages import even_cuts, forward_ops, named_cuts, sent_after, stages_from, work_s
 from env.cluster import Cluster
 from env.problem import Problem
@@ -31,8 +32,10 @@ def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[st
         return strategy.cuts
     again = recompute(graph, strategy.recompute).graph if strategy.recompute else graph
     on = _stage_devices(strategy)
-    op_s = _stage_seconds(problem_of(again, cluster), strategy, devices_of(cluster, strategy), on)
-    return tuple(again.op_names[op] for op in even_cuts(again, op_s, on).tolist())
+    devices = devices_of(cluster, strategy)
+    op_s = _stage_seconds(problem_of(again, cluster), strategy, devices, on)
+    first_ops = even_cuts(again, op_s, on, _fill(again, cluster, strategy, devices))
+    return tuple(again.op_names[op] for op in first_ops.tolist())
 
 
 def moved_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[tuple[str, ...]]:
@@ -77,8 +80,13 @@ def pipeline_stages(
     """
     on = _stage_devices(strategy)
     op_s = _stage_seconds(Problem(graph, cluster), strategy, devices, on)
-    first_ops = named_cuts(graph, strategy) if strategy.cuts else even_cuts(graph, op_s, on)
-    return stages_from(graph, first_ops, op_s)
+    if strategy.cuts:
+        return stages_from(graph, named_cuts(graph, strategy), op_s)
+    return stages_from(graph, even_cuts(graph, op_s, on, _fill(graph, cluster, strategy, devices)), op_s)
+
+
+def _fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray) -> FloatArray | None:
+    return stage_fill(graph, cluster, strategy, devices) if strategy.order not in VIRTUAL else None
 
 
 def _stage_devices(strategy: Strategy) -> tuple[int, ...]:

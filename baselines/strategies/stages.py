@@ -62,7 +62,7 @@ def stages_from(graph: OpGraph, first_ops: IntArray, op_s: FloatArray) -> tuple[
     return stage, is_apart
 
 
-def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int]) -> IntArray:
+def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatArray | None = None) -> IntArray:
     """int64 [V - 1]: the forward ops with which stages begin, so that no device has much more to do than it must.
 
     A forward op's time counts with that of the backward ops that mirror it. Devices may be unlike each other. Where a
@@ -71,6 +71,8 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int]) -> IntArray:
     Args:
         op_s: float64 [n, V], seconds of each op on the devices of each of V virtual stages.
         on: device of each virtual stage.
+        fill: float64 [n, V], share of the memory of each stage that each op takes. Where stages of equal times do not
+            fit, others that do are taken, if there are any. Of devices with one stage each.
 
     Raises:
         StrategyError: fewer forward ops that take time than stages.
@@ -84,9 +86,11 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int]) -> IntArray:
         )
     sent = sent_after(graph, forward)
     done = np.vstack([np.zeros((1, n_stages)), np.cumsum(work, axis=0)])
-    cuts = _cuts(done, sent)
     if len(set(on)) < n_stages:
-        cuts = _evened(cuts, done, sent, on)
+        cuts = _evened(_cuts(done, sent), done, sent, on)
+    else:
+        full = None if fill is None else np.vstack([np.zeros((1, n_stages)), np.cumsum(fill[forward], axis=0)])
+        cuts = _cuts(done, sent, full)
     result: IntArray = forward[cuts]
     return result
 
@@ -155,7 +159,7 @@ def sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
     return np.cumsum(change)[:-1]
 
 
-def _cuts(done: FloatArray, sent: FloatArray) -> IntArray:
+def _cuts(done: FloatArray, sent: FloatArray, full: FloatArray | None = None) -> IntArray:
     """int64 [V - 1]: place of the first op after each cut. O(V f w) for f ops, w of which a stage may have.
 
     No stage takes much longer than the longest must; within that least is sent, and then stages are as even as can be.
@@ -163,17 +167,22 @@ def _cuts(done: FloatArray, sent: FloatArray) -> IntArray:
     Args:
         done: float64 [f + 1, V], seconds of all ops before each place on the devices of each stage.
         sent: float64 [f], bytes sent where it is cut after each op.
+        full: float64 [f + 1, V], share of the memory of each stage that all ops before each place take.
     """
-    limit_s = _shortest(done)
-    while True:
+    limit_s, all_s = _shortest(done), float(done[-1].max())
+    while limit_s < all_s * (
+        1 + _SLACK
+    ):  # stages that must have an op each, and fit, may take longer than the shortest
         limit_s *= 1 + _SLACK
-        cuts = _cuts_within(done, sent, limit_s)
-        if cuts is not None:  # a limit that stages must keep with an op each may be longer
+        cuts = _cuts_within(done, sent, limit_s, full)
+        if cuts is not None:
             return cuts
+    assert full is not None, "with an op for each stage there are cuts"
+    return _cuts(done, sent)  # nothing fits
 
 
-def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float) -> IntArray | None:
-    """`_cuts` where no stage takes longer than a limit; None where there are none."""
+def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float, full: FloatArray | None) -> IntArray | None:
+    """`_cuts` where no stage takes longer than a limit or more than its memory; None where there are none."""
     f, n_stages = len(sent), done.shape[1]
     cost = np.full(f + 1, np.inf)  # bytes, and less than one for the squares of times
     cost[0] = 0.0
@@ -183,6 +192,8 @@ def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float) -> IntArray
         unit_s = max(float(own[-1]), 1e-300)
         # Where a stage may begin that ends before op j: no earlier than low[j], and before high[j].
         low, high = np.searchsorted(own, own - limit_s), np.searchsorted(own, own)
+        if full is not None:
+            low = np.maximum(low, np.searchsorted(full[:, k], full[:, k] - 1.0))
         here = np.full(f + 1, np.inf)
         ends = np.flatnonzero(low < high)
         for j in ends.tolist() if k + 1 < n_stages else ends[ends == f].tolist():

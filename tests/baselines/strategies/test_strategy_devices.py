@@ -120,6 +120,22 @@ def test_a_slow_device_has_a_short_stage() -> None:
     assert slow == pytest.approx(fast, rel=0.3)
 
 
+def test_a_device_with_little_memory_has_a_short_stage() -> None:
+    """Equal stages would not fit."""
+    graph, text = mlp(layers=20, batch=8), "pp2 1f1b mb2"
+
+    def peaks(*memory_bytes: int) -> np.ndarray:
+        alike = uneven(1, 1)
+        devices = tuple(replace(d, memory_bytes=m) for d, m in zip(alike.devices, memory_bytes, strict=True))
+        what = applied(graph, replace(alike, devices=devices), Strategy.parse(text))
+        return Simulator(what.problem).score(what.plan).peak_bytes
+
+    large, small = 2**40, int(0.7 * peaks(2**40, 2**40)[1])
+    assert peaks(large, small)[1] <= small
+    assert peaks(small, large)[0] <= small
+    assert peaks(large, 1).tolist() == peaks(large, large).tolist()  # nothing fits
+
+
 @pytest.mark.parametrize("order", ["zbv", "v-half", "interleaved"])
 def test_several_stages_of_a_device_are_even_together(order: str) -> None:
     graph, cluster = mlp(layers=33), uneven(1, 2, 1)
