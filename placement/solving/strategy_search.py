@@ -197,7 +197,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     words = [f"The step keeps {kept_words(graph)}."]
     if outcome.frugal is None:
         return " ".join([placed.reason or "", *words])
-    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, 0.0).result
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
     lacking = format_bytes(outcome.frugal.missing_bytes)
     words.insert(
         0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
