@@ -46,6 +46,7 @@ class Found:
         summary: the figure that the file is judged by.
         relative: whether differences are shown as shares of the published figure.
         note: how ours were made, in a sentence or two.
+        further: figures that the file is judged by too.
     """
 
     what: str
@@ -53,6 +54,11 @@ class Found:
     summary: Summary
     relative: bool = False
     note: str = ""
+    further: Sequence[Summary] = ()
+
+    @property
+    def holds(self) -> bool:
+        return self.summary.holds and all(summary.holds for summary in self.further)
 
     def difference(self, row: Row) -> float | None:
         """Ours less the published figure, or the share of it that this is."""

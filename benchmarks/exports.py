@@ -67,7 +67,9 @@ def _row(name: str, graph: OpGraph, preset: str, target: str, seed: int) -> list
     cluster, model = Cluster.preset(preset), _model(name)
     method, objective = PLANS[target]
     try:
-        result = placement.optimize(graph, cluster, method, seed=seed, objective=objective, budget_s=10)
+        result = placement.optimize(
+            graph, cluster, method, seed=seed, objective=objective, budget_s=10, strategy="none"
+        )
         found = placement.export(result, target, model=model)
     except InfeasibleError as error:
         return [f"refused: {error}", ""]

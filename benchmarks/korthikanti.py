@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 from checks import Found, Row, Summary
+from fitting import fitted
 from transformer_times import (
     VOCABULARY,
     Figures,
     Layer,
     applied_to,
-    fitted,
     head_passes,
     layer_passes,
     pipeline_s,

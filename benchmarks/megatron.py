@@ -2,52 +2,42 @@
 
 Source of the files: J. Bang et al., "vTrain: a simulation framework for evaluating cost-effective and compute-optimal
 large language model training", MICRO 2024. Every row trains a GPT with full recompute, 1F1B, micro-batches, tensor,
-data and pipeline parallelism. A seeded half of the rows fits five figures of the machine, the other half is predicted.
+data and pipeline parallelism. One set of six figures of the machine is fitted to all rows of all files: either to those
+of a folder of its own, or by cross-validation, where each model is predicted from figures fitted to all other models.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from checks import Found, Row, Summary
-from transformer_times import (
-    VOCABULARY,
-    Figures,
-    Layer,
-    Passes,
-    fitted,
-    head_passes,
-    layer_passes,
-    pipeline_s,
-    update_s,
-)
+from fitting import fitted
+from megatron_times import NODE_GPUS, Machine, Training, iterations_s
 
-from baselines.strategies.orders import pipeline_order
-from env.collectives import Interconnect, collective_s
-
-NODE_GPUS = 8
-INFINIBAND_S = 14e-6  # of a route between nodes, as the presets have it
-FULL = "recompute=layers.*"
-SEED = 0
-LIMIT = 0.13  # the better of the two that are published for the analytic Calculon
-FEWEST = 10  # rows to which figures are fitted; fewer are predicted with `START`
-START = Figures(
-    compute_efficiency=0.9, bandwidth_efficiency=0.6, port_bytes_per_s=120e9, host_s=80e-6, node_bytes_per_s=100e9
-)
+ONE_NODE_LIMIT, NODES_LIMIT, WRONG_ORDER_LIMIT = 0.08, 0.12, 0.10
+# Where a fit starts, and stays for figures that no row tells: round numbers of the size that such machines have, set by
+# hand with the public rows in sight; a node has four adapters of 200 Gbit/s. The bandwidth of a GPU's port is what
+# `allreduce.py` fits to vTrain's table of NCCL, and no row changes it.
+START = Machine(
+    compute_efficiency=0.75, bandwidth_efficiency=0.75, host_s=50e-6, meeting_s=50e-6, node_bytes_per_s=100e9,
+    handover_s=500e-6, port_bytes_per_s=235e9,
+)  # fmt: skip
 BOUNDS = {
     "compute_efficiency": (0.2, 1.0),
     "bandwidth_efficiency": (0.2, 1.0),
-    "port_bytes_per_s": (20e9, 300e9),
     "host_s": (1e-6, 2e-4),
+    "meeting_s": (1e-6, 1e-3),
     "node_bytes_per_s": (5e9, 200e9),
+    "handover_s": (1e-6, 1e-2),
 }
+HOLD = 0.5  # of the fit: what a figure at e times its start counts for, as an error of a row
 COLUMNS = {
     "gpus": "# GPUs", "batch": "global batch", "micro_batch": "micro batch", "width": "hidden size",
     "heads": "attention heads", "layers": "# layers", "tokens": "sequence length", "tensor": "tensor parallelism",
@@ -56,142 +46,118 @@ COLUMNS = {
 TIME_COLUMN = "iteration time (ms)"
 
 
-@dataclass(frozen=True)
-class Training:
-    """A row: what is trained, how, and the seconds of an iteration that were measured."""
+def trainings(content: Any) -> tuple[Training, ...]:
+    """The rows of a file; none where its columns are others.
 
-    gpus: int
-    batch: int
-    micro_batch: int
-    width: int
-    heads: int
-    layers: int
-    tokens: int
-    tensor: int
-    data: int
-    stages: int
-    measured_s: float
-
-    def __post_init__(self) -> None:
-        sizes = [getattr(self, name) for name in COLUMNS]
-        if min(*sizes, self.measured_s) <= 0 or not math.isfinite(self.measured_s):
-            raise ValueError(f"a row has a number that is not above 0: {sizes}, {self.measured_s} s")
-        if self.width % self.heads or self.tensor > self.heads or self.stages > self.layers:
-            raise ValueError(f"{self} has parts without a head or a layer, or {self.heads} heads")
-        if self.gpus != self.tensor * self.data * self.stages:
-            raise ValueError(f"a row has {self.gpus} GPUs, and parallelism for {self.tensor * self.data * self.stages}")
-
-    @property
-    def layer(self) -> Layer:
-        return Layer(self.width, self.heads, self.tokens, self.micro_batch)
-
-    @property
-    def micro_batches(self) -> int:
-        return math.ceil(self.batch / (self.data * self.micro_batch))
-
-    @property
-    def workload(self) -> tuple[int, ...]:
-        """What is trained, on how many GPUs: trainings of one workload are ways to do the same."""
-        return self.gpus, self.batch, self.width, self.heads, self.layers, self.tokens
-
-    def __str__(self) -> str:
-        return (
-            f"{self.gpus} GPUs, batch {self.batch}, {self.layers} layers of {self.width}: tp{self.tensor} "
-            f"dp{self.data} pp{self.stages}, micro-batch {self.micro_batch}"
-        )
-
-
-def iteration_s(training: Training, figures: Figures) -> float:
-    """Seconds of an iteration. GPUs of a tensor-parallel group are neighbours, then come replicas, then stages."""
-    port = figures.port_bytes_per_s
-    if training.tensor > NODE_GPUS:  # a ring through several nodes
-        port = min(port, figures.node_bytes_per_s)
-    layer = layer_passes(training.layer, f"tp{training.tensor} | {FULL}", figures, port)
-    counts = [len(part) for part in _parts(training.layers, training.stages)]
-    passes: list[Passes] = [layer.times(count) for count in counts]
-    passes[-1] += head_passes(training.layer, training.tensor, figures)
-    stage_gpus = training.tensor * training.data
-    ways = figures.port_bytes_per_s
-    if stage_gpus * 2 > NODE_GPUS:
-        ways = min(ways, figures.node_bytes_per_s / NODE_GPUS)
-    transfer_s = training.layer.output_bytes / ways
-    parameters = (training.layer.parameters * max(counts) + training.width * VOCABULARY) / training.tensor
-    return (
-        pipeline_s(pipeline_order("1f1b", training.stages, training.micro_batches), passes, transfer_s)
-        + _gradients_s(training, 2 * parameters, figures)
-        + update_s(parameters, figures)
-    )
-
-
-def _gradients_s(training: Training, size_bytes: float, figures: Figures) -> float:
-    """Seconds of the all-reduce among replicas, after the backward pass; groups of a node share its way out."""
-    latency_s, bandwidth = figures.latency_s, figures.port_bytes_per_s
-    if training.data * training.tensor > NODE_GPUS:
-        groups = min(training.tensor, NODE_GPUS)
-        latency_s, bandwidth = INFINIBAND_S, min(bandwidth, figures.node_bytes_per_s / groups)
-    return collective_s("all_reduce", "ring", size_bytes, training.data, Interconnect(latency_s, 1 / bandwidth))
-
-
-def _parts(layers: int, stages: int) -> list[range]:
-    cuts = [round(layers * s / stages) for s in range(stages + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(cuts)]
-
-
-def check(path: Path, content: Any) -> Found | None:
-    """All rows of a file; None where the columns are others."""
+    Raises:
+        ValueError: a row that no training has.
+    """
     needed = {*COLUMNS.values(), TIME_COLUMN}
-    if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
-        return None
-    if not all(needed <= set(row) for row in content):
-        return None
-    trainings = [
+    if not (isinstance(content, list) and all(isinstance(row, dict) and needed <= set(row) for row in content)):
+        return ()
+    return tuple(
         Training(
             **{key: int(float(row[column])) for key, column in COLUMNS.items()},
             measured_s=float(row[TIME_COLUMN]) / 1e3,
         )
         for row in content
-    ]
-    numbers = list(range(len(trainings)))
-    random.Random(SEED).shuffle(numbers)
-    known = set(numbers[: len(numbers) // 2 if len(numbers) >= FEWEST else 0])
-    figures = fitted(partial(_errors, [trainings[i] for i in sorted(known)]), START, BOUNDS) if known else START
-    ours = [iteration_s(training, figures) for training in trainings]
-    off = [abs(s / training.measured_s - 1) for s, training in zip(ours, trainings, strict=True)]
-    right, pairs = _right_order(trainings, ours)
-    fit = f"{len(known)} of {len(off)} rows, drawn with seed {SEED}, fit five figures"
-    if not known:
-        fit = f"Figures that nothing was fitted to, as there are fewer than {FEWEST} rows"
-    return Found(
-        "iterations of Megatron-DeepSpeed on A100, seconds",
-        [
-            Row(f"{training}{', fitted' if i in known else ''}", training.measured_s, ours[i])
-            for i, training in enumerate(trainings)
-        ],
-        Summary(
-            "mean absolute relative difference of the rows that are predicted",
-            sum(off[i] for i in numbers if i not in known) / (len(off) - len(known)),
-            LIMIT,
-        ),
-        relative=True,
-        note=f"{fit}: {figures}, "
-        f"{figures.host_s * 1e6:.0f} us of the host for a kernel, {figures.node_bytes_per_s / 1e9:.0f} GB/s between "
-        f"nodes. Over all rows the mean is {sum(off) / len(off):.1%}. Of {pairs} pairs of rows that train the same on "
-        f"as many GPUs and differ by 2 % or more, {right / max(pairs, 1):.1%} are in the right order. Published for "
-        "the files of 41 rows on several nodes and 288 on one: vTrain, which profiles the GPUs, 14.7 % and 8.4 %; "
-        "Calculon, with one fitted factor, 13.0 % and 30.2 %, in the right order 77.6 % and 72.2 % of the pairs.",
     )
 
 
-def _errors(trainings: Sequence[Training], figures: Figures) -> list[float]:
-    return [math.log(iteration_s(training, figures) / training.measured_s) for training in trainings]
+@dataclass(frozen=True)
+class Fitting:
+    """Which rows figures are fitted to.
+
+    Attributes:
+        rows: of all files.
+        leaves_out: whether a model is predicted from figures fitted to all other models; else one fit is for all.
+    """
+
+    rows: tuple[Training, ...]
+    leaves_out: bool
+
+    @cached_property
+    def for_all(self) -> Machine:
+        """Fitted to all rows."""
+        return machine_of(self.rows)
+
+    @cached_property
+    def by_model(self) -> dict[tuple[int, ...], Machine]:
+        """For each model, fitted to all others."""
+        models = {row.model for row in self.rows}
+        return {model: machine_of([row for row in self.rows if row.model != model]) for model in models}
+
+    def machine(self, training: Training) -> Machine:
+        """What predicts a training."""
+        return self.by_model[training.model] if self.leaves_out else self.for_all
 
 
-def _right_order(trainings: Sequence[Training], ours: Sequence[float]) -> tuple[int, int]:
+def machine_of(rows: Sequence[Training]) -> Machine:
+    """The figures with which iterations take what was measured, as nearly as may be; `START` where there is no row."""
+    if not rows:
+        return START
+    measured_s = np.array([row.measured_s for row in rows])
+    return fitted(lambda tried: np.log(iterations_s(rows, tried) / measured_s).tolist(), START, BOUNDS, HOLD)
+
+
+def check(path: Path, content: Any, fitting: Fitting) -> Found | None:
+    """All rows of a file; None where its columns are others."""
+    rows = trainings(content)
+    return _found(rows, fitting) if rows else None
+
+
+def _found(rows: Sequence[Training], fitting: Fitting) -> Found:
+    machines = {row.model: fitting.machine(row) for row in rows}
+    ours: dict[Training, float] = {}
+    for model, machine in machines.items():
+        chosen = [row for row in rows if row.model == model]
+        ours |= dict(zip(chosen, iterations_s(chosen, machine), strict=True))
+    known = set() if fitting.leaves_out else set(fitting.rows)
+    predicted = [row for row in rows if row not in known]
+    right, pairs = right_order(rows, ours)
+    order = Summary("share of pairs in the wrong order", 1 - right / max(pairs, 1), WRONG_ORDER_LIMIT)
+    return Found(
+        "iterations of Megatron-DeepSpeed on A100, seconds",
+        [Row(f"{row}{', fitted' if row in known else ''}", row.measured_s, ours[row]) for row in rows],
+        Summary(
+            "mean absolute relative difference of the rows that are " + ("predicted" if predicted else "fitted"),
+            _error(predicted or rows, ours),
+            NODES_LIMIT if any(row.gpus > NODE_GPUS for row in rows) else ONE_NODE_LIMIT,
+        ),
+        relative=True,
+        note=f"{_how(rows, predicted, fitting)} Of {pairs} pairs of rows that train the same on as many GPUs and "
+        f"differ by 2 % or more, {right / max(pairs, 1):.1%} are in the right order. Published for the files of 41 "
+        "rows on several nodes and 288 on one: vTrain, which profiles the GPUs, 14.7 % and 8.4 %; Calculon, with one "
+        "fitted factor, 13.0 % and 30.2 %, in the right order 77.6 % and 72.2 % of the pairs.",
+        further=(order,) if pairs else (),
+    )
+
+
+def _how(rows: Sequence[Training], predicted: Sequence[Training], fitting: Fitting) -> str:
+    """To what the figures are fitted, and what they are."""
+    how = f"One set of six figures is fitted to the {len(fitting.rows)} rows of all files that are given: "
+    how += f"{fitting.for_all}. The port of a GPU is not fitted but that of the measured all-reduces, "
+    how += f"{START.port_bytes_per_s / 1e9:.0f} GB/s."
+    if not fitting.leaves_out:
+        marked = len(rows) - len(predicted)
+        return how + (f" {marked} of the {len(rows)} rows here are among them, and marked so." if marked else "")
+    how += " The times here are predicted by cross-validation: those of a model from figures fitted to all other models"
+    if len(fitting.by_model) == 1:
+        return how + f", and as there are none, from those that no row has changed: {START}."
+    seen = _error(rows, dict(zip(rows, iterations_s(rows, fitting.for_all), strict=True)))
+    return how + f". Figures fitted to all models are off by {seen:.1%} in the mean of these rows."
+
+
+def _error(rows: Sequence[Training], ours: dict[Training, float]) -> float:
+    return math.fsum(abs(ours[row] / row.measured_s - 1) for row in rows) / len(rows)
+
+
+def right_order(rows: Sequence[Training], ours: dict[Training, float]) -> tuple[int, int]:
     """(right, all) pairs of trainings of one workload whose measured times differ by 2 % or more."""
     right = pairs = 0
-    for (a, ours_a), (b, ours_b) in itertools.combinations(zip(trainings, ours, strict=True), 2):
+    for a, b in itertools.combinations(rows, 2):
         low, high = sorted((a.measured_s, b.measured_s))
         if a.workload == b.workload and high >= 1.02 * low:
             pairs += 1
-            right += (ours_a < ours_b) == (a.measured_s < b.measured_s)
+            right += (ours[a] < ours[b]) == (a.measured_s < b.measured_s)
     return right, pairs

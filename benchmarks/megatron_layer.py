@@ -3,7 +3,8 @@
 Attention is computed op by op, with dropout of its softmax; weights and activations are bfloat16. Two things are not
 PyTorch's usual ones. Dropout keeps a mask of one byte for each number, as it does on a GPU; traced on other devices it
 would keep one in the type of the activations. Queries, keys and values come from three matrix products, not from one.
-Scores are neither scaled nor masked: Megatron's softmax does so in its own kernel.
+Scores are scaled and masked in the one kernel of Megatron's softmax, so they are neither here; where that kernel cannot
+be used, each of its steps is an op.
 """
 
 from __future__ import annotations
@@ -28,18 +29,28 @@ class MaskedDropout(nn.Module):
 
 
 class UnfusedAttention(nn.Module):
-    """Self-attention of `heads` heads, its core op by op; [N, T, D] to the same."""
+    """Self-attention of `heads` heads, its core op by op; [N, T, D] to the same.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Args:
+        masked_tokens: T where scores are scaled and masked by ops of their own; 0: in the kernel of the softmax.
+    """
+
+    later: Tensor
+
+    def __init__(self, width: int, heads: int, masked_tokens: int = 0) -> None:
         super().__init__()
         self.heads, self.drop = heads, MaskedDropout()
+        self.register_buffer("later", torch.ones(masked_tokens, masked_tokens, dtype=torch.bool))
         self.query, self.key, self.value, self.project = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         n, t, d = x.shape
         parts = (self.query(x), self.key(x), self.value(x))
         query, key, value = (part.view(n, t, self.heads, d // self.heads).transpose(1, 2) for part in parts)
-        weights = self.drop(torch.softmax(torch.matmul(query, key.transpose(2, 3)), 3))
+        scores = torch.matmul(query, key.transpose(2, 3))
+        if self.later.numel():  # in 32 bits, and back
+            scores = (scores.float() * (d // self.heads) ** -0.5).masked_fill(self.later, -10000.0)
+        weights = self.drop(torch.softmax(scores, 3).to(x.dtype))
         result: Tensor = self.project(torch.matmul(weights, value).transpose(1, 2).reshape(n, t, d))
         return result
 
@@ -47,9 +58,10 @@ class UnfusedAttention(nn.Module):
 class MegatronLayer(nn.Module):
     """One layer, norms first; [N, T, D] to the same."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, masked_tokens: int = 0) -> None:
         super().__init__()
-        self.norm, self.attention, self.drop = nn.LayerNorm(width), UnfusedAttention(width, heads), MaskedDropout()
+        self.attention = UnfusedAttention(width, heads, masked_tokens)
+        self.norm, self.drop = nn.LayerNorm(width), MaskedDropout()
         self.norm_mlp, self.drop_mlp = nn.LayerNorm(width), MaskedDropout()
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
 
@@ -85,10 +97,10 @@ class Between(nn.Module):
 
 
 @cache
-def captured_layer(width: int, heads: int, tokens: int, micro_batch: int) -> OpGraph:
+def captured_layer(width: int, heads: int, tokens: int, micro_batch: int, fused_softmax: bool = True) -> OpGraph:
     """Forward and backward pass of one layer; what lies outside module ``layers.0`` is no part of it."""
     with torch.device("meta"):
-        model = Between(MegatronLayer(width, heads)).to(torch.bfloat16)
+        model = Between(MegatronLayer(width, heads, 0 if fused_softmax else tokens)).to(torch.bfloat16)
         x = torch.empty(micro_batch, tokens, width, dtype=torch.bfloat16)
     return capture(model, (x,), train=True, loss=lambda y: y.sum(), name="transformer layer")
 

@@ -8,7 +8,7 @@ come the exchange of gradients among replicas and the update of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -41,16 +41,12 @@ class Figures:
     Attributes:
         compute_efficiency, bandwidth_efficiency: as those of `env.device.Device`.
         port_bytes_per_s: of a GPU to the others of its node, each direction.
-        host_s: that the host takes to launch one kernel; it launches ahead, so a pass takes the longer of both times.
-        node_bytes_per_s: of a node to others, each direction.
-        latency_s: of a route inside a node; those between nodes have InfiniBand's.
+        latency_s: of a route inside a node.
     """
 
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     port_bytes_per_s: float = 300e9
-    host_s: float = 0.0
-    node_bytes_per_s: float = 100e9
     latency_s: float = 3.4e-6
 
     def __str__(self) -> str:
@@ -69,12 +65,17 @@ class Figures:
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes of a layer, and of the micro-batches that it works on."""
+    """Sizes of a layer, and of the micro-batches that it works on.
+
+    Attributes:
+        fused_softmax: whether scores are scaled and masked in the kernel of the softmax.
+    """
 
     width: int
     heads: int
     tokens: int
     micro_batch: int
+    fused_softmax: bool = True
 
     @property
     def parameters(self) -> int:
@@ -99,41 +100,36 @@ class Passes:
         return Passes(self.forward_s * count, self.backward_s * count)
 
 
-def layer_passes(layer: Layer, strategy: str, figures: Figures, port: float = 0.0) -> Passes:
-    """Of one layer among as many GPUs as the strategy needs.
-
-    Args:
-        port: bytes per second of a GPU to the others; 0: as inside a node.
-    """
-    return _passes(_layer_step(layer, strategy), figures, port or figures.port_bytes_per_s)
+def layer_passes(layer: Layer, strategy: str, figures: Figures) -> Passes:
+    """Of one layer among as many GPUs as the strategy needs."""
+    return _passes(layer_step(layer, strategy), figures)
 
 
 def head_passes(layer: Layer, tensor: int, figures: Figures) -> Passes:
     """Of what follows the last layer, on one of `tensor` GPUs that share the vocabulary."""
-    return _passes(_head_step(layer, tensor), figures, figures.port_bytes_per_s)
+    return _passes(head_step(layer, tensor), figures)
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
+class Step:
     """A captured module under a strategy: graph without the costs of its frame, devices, and which ops are its own."""
 
     graph: OpGraph
     device: np.ndarray
     devices: int
     inside: np.ndarray
-    kernels: tuple[int, int]  # of a forward and a backward pass, on each device
 
 
 @cache
-def _layer_step(layer: Layer, strategy: str) -> _Step:
+def layer_step(layer: Layer, strategy: str) -> Step:
     from megatron_layer import captured_layer
 
-    graph = captured_layer(layer.width, layer.heads, layer.tokens, layer.micro_batch)
+    graph = captured_layer(layer.width, layer.heads, layer.tokens, layer.micro_batch, layer.fused_softmax)
     return _step(applied_to(graph, strategy))
 
 
 @cache
-def _head_step(layer: Layer, tensor: int) -> _Step:
+def head_step(layer: Layer, tensor: int) -> Step:
     from megatron_layer import captured_head
 
     graph = captured_head(layer.width, layer.tokens, layer.micro_batch, VOCABULARY // tensor)
@@ -151,19 +147,17 @@ def applied_to(graph: OpGraph, strategy: str) -> Applied:
     return applied(graph, star(parsed.devices, Figures(), Figures.port_bytes_per_s), parsed)
 
 
-def _step(what: Applied) -> _Step:
+def _step(what: Applied) -> Step:
     graph = what.derived.graph
     inside = np.array([module.startswith("layers.") for module in graph.modules]) & (graph.phase != Phase.UPDATE)
+    own_bytes = np.where(inside & ~_is_layout(graph), graph.bytes_moved - _fused_bytes(graph), 0.0)
     clean = replace(
         graph,
         flops=np.where(inside, graph.flops, 0.0),
-        bytes_moved=np.where(inside, graph.bytes_moved - _fused_bytes(graph), 0.0),
-        kernels=np.where(inside & (_fused_bytes(graph) == 0), graph.kernels, 0),
+        bytes_moved=own_bytes,
+        kernels=np.where(own_bytes == graph.bytes_moved, graph.kernels, 0),
     )
-    forward = graph.phase == Phase.FORWARD
-    here = inside & (what.derived.part == 0)
-    kernels = tuple(int(clean.kernels[here & chosen].sum()) for chosen in (forward, ~forward))
-    return _Step(clean, what.plan.device, what.strategy.devices, inside, (kernels[0], kernels[1]))
+    return Step(clean, what.plan.device, what.strategy.devices, inside)
 
 
 def _fused_bytes(graph: OpGraph) -> np.ndarray:
@@ -174,15 +168,22 @@ def _fused_bytes(graph: OpGraph) -> np.ndarray:
     return np.bincount(consumer[fused], 2.0 * graph.tensor_bytes[tensor[fused]], graph.n_ops)
 
 
-def _passes(step: _Step, figures: Figures, port: float) -> Passes:
+def _is_layout(graph: OpGraph) -> np.ndarray:
+    """bool [n]: copies that only batched products read; Megatron's tensors, tokens first, need none."""
+    producer, consumer, _ = graph.edge_list
+    kinds = np.array(graph.kinds)
+    others = np.bincount(producer[kinds[consumer] != "aten.bmm"], minlength=graph.n_ops)
+    return (kinds == "aten.clone") & (others == 0)
+
+
+def _passes(step: Step, figures: Figures) -> Passes:
     """The forward pass from the module's first op to its last; the backward pass until its computing is done."""
-    problem = Problem(step.graph, star(step.devices, figures, port))
+    problem = Problem(step.graph, star(step.devices, figures, figures.port_bytes_per_s))
     _, schedule = Simulator(problem).schedule(Plan(step.device))
     forward = step.inside & (step.graph.phase == Phase.FORWARD)
     backward = step.inside & (step.graph.phase == Phase.BACKWARD) & (step.device < step.devices)
     start, middle = schedule.op_start_s[forward].min(), schedule.op_end_s[forward].max()
-    times = (float(middle - start), float(schedule.op_end_s[backward].max() - middle))
-    return Passes(*(max(s, count * figures.host_s) for s, count in zip(times, step.kernels, strict=True)))
+    return Passes(float(middle - start), float(schedule.op_end_s[backward].max() - middle))
 
 
 def star(gpus: int, figures: Figures, port: float) -> Cluster:
@@ -206,25 +207,3 @@ def pipeline_s(order: PipelineOrder, stages: Sequence[Passes], transfer_s: float
 def update_s(parameters: float, figures: Figures) -> float:
     """Seconds of the update of parameters that a GPU keeps."""
     return parameters * UPDATE_BYTES / figures.gpu().bytes_per_s
-
-
-Errors = Callable[[Figures], Sequence[float]]
-
-
-def fitted(errors: Errors, start: Figures, bounds: dict[str, tuple[float, float]]) -> Figures:
-    """The figures between bounds whose errors are least, in squares while they are small, then in absolute values."""
-    from scipy.optimize import least_squares
-
-    names = list(bounds)
-    scale = 0.1  # errors beyond it count less than by their squares
-    first = [np.log(getattr(start, name)) for name in names]
-    low, high = np.log(np.array([bounds[name] for name in names])).T
-
-    def made(logs: np.ndarray) -> Figures:
-        return replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
-
-    found = least_squares(
-        lambda logs: np.asarray(errors(made(logs))), first, bounds=(low, high), diff_step=0.01, loss="soft_l1",
-        f_scale=scale, xtol=1e-4, ftol=1e-4, max_nfev=30,
-    )  # fmt: skip
-    return made(found.x)

@@ -35,6 +35,14 @@ def with_lanes(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=(*cluster.devices, *lanes), links=(*cluster.links, *links))
 
 
+def without_lanes(cluster: Cluster) -> Cluster:
+    """`cluster` as it was before `with_lanes`."""
+    lanes = {device.name for device in cluster.devices if device.kind == LANE}
+    devices = tuple(device for device in cluster.devices if device.name not in lanes)
+    links = tuple(link for link in cluster.links if not lanes & {link.src, link.dst})
+    return replace(cluster, devices=devices, links=links)
+
+
 def lane_of(devices: Sequence[Device]) -> IntArray:
     """int64 [D]: the number of each device's lane, -1 where it has none."""
     number = {device.name: d for d, device in enumerate(devices) if device.kind == LANE}

@@ -27,7 +27,7 @@ room = int(graph.kept_bytes.sum()) * 3 // 4
 small = {"memory_bytes": room, "reserved_bytes": 0}
 gpus = [dataclasses.replace(gpu, **small) for gpu in Cluster.preset("4xV100-pcie").devices[:2]]
 cluster = Cluster("two small GPUs", tuple(gpus), both_ways("gpu0", "gpu1", 1e10, 1e-5))
-result = placement.optimize(graph, cluster, seed=0, evaluations=1000)
+result = placement.optimize(graph, cluster, seed=0, evaluations=1000, strategy="none")
 device_map = placement.export(result, "device_map", model=model)
 print(device_map)
 

@@ -315,6 +315,16 @@ class OpGraph:
         return self.tensor_producer[tensor], self.consumers, tensor
 
     @cached_property
+    def row_numbers(self) -> list[int]:
+        """Of each op a number; ops with equal split rows have the same."""
+        number: dict[tuple[SplitRow, ...], int] = {}
+        by_identity: dict[int, int] = {}  # rows of copies are mostly the same object
+        for rows in self.split_rows:
+            if id(rows) not in by_identity:
+                by_identity[id(rows)] = number.setdefault(rows, len(number))
+        return [by_identity[id(rows)] for rows in self.split_rows]
+
+    @cached_property
     def topological_order(self) -> IntArray:
         """int64 [n]: every op after its inputs, among ready ops the lowest number first.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from graphs.errors import GraphError
 
@@ -90,7 +91,7 @@ class SplitRow:
     whole_flops: float = 0.0
     whole_bytes: float = 0.0
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """The most parts it allows."""
         extents = [part.extent for part in (*self.inputs, *self.outputs) if isinstance(part, Shard)]

@@ -2,7 +2,7 @@
 
     import placement
     graph = placement.capture(model, args, train=True)
-    result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), method="auto", seed=0)
+    result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), seed=0)
 
 Names are imported when first used, so that ``import placement`` is quick and loads neither torch nor numba.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placement.learning.training import Training, train
     from placement.measuring.executor import Executor
     from placement.measuring.profiling import profile
+    from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
     from placement.runtime.application import apply
     from placement.solving.result import Result
@@ -37,6 +38,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Executor",
+    "MemoryEstimate",
     "OpGraph",
     "Result",
     "Strategy",
@@ -48,6 +50,7 @@ __all__ = [
     "capture",
     "compare",
     "compare_strategies",
+    "estimate_memory",
     "export",
     "load_graph",
     "optimize",
@@ -63,6 +66,7 @@ _HOME = {
     "Cluster": "env.cluster",
     "Comparison": "placement.comparison",
     "Executor": "placement.measuring.executor",
+    "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
     "Strategy": "graphs.transforms.strategy",
@@ -74,6 +78,7 @@ _HOME = {
     "capture": "graphs.capture",
     "compare": "placement.comparison",
     "compare_strategies": "placement.strategy_comparison",
+    "estimate_memory": "placement.memory_estimate",
     "export": "placement.exporters.exporting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",

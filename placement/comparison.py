@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -14,14 +14,17 @@ from typing import Any
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
+from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned
-from placement.solving.answer import Answer, agreed_bound_s, relative_gap
-from placement.solving.methods import SINGLE, check_options, check_problem, default_methods, supports
-from placement.solving.result import OWN_ORDER, Result, versions
+from placement.solving.answer import Answer
+from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
+from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
+from placement.solving.strategic import without_answer
+from placement.solving.strategy_search import beside_placements, has_strategies
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -42,6 +45,8 @@ class Comparison:
         single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
+        overall: the fastest of these placements and all strategies, with the best strategy of each family; None where
+            strategies were not searched.
     """
 
     graph: OpGraph
@@ -54,6 +59,7 @@ class Comparison:
     single_device_s: float | None
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
+    overall: Result | None = None
 
     @property
     def best(self) -> Result | None:
@@ -82,6 +88,9 @@ class Comparison:
             "versions": dict(self.versions),
             "command": self.command,
             "unsupported": list(self.unsupported),
+            "strategy": NO_STRATEGY if self.overall is None else self.overall.strategy,
+            "strategy_bound_s": None if self.overall is None else self.overall.lower_bound_s,
+            "alternatives": [] if self.overall is None else [asdict(one) for one in self.overall.alternatives],
             "results": [comparison_row(result, self.single_device_s) for result in self.results],
         }
 
@@ -100,16 +109,17 @@ def compare(
     priority: str = Priority.LONGEST_PATH.value,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    strategies: bool | None = None,
     progress: Progress | None = None,
     known: Mapping[str, Result] = MappingProxyType({}),
 ) -> Comparison:
     """Run several methods on one problem.
 
     Args:
-        methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once; every heuristic that serves the
-            objective, and ``"auto"``, when None. Those that do not serve it are left out and named in
-            `Comparison.unsupported`.
+        methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once. Those that do not serve the objective
+            are left out and named in `Comparison.unsupported`. None: every heuristic that serves it, and ``"auto"``.
         seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
+        strategies: search them, too, where `placement.optimize` would; None: where `methods` is None.
         progress: called before each method with its name, how many are done and how many there are, and once at the
             end with an empty name.
         known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
@@ -123,32 +133,66 @@ def compare(
     check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
-    solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
+    wanted = methods is None if strategies is None else strategies
+    plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
+    limits = (budget_s, evaluations) if plain and has_strategies(graph, cluster) else None
+    try:
+        solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
+    except InfeasibleError as error:
+        if limits is None:
+            raise
+        return _strategies_alone(graph, cluster, seed, limits, str(error))
     # Policies first: a file that cannot be used is told before the work, not after it.
     places = {name: learned(solver.problem, name) for name in names}
     results: dict[str, Result] = {}
     tell = progress or (lambda *_: None)
+    steps = len(names) + (limits is not None)
     for done, name in enumerate(names):
-        tell(name, done, len(names))
+        tell(name, done, steps)
         results[name] = solver.solve(name, budget_s, evaluations, places[name])
         if name in known:
             results[name] = _better(results[name], known[name], solver)
         if results[name].interrupted:  # the table of what is done is what the user wants now
             break
     single = results.get(SINGLE) or solver.solve(SINGLE)
-    tell("", len(names), len(names))
     prover = max(results, key=lambda name: results[name].lower_bound_s)
     bound_s = results[prover].lower_bound_s
+    ordered = ranked(result.against(bound_s, f"method {prover!r}") for result in results.values())
+    overall = None
+    if limits is not None and not any(result.interrupted for result in ordered):
+        tell("strategies", len(names), steps)
+        overall = beside_placements(graph, cluster, seed, ordered[0], single, *limits)
+    tell("", steps, steps)
     return Comparison(
         graph=graph,
         cluster=cluster,
         objective=objective,
         lower_bound_s=bound_s,
         seed=seed,
-        results=ranked(_against(result, bound_s, prover) for result in results.values()),
+        results=ordered,
         unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
         single_device_s=single.objective_s,
         versions=versions(),
+        overall=overall,
+    )
+
+
+def _strategies_alone(
+    graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
+) -> Comparison:
+    """The comparison where the graph as it is fits nowhere, which a strategy may change."""
+    nothing = without_answer(graph, cluster, seed, AUTO, reason)
+    return Comparison(
+        graph=graph,
+        cluster=cluster,
+        objective=LATENCY,
+        lower_bound_s=nothing.lower_bound_s,
+        seed=seed,
+        results=(nothing,),
+        unsupported=(),
+        single_device_s=None,
+        versions=versions(),
+        overall=beside_placements(graph, cluster, seed, nothing, nothing, *limits),
     )
 
 
@@ -156,7 +200,7 @@ def with_one_device(result: Result) -> Comparison:
     """A feasible result beside the best single device, for a report of it."""
     priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
     single = Solver(result.graph, result.cluster, result.seed, result.objective, priority).solve(SINGLE)
-    results = {SINGLE: _against(single, result.lower_bound_s, result.method), result.method: result}
+    results = {SINGLE: single.against(result.lower_bound_s, f"method {result.method!r}"), result.method: result}
     return Comparison(
         graph=result.graph,
         cluster=result.cluster,
@@ -168,6 +212,7 @@ def with_one_device(result: Result) -> Comparison:
         single_device_s=single.objective_s,
         versions=result.versions,
         command=result.command,
+        overall=result if result.alternatives else None,
     )
 
 
@@ -224,13 +269,3 @@ def _better(found: Result, known: Result, solver: Solver) -> Result:
         lower_bound_s=found.lower_bound_s,
         solve_time_s=found.solve_time_s,
     )
-
-
-def _against(result: Result, bound_s: float, prover: str) -> Result:
-    """The result with the bound that another method, `prover`, has proved."""
-    if result.answer is None:
-        return dataclasses.replace(result, lower_bound_s=bound_s)
-    objective_s = result.answer.objective_s
-    bound_s = agreed_bound_s(bound_s, objective_s, f"method {prover!r}")
-    answer = dataclasses.replace(result.answer, gap=relative_gap(objective_s, bound_s))
-    return dataclasses.replace(result, lower_bound_s=bound_s, answer=answer)

@@ -14,6 +14,8 @@ from placement.learning.by_name import learned
 from placement.solving.methods import AUTO, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
+from placement.solving.strategic import strategy_row
+from placement.solving.strategy_search import Progress, best_of_all, has_strategies
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
@@ -32,9 +34,14 @@ def optimize(
     budget_s: float | None = None,
     evaluations: int | None = None,
     scorer: str | ScorerFactory = "simulate",
-    strategy: str | Strategy = NO_STRATEGY,
+    strategy: str | Strategy | None = None,
+    progress: Progress | None = None,
 ) -> Result:
-    """Find a placement of `graph` on `cluster`.
+    """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
+
+    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults, ops of the graph
+    have split rows, as captured ones have, and there are several devices. One device and the placements that
+    ``"auto"`` finds for the graph as it is are always candidates.
 
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
@@ -45,20 +52,24 @@ def optimize(
             in steady state; both in seconds.
         priority: how devices choose among ready ops (docs/score.md). Where a method says itself in which order ops
             run, the faster of its order and `priority` counts.
-        budget_s: seconds that a searching method may take, 10 by default; 0 gives the best quick answer. It stops
-            earlier where a gap of 0 is proven, and on Ctrl-C returns the best so far, `Result.interrupted`.
+        budget_s: seconds that a searching method may take, 10 by default, and up to 120 for strategies of a large
+            graph; 0 gives the best quick answer. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the
+            best so far, `Result.interrupted`.
         evaluations: placements that a searching method may score. With this and without `budget_s` the answer depends
             on the seed only, not on the speed of the machine.
         scorer: ``executor.scorer`` of a `placement.Executor` has the placement really run, and `Result.note` say what
             was measured. A heuristic's answer stays what it is; every other method proposes by the cost model, and the
             answer is the fastest, as measured, of what it found, the best heuristics and one device. The runs come on
             top of the budget.
-        strategy: how to rewrite the graph first, e.g. ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/parallelism.md). It says
-            itself where and in which order ops run, so the other arguments keep their defaults. The result's graph is
-            the rewritten one, its cluster has lanes where that communicates.
+        strategy: None searches strategies; ``"none"`` places the graph as it is; any other text, e.g.
+            ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/parallelism.md), fixes one. That says itself where and in which order
+            ops run, so the other arguments keep their defaults. Where a strategy is the answer, the result's graph is
+            the rewritten one, and its cluster has lanes where that communicates.
+        progress: called by a search over strategies with what it does now, how much of it is done, and of how much.
 
     Returns:
-        The result; `Result.feasible` is False, with the reason, where the method found no placement that fits.
+        The result; `Result.feasible` is False, with the reason, where nothing that fits was found. Of a search over
+        strategies, `Result.alternatives` has the best of each family.
 
     Raises:
         UnknownNameError: an unknown method, objective or priority.
@@ -70,16 +81,18 @@ def optimize(
     """
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
-    asked = strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+    plain = (method, objective, priority, scorer) == (AUTO, LATENCY, Priority.LONGEST_PATH.value, "simulate")
+    if strategy is None and plain and has_strategies(graph, cluster):
+        return best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
+    asked = (
+        strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)
+    )
     if not asked.is_none:
-        given = (method, objective, priority, budget_s, evaluations, scorer)
-        if given != (AUTO, LATENCY, Priority.LONGEST_PATH.value, None, None, "simulate"):
+        if not plain or (budget_s, evaluations) != (None, None):
             raise MismatchError(
                 f"strategy {asked.text!r} says itself where and in which order ops run; leave out method, objective, "
                 "priority, budgets and scorer."
             )
-        from placement.solving.strategic import strategy_row
-
         return strategy_row(graph, cluster, asked, seed).result
     if scorer == "simulate":
         return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)

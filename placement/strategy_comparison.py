@@ -10,7 +10,7 @@ from typing import Any
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
-from graphs.errors import InfeasibleError
+from graphs.errors import StrategyError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -18,7 +18,8 @@ from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
-from placement.solving.strategic import StrategyRow, strategy_row, unrewritten_row, without_answer
+from placement.solving.strategic import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
+from placement.solving.strategy_search import solver_or_reason
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class StrategyComparison:
     Attributes:
         graph, cluster: as they were given.
         seed: of everything random.
-        rows: fastest first, those that do not fit last.
+        rows: fastest first, then those that do not fit, last those that are not possible.
         single: the best single device for the graph as it is; None if the graph fits nowhere at all.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
@@ -99,6 +100,7 @@ class StrategyComparison:
         result, given = row.result, row.figures
         return {
             **comparison_row(result, self.single_device_s),
+            "possible": not row.is_refused,
             "lower_bound_s": result.lower_bound_s,
             "ops": result.graph.n_ops,
             "devices": None if given is None else given.devices,
@@ -128,24 +130,35 @@ def compare_strategies(
         progress: called before each strategy with its text, how many are done and how many there are.
 
     Raises:
-        StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
+        StrategyError: a strategy that cannot be read, or none of them is allowed by graph and cluster. One that is not,
+            among others that are, is a row without an answer.
     """
+    from baselines.strategies.searching.bound import strategy_bounds  # loads all transforms
+
     check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
     check_problem(graph, cluster)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
     asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
     # What may be refused comes before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
-    solver = _solver(graph, cluster, seed)
-    rows = []
+    solver = solver_or_reason(graph, cluster, seed)
+    bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
+    rows: list[StrategyRow] = []
+    refused: StrategyError | None = None
     for done, strategy in enumerate(asked):
         if progress is not None:
             progress(strategy.text, done, len(asked))
-        rows.append(
-            unrewritten_row(_placed(graph, cluster, solver, seed, budget_s, evaluations))
-            if strategy.is_none
-            else strategy_row(graph, cluster, strategy, seed)
-        )
+        if strategy.is_none:
+            placed = _placed(graph, cluster, solver, seed, budget_s, evaluations)
+            rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
+            continue
+        try:
+            rows.append(strategy_row(graph, cluster, strategy, seed, bounds))
+        except StrategyError as error:
+            refused = refused or error
+            rows.append(refused_row(graph, cluster, strategy, str(error), seed))
+    if refused is not None and all(row.is_refused for row in rows):
+        raise refused
     return StrategyComparison(
         graph=graph,
         cluster=cluster,
@@ -156,10 +169,10 @@ def compare_strategies(
     )
 
 
-def _rank(row: StrategyRow) -> tuple[bool, float, str]:
-    """Fastest first, what does not fit last."""
+def _rank(row: StrategyRow) -> tuple[bool, bool, float, str]:
+    """Fastest first, then what does not fit, last what is not possible."""
     answer = row.result.answer
-    return answer is None, 0.0 if answer is None else answer.objective_s, row.strategy
+    return answer is None, row.is_refused, 0.0 if answer is None else answer.objective_s, row.strategy
 
 
 def _placed(
@@ -169,11 +182,3 @@ def _placed(
     if isinstance(solver, str):
         return without_answer(graph, cluster, seed, AUTO, solver)
     return solver.solve(AUTO, budget_s, evaluations)
-
-
-def _solver(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
-    """For the graph as it is, or why it fits nowhere."""
-    try:
-        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
-    except InfeasibleError as error:
-        return str(error)

@@ -14,6 +14,7 @@ from env.checking.checker import audit
 from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
+from env.lanes import without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
@@ -22,7 +23,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
-from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
+from placement.solving.result import ALL, NO_STRATEGY, OWN_ORDER, THIS_GRAPH, Result
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 
@@ -35,7 +36,8 @@ class Verification:
         result: what was checked.
         problems: a sentence for each figure that differs and each rule that is broken; empty if the result holds.
         objective_s, step_time_s, peak_bytes, bytes_moved: as `Result`, computed anew.
-        lower_bound_s: computed anew, and so without what a search of its own may have proved.
+        lower_bound_s: computed anew, and so without what a search of its own may have proved; None where the result has
+            one over all strategies of a graph that was not given.
         made_again: the strategy was carried out again on the graph that it is for, which was given.
     """
 
@@ -45,7 +47,7 @@ class Verification:
     step_time_s: float
     peak_bytes: Mapping[str, int]
     bytes_moved: int
-    lower_bound_s: float
+    lower_bound_s: float | None
     made_again: bool = False
 
     @property
@@ -59,9 +61,13 @@ class Verification:
 
     def _not_checked(self) -> Iterator[str]:
         said_s, computed_s = self.result.lower_bound_s, self.lower_bound_s
-        if said_s > computed_s * (1 + TOLERANCE):
+        if computed_s is None:
+            yield "lower_bound_s and gap: they hold for all strategies of the model; give the model's graph."
+        elif said_s > computed_s * (1 + TOLERANCE):
             said, computed = format_seconds(said_s), format_seconds(computed_s)
             yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
+        if self.result.alternatives:
+            yield "alternatives: what other strategies take; `placement compare --strategies` scores them again."
         if self.result.strategy != NO_STRATEGY and not self.made_again:
             yield (
                 f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."
@@ -132,13 +138,22 @@ def verify(
         loads = reference_loads(result.graph, result.cluster, plan, found.step)
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
-    bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
+    own_bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
+    bound_s = _strategy_bound_s(result, graph) if result.bounds else own_bound_s
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
-    problems = [*found.problems, *_differences(checked, answer)]
+    problems = [*found.problems, *_differences(checked, answer), *_bounds_differ(checked, own_bound_s)]
     made_again = graph is not None and result.strategy != NO_STRATEGY
     if graph is not None and made_again:
         problems += _remade(result, graph)
     return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
+
+
+def _strategy_bound_s(result: Result, source: OpGraph | None) -> float | None:
+    """The bound over all strategies, at most what the result takes; None without the model's graph."""
+    from baselines.strategies.searching.bound import strategy_bounds
+
+    source = result.graph if result.strategy == NO_STRATEGY else source
+    return None if source is None else strategy_bounds(source, without_lanes(result.cluster))[ALL]
 
 
 def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
@@ -176,7 +191,7 @@ def _check_priority(result: Result) -> None:
 def _check_prescribed(result: Result) -> None:
     """A strategy says itself where and when ops run, and so names no other method."""
     for what, said, expected in (
-        ("method", result.method, STRATEGY),
+        ("method", result.method, AUTO if result.alternatives else STRATEGY),
         ("chosen method", result.chosen, STRATEGY),
         ("objective", result.objective, LATENCY),
     ):
@@ -194,20 +209,16 @@ def _check_same(kind: str, name: str, there: str, given: OpGraph | Cluster | Non
 
 
 def _differences(found: Verification, answer: Answer) -> Iterator[str]:
-    result, bound_s, objective_s = found.result, found.lower_bound_s, found.objective_s
+    result, objective_s = found.result, found.objective_s
     if result.reason is not None:
         yield f"reason is {result.reason!r}, but the result has a placement; only an infeasible one has a reason."
     if result.method in HEURISTICS and result.chosen != result.method:
         yield f"chosen is {result.chosen!r}, but {result.method!r} does not choose; only methods that search do."
-    # A search may have proved a higher bound than the one computed here, which only its solver can repeat.
-    searched = result.method == AUTO or result.method in SEARCHES
-    said_s = result.lower_bound_s if searched and bound_s <= result.lower_bound_s <= objective_s else bound_s
     figures = {
         "step_time_s": (answer.step_time_s, found.step_time_s),
         "objective_s": (answer.objective_s, objective_s),
         "throughput": (answer.throughput, 1 / objective_s if objective_s > 0 else None),
-        "lower_bound_s": (result.lower_bound_s, said_s),
-        "gap": (answer.gap, relative_gap(objective_s, said_s)),
+        "gap": (answer.gap, relative_gap(objective_s, result.lower_bound_s)),
         "bytes_moved": (answer.bytes_moved, found.bytes_moved),
     }
     for name, (said, computed) in figures.items():
@@ -223,8 +234,26 @@ def _differences(found: Verification, answer: Answer) -> Iterator[str]:
     for device in said_peaks:
         if device not in found.peak_bytes:
             yield f"peak_bytes names {device!r}, which cluster {result.cluster_name!r} does not have."
-    if bound_s > objective_s * (1 + TOLERANCE):
-        yield f"the objective {objective_s} is below the lower bound {bound_s}, so one of them is wrong."
+
+
+def _bounds_differ(found: Verification, own_bound_s: float) -> Iterator[str]:
+    """What is wrong with the bound of the graph in the result, and with that over all strategies if there is one."""
+    result, objective_s = found.result, found.objective_s
+    # A search may have proved a higher bound than the one computed here, which only its solver can repeat.
+    searched = result.method == AUTO or result.method in SEARCHES
+    bounds = [("lower_bound_s", result.lower_bound_s, own_bound_s, searched)]
+    if result.bounds:
+        bounds = [(f"the bound of {THIS_GRAPH}", result.bounds.get(THIS_GRAPH, 0.0), own_bound_s, searched)]
+        if found.lower_bound_s is not None:
+            bounds.append(("lower_bound_s", result.lower_bound_s, min(found.lower_bound_s, objective_s), False))
+        said_s = result.bounds.get(ALL)
+        if not _same(result.lower_bound_s, said_s, 0.0):
+            yield f"lower_bound_s is {result.lower_bound_s}, and the bound over all strategies {said_s}."
+    for name, said, computed_s, may_be_higher in bounds:
+        if not (_same(said, computed_s, 0.0) or (may_be_higher and computed_s <= said <= objective_s)):
+            yield f"{name} is {computed_s}, the result says {said}."
+        if computed_s > objective_s * (1 + TOLERANCE):
+            yield f"the objective {objective_s} is below the lower bound {computed_s}, so one of them is wrong."
 
 
 def _same(said: float | None, computed: float | None, scale: float) -> bool:

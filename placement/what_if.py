@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from env.cluster import Cluster
 from env.problem import LATENCY
-from graphs.errors import ClusterError, InfeasibleError
+from graphs.errors import InfeasibleError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from placement.comparison import Comparison, compare
+from graphs.transforms.strategy import Strategy
+from placement.comparison import SAME, Comparison, compare
+from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
+from placement.sizing.sweeps import BATCH, DEVICES, check_price, cost_of
 from placement.solving.methods import AUTO
-from placement.solving.result import Result
+from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.strategic import strategy_row
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cluster: what came out there, or why nothing fits.
+    """One cluster and one batch: what came out there, or why nothing fits.
 
     Attributes:
         devices: devices that compute, host CPUs beside other devices not counted.
         reason: why nothing fits, or None.
         found_on: the cluster that the best placement was found on: this one, or in a sweep one with fewer devices.
+        samples: of the batch; None where nobody said.
+        price: of a device-hour, or None.
     """
 
     cluster: Cluster
@@ -37,6 +41,16 @@ class Case:
     comparison: Comparison | None
     reason: str | None
     found_on: str = ""
+    samples: int | None = None
+    price: float | None = None
+
+    @property
+    def best(self) -> Result | None:
+        """The fastest that fits: a strategy, where they were searched, or a placement; None where none fits."""
+        if self.comparison is None:
+            return None
+        overall = self.comparison.overall
+        return overall if overall is not None and overall.feasible else self.comparison.best
 
     @property
     def proven_infeasible(self) -> bool:
@@ -45,37 +59,86 @@ class Case:
 
     @property
     def objective_s(self) -> float | None:
-        """Of the best placement; None where none fits."""
-        best = None if self.comparison is None else self.comparison.best
-        return None if best is None or best.answer is None else best.answer.objective_s
+        """Of the best; None where none fits."""
+        return None if self.best is None or self.best.answer is None else self.best.answer.objective_s
 
     @property
     def speedup(self) -> float | None:
         """Over the best single device of the same cluster; None where either does not fit."""
-        best = None if self.comparison is None else self.comparison.best
-        return None if best is None or self.comparison is None else self.comparison.speedup(best)
+        return None if self.best is None or self.comparison is None else self.comparison.speedup(self.best)
+
+    @property
+    def efficiency(self) -> float | None:
+        """The speed-up for each device."""
+        return None if self.speedup is None else self.speedup / self.devices
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Memory of the fullest device."""
+        answer = None if self.best is None else self.best.answer
+        return None if answer is None else max(answer.peak_bytes.values(), default=0)
+
+    @property
+    def cost(self) -> float | None:
+        """Of one step, all devices paid for; None without a price."""
+        if self.price is None or self.objective_s is None:
+            return None
+        return cost_of(self.price, self.devices, self.objective_s)
+
+    @property
+    def interrupted(self) -> bool:
+        """The user has asked to stop (Ctrl-C)."""
+        results = () if self.comparison is None else (*self.comparison.results, self.comparison.overall)
+        return any(result is not None and result.interrupted for result in results)
+
+    @property
+    def by(self) -> str:
+        """The strategy of the best, or the method that found it; "" where nothing fits."""
+        if self.best is None:
+            return ""
+        if self.best.strategy != NO_STRATEGY:
+            return self.best.strategy
+        return self.best.method if self.best.chosen == self.best.method else f"{self.best.method} ({self.best.chosen})"
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One graph on several clusters, in the order asked for.
+    """One graph on several clusters, or one model with several batches, in the order asked for.
 
     Attributes:
         objective: as in `placement.optimize`.
-        is_sweep: the clusters are one cluster with more and more of its devices.
+        sweep: what is varied in steps, a name of `placement.sizing.sweeps.KINDS`; "" for different clusters.
         command: the command line that made it, or "".
     """
 
     graph: OpGraph
     objective: str
     cases: tuple[Case, ...]
-    is_sweep: bool
+    sweep: str = ""
     command: str = field(default="", compare=False)
+
+    @property
+    def scaling(self) -> tuple[ScalingFit, ScalingFit] | None:
+        """Amdahl's and Gunther's law of a sweep of devices; None of fewer than three that fit."""
+        fitting = [(case.devices, case.objective_s) for case in self.cases if case.objective_s]
+        if self.sweep != DEVICES or len(fitting) < LEAST_POINTS:
+            return None
+        return fit_devices([n for n, _ in fitting], [time_s for _, time_s in fitting])
+
+    @property
+    def batching(self) -> BatchFit | None:
+        """Hockney's law of a sweep of batches; None of fewer than three that fit."""
+        fitting = [(case.samples, case.objective_s) for case in self.cases if case.samples and case.objective_s]
+        if self.sweep != BATCH or len(fitting) < LEAST_POINTS:
+            return None
+        return fit_batches([b for b, _ in fitting], [time_s for _, time_s in fitting])
 
     def verdict(self) -> str:
         """How many devices it takes and where adding one stops helping, or which cluster is fastest."""
         fitting = [(case, case.objective_s) for case in self.cases if case.objective_s is not None]
-        if not self.is_sweep:
+        if self.sweep == BATCH:
+            return self._throughput()
+        if not self.sweep:
             fastest, _ = min(fitting, key=lambda pair: pair[1], default=(None, None))
             if fastest is None:
                 if all(case.proven_infeasible for case in self.cases):
@@ -83,6 +146,19 @@ class WhatIf:
                 return f"No placement of {show(self.graph.name)} that fits was found on any of these."
             return f"Fastest: {show(fastest.cluster.name)}."
         return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
+
+    def advice(self) -> str:
+        """The fastest way that was found, what it costs, and `verdict`."""
+        fitting = [case for case in self.cases if case.objective_s is not None]
+        fastest = min(fitting, key=lambda case: case.objective_s or 0.0, default=None)
+        if fastest is None or self.sweep != DEVICES:
+            return self.verdict()
+        gain = "" if fastest.speedup is None else f", {fastest.speedup:.2f}x one device"
+        said = [f"Fastest: {show(fastest.by)} on {fastest.devices}{gain}.", self.verdict()]
+        if fastest.cost is not None:
+            cheapest = min(fitting, key=lambda case: case.cost or 0.0)
+            said.append(f"A step is cheapest on {cheapest.devices}: {cheapest.cost:.3g}.")
+        return " ".join(said)
 
     def _needed(self, fitting: Sequence[tuple[Case, float]]) -> str:
         """How many devices it takes to fit; "" where the smallest number does. Only what is proven is called needed."""
@@ -109,6 +185,28 @@ class WhatIf:
             return f"The last device, number {enough.devices}, still helps."
         return f"Going from {before} to {enough.devices} devices still helps."
 
+    def _throughput(self) -> str:
+        """Which batch has most samples a second, and which do not fit."""
+        fitting = [(case.samples / case.objective_s, case) for case in self.cases if case.samples and case.objective_s]
+        if not fitting:
+            return f"None of these batches of {show(self.graph.name)} fits."
+        rate, best = max(fitting, key=lambda pair: pair[0])
+        enough = next(case for r, case in fitting if r >= rate * (1 - HELPS))
+        said = f"Most samples a second: {rate:.4g} at batch {best.samples}, with {best.by}."
+        if enough is not best:
+            said = f"{said} Batch {enough.samples} is within {HELPS:.0%} of that."
+        unfit = [str(case.samples) for case in self.cases if case.objective_s is None]
+        return f"{said} Nothing was found that fits at batch {', '.join(unfit)}." if unfit else said
+
+    def laws(self) -> tuple[str, ...]:
+        """The laws of scaling that were fitted, a sentence each."""
+        fits = (*(self.scaling or ()), *([] if self.batching is None else [self.batching]))
+        return tuple(fit.sentence() for fit in fits)
+
+    def label(self, case: Case) -> str:
+        """The name of a case among the others."""
+        return f"batch {case.samples}" if self.sweep == BATCH else case.cluster.name
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {
@@ -117,13 +215,21 @@ class WhatIf:
             "objective": self.objective,
             "command": self.command,
             "verdict": self.verdict(),
+            "sweep": self.sweep,
+            "scaling": [fit.to_dict() for fit in self.scaling or ()],
+            "batching": None if self.batching is None else self.batching.to_dict(),
             "cases": [
                 {
                     "cluster": case.cluster.name,
                     "cluster_hash": case.cluster.hash,
                     "devices": case.devices,
                     "objective_s": case.objective_s,
+                    "samples": case.samples,
                     "speedup_vs_single": case.speedup,
+                    "efficiency": case.efficiency,
+                    "strategy": None if case.best is None else case.best.strategy,
+                    "peak_bytes": case.peak_bytes,
+                    "cost": case.cost,
                     "reason": case.reason,
                     "found_on": case.found_on,
                     "comparison": None if case.comparison is None else case.comparison.to_dict(),
@@ -140,59 +246,122 @@ class WhatIf:
 def what_if(
     graph: OpGraph,
     clusters: Sequence[Cluster],
-    methods: Sequence[str] = (AUTO,),
+    methods: Sequence[str] | None = None,
     *,
     seed: int = 0,
     objective: str = LATENCY,
     budget_s: float | None = None,
     evaluations: int | None = None,
     is_sweep: bool = False,
+    price: float | None = None,
     progress: Callable[[str, int], None] | None = None,
     **settings: Any,
 ) -> WhatIf:
     """Compare methods on each cluster. A cluster that the graph does not fit on is a row that says so.
 
     Args:
-        clusters: for a sweep one cluster with more and more of its devices, as `first_devices` gives them.
-        methods, seed, objective, budget_s, evaluations: as in `placement.compare`; the budget is for each cluster.
-        is_sweep: what a method found for fewer devices is a candidate for more, where the rest stays idle: a device
-            more never makes a step slower, unless it changes the routes between the others.
+        clusters: for a sweep one cluster with more and more of its devices, as `env.resizing.resized` gives them.
+        methods: as in `placement.compare`; None for ``"auto"`` and, where `placement.optimize` would search them,
+            strategies.
+        seed, objective, budget_s, evaluations: as in `placement.compare`; the budget is for each cluster.
+        is_sweep: what was found for fewer devices is a candidate for more, where the rest stays idle: a device more
+            never makes a step slower, unless it changes the routes between the others.
+        price: of one device-hour.
         settings: further arguments of `placement.compare`.
         progress: called before each cluster with its name and how many are done.
 
     Raises:
-        UnknownNameError, MismatchError, ValueError: as `placement.compare`.
+        UnknownNameError, MismatchError, ValueError: as `placement.compare`; a price that is none.
     """
-    cases = []
+    if price is not None:
+        check_price(price)
+    search = {"seed": seed, "objective": objective, "budget_s": budget_s, "evaluations": evaluations, **settings}
+    cases: list[Case] = []
     known: dict[str, Result] = {}  # by method, as found where it was found
     for done, cluster in enumerate(clusters):
         if progress is not None:
             progress(cluster.name, done)
-        found, reason = None, None
-        try:
-            found = compare(
-                graph,
-                cluster,
-                methods,
-                seed=seed,
-                objective=objective,
-                budget_s=budget_s,
-                evaluations=evaluations,
-                known={m: r for m, r in known.items() if r.cluster.device_index.keys() <= cluster.device_index.keys()},
-                **settings,
-            )
-            reason = None if found.best is not None else found.results[0].reason
-        except InfeasibleError as error:
-            reason = str(error)
-        origin = {} if found is None else _origins(found, known)
+        case = _case(graph, cluster, methods, {"known": known, **search})
+        origin = {} if case.comparison is None else _origins(case.comparison, known)
+        if case.best is not None and case.best.strategy == NO_STRATEGY and case.best.method in origin:
+            case = replace(case, found_on=origin[case.best.method].cluster.name)
         if is_sweep:
+            case = _carried(case, next((before for before in reversed(cases) if before.best is not None), None), seed)
             known |= origin
-        best = None if found is None else found.best
-        found_on = "" if best is None else origin[best.method].cluster.name
-        cases.append(Case(cluster, len(computing(cluster)), found, reason, found_on))
-        if found is not None and any(result.interrupted for result in found.results):
+        cases.append(replace(case, price=price))
+        if case.interrupted:
             break
-    return WhatIf(graph, objective, tuple(cases), is_sweep)
+    return WhatIf(graph, objective, tuple(cases), DEVICES if is_sweep else "")
+
+
+def over_batches(
+    graphs: Iterable[OpGraph],
+    cluster: Cluster,
+    methods: Sequence[str] | None = None,
+    *,
+    price: float | None = None,
+    progress: Callable[[str, int], None] | None = None,
+    **search: Any,
+) -> WhatIf:
+    """Compare methods for each batch of a model, on one cluster. A batch that does not fit is a row that says so.
+
+    Args:
+        graphs: of one model, each with its `graphs.origin.Origin.batch_size`; one after the other.
+        methods, price: as of `what_if`.
+        search: further arguments of `placement.compare`.
+
+    Raises:
+        UnknownNameError, MismatchError, ValueError: as `what_if`; also for a graph that does not say its batch.
+    """
+    if price is not None:
+        check_price(price)
+    cases: list[Case] = []
+    last = None
+    for done, graph in enumerate(graphs):
+        if graph.origin.batch_size is None:
+            raise ValueError(
+                f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; give "
+                "it inputs that share their first dimension."
+            )
+        if progress is not None:
+            progress(f"batch {graph.origin.batch_size}", done)
+        last = graph
+        cases.append(replace(_case(graph, cluster, methods, search), price=price))
+        if cases[-1].interrupted:
+            break
+    if last is None:
+        raise ValueError("a sweep of batches needs a batch; got none.")
+    return WhatIf(last, str(search.get("objective", LATENCY)), tuple(cases), BATCH)
+
+
+def _case(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, search: Mapping[str, Any]) -> Case:
+    """What comes out for one graph on one cluster."""
+    found, reason = None, None
+    try:
+        found = compare(graph, cluster, methods or (AUTO,), strategies=methods is None, **search)
+    except InfeasibleError as error:
+        reason = str(error)
+    case = Case(cluster, len(computing(cluster)), found, reason, cluster.name, graph.origin.batch_size)
+    if found is not None and case.best is None:
+        worst = found.results[0] if found.overall is None else found.overall
+        case = replace(case, reason=worst.reason)
+    return case if case.best is not None else replace(case, found_on="")
+
+
+def _carried(case: Case, before: Case | None, seed: int) -> Case:
+    """The case with the strategy of a smaller cluster where that is faster; the other devices have nothing to do."""
+    best = None if before is None else before.best
+    found = case.comparison
+    if before is None or best is None or found is None or found.overall is None or best.strategy == NO_STRATEGY:
+        return case
+    if case.objective_s is not None and case.objective_s <= (before.objective_s or 0.0) * (1 + SAME):
+        return case
+    again = strategy_row(found.graph, case.cluster, Strategy.parse(best.strategy), seed).result
+    if again.answer is None or again.answer.objective_s >= (case.objective_s or math.inf):
+        return case
+    again = replace(again.against(found.overall.lower_bound_s, "the bound over all strategies"), method=AUTO)
+    again = replace(again, alternatives=found.overall.alternatives, note=found.overall.note)
+    return replace(case, comparison=replace(found, overall=again), reason=None, found_on=before.found_on)
 
 
 def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result]:
@@ -215,43 +384,3 @@ def _is_again(result: Result, before: Result) -> bool:
 def computing(cluster: Cluster) -> list[str]:
     """Names of the devices that are no CPUs, or of all where there are only CPUs."""
     return [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
-
-
-def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with only the first `count` of its `computing` devices, host CPUs kept.
-
-    Raises:
-        ClusterError: it has fewer, or the rest has no route without those left out.
-    """
-    names = computing(cluster)
-    if not 1 <= count <= len(names):
-        raise ClusterError(f"cluster {cluster.name!r} has {len(names)} devices to sweep over, got {count}.")
-    gone = set(names[count:])
-    return dataclasses.replace(
-        cluster,
-        name=f"{cluster.name} with {count}",
-        devices=tuple(device for device in cluster.devices if device.name not in gone),
-        links=tuple(link for link in cluster.links if not {link.src, link.dst} & gone),
-    )
-
-
-def parse_sweep(text: str) -> tuple[int, ...]:
-    """Numbers of devices, ascending, of ``"devices=1..8"``, ``"devices=1,2,4"`` or, by twos, ``"devices=2..8..2"``.
-
-    Raises:
-        ValueError: not of that form.
-    """
-    counts: set[int] = set()
-    name, _, parts = text.strip().partition("=")
-    for part in parts.split(","):
-        match = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4})(?:\.\.(\d{1,4}))?)?", part.strip(), re.ASCII)
-        first, last, step = (
-            (0, 0, 0) if match is None else (int(match[1]), int(match[2] or match[1]), int(match[3] or 1))
-        )
-        if name.strip() != "devices" or not 1 <= first <= last or step < 1:
-            raise ValueError(
-                "--sweep takes numbers of devices, devices=FIRST..LAST or devices=A,B,..., for example devices=1..8 or "
-                f"devices=1,2,4, got {text[:80]!r}."
-            )
-        counts |= set(range(first, last + 1, step))
-    return tuple(sorted(counts))

@@ -29,7 +29,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "compiling local device",
         "jit presets",
         "cluster lanes routes",
-        "published problem",
+        "published problem resizing",
         "plan units collectives",
         "simulation checking",
         "bounds collective_times",
@@ -50,11 +50,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement": (
         "processes inputs namesakes",
         "solving",
+        "sizing",
         "learning runtime exporters",
         "verification measured_best",
         "optimization",
         "comparison strategy_comparison",
-        "what_if measuring",
+        "what_if measuring memory_estimate",
         "report",
         "cli",
         "__init__ __main__",
@@ -138,7 +139,20 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "models", "clusters", "capture", "compare", "optimize", "verify", "train", "export", "profile", "apply"],
+    [
+        "",
+        "models",
+        "clusters",
+        "capture",
+        "estimate",
+        "compare",
+        "optimize",
+        "verify",
+        "train",
+        "export",
+        "profile",
+        "apply",
+    ],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     heavy = ["torch", "plotly", "onnx", "numba", "networkx", "numpy", "stable_baselines3", "tensorboard"]

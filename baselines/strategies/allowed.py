@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import unmatched
+from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import Strategy
 
 _MUCH = 1.25  # times the FLOPs: worth a remark
@@ -21,15 +23,11 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     """What can be said before the graph is rewritten.
 
     Raises:
-        StrategyError: the mesh is larger than the cluster, the order has no step of its own, statistics of a batch
-            would change, a pattern matches nothing, or there is no update whose storage ZeRO could split.
+        StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own,
+            statistics of a batch would change, a pattern matches nothing, or there is no update whose storage ZeRO
+            could split.
     """
-    devices = cluster.compute_devices
-    if strategy.devices > len(devices):
-        raise StrategyError(
-            f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
-            f"{len(devices)}; take a smaller mesh or a larger cluster."
-        )
+    devices_of(cluster, strategy)
     if strategy.order == "pipedream":
         raise StrategyError(
             f"strategy {strategy.text!r} has no step of its own: mini-batches follow each other without a flush, and "
@@ -63,14 +61,24 @@ def check_independence(chunked: Derived, strategy: Strategy) -> None:
         )
 
 
-def remarks(before: OpGraph, after: OpGraph, strategy: Strategy, places: int = 1) -> str:
-    """Sentences about a strategy that was carried out: uneven parts, repeated work; "" for nothing.
+def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, places: int = 1) -> str:
+    """Sentences about a strategy that was carried out: uneven parts, repeated work, devices left out; "" for nothing.
 
     Args:
         before, after: the graph before and after splitting.
         places: of a mesh, for how many of them each op of `after` stands.
     """
-    return " ".join([*_uneven(before, strategy), *_repeated(before, after, places)])
+    return " ".join([*_uneven(before, strategy), *_repeated(before, after, places), *_left_out(cluster, strategy)])
+
+
+def _left_out(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    """A sentence where some devices are chosen of several that are unlike each other."""
+    others = sorted(
+        set(cluster.compute_devices.tolist()) - set(devices_of(cluster, strategy)[: strategy.devices].tolist())
+    )
+    if others and not are_alike(cluster, cluster.compute_devices.tolist()):
+        names = [cluster.devices[d].name for d in others]
+        yield f"Not used: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}."
 
 
 def _repeated(before: OpGraph, after: OpGraph, places: int) -> Iterator[str]:
@@ -91,8 +99,16 @@ def _uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
         for row in rows if kind == "input" else ():
             extents[row.axis] = max(row.extent, extents.get(row.axis, 1))
+    shared = next((rule for rule in strategy.mesh if rule.shares), None)
+    if shared is not None and "batch" in extents:
+        n = extents["batch"]
+        samples = np.rint(shares(n, shared.size, shared.shares) * n).astype(np.int64).tolist()
+        yield (
+            f"Replicas have {', '.join(map(str, samples))} of {n} samples; their losses count by their samples, so "
+            "each divides by those of the whole batch."
+        )
     for word, count in parts.items():
-        if extents.get(word, count) % count:
+        if extents.get(word, count) % count and not (word == "batch" and shared is not None):
             yield f"The {word} of {extents[word]} is cut into {count} uneven parts."
 
 
@@ -112,7 +128,7 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     """Statistics of a batch are those of the whole batch, unless the strategy says otherwise."""
     places = 1
     for rule in strategy.mesh:
-        if rule.name in ("dp", "hp", "wp"):
+        if rule.name in ("dp", "ep", "hp", "wp"):
             places *= rule.size
     is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
     if is_whole or places * strategy.micro_batches == 1 or not graph.is_training:

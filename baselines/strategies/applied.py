@@ -11,7 +11,7 @@ from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
-from baselines.strategies.stages import balanced_stages
+from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
 from env.collective_times import quickest
 from env.collectives import buffer_bytes, fused_s
@@ -19,7 +19,7 @@ from env.part import part_of
 from env.plan import Plan
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
-from graphs.errors import MismatchError
+from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
@@ -66,15 +66,15 @@ class Applied:
 def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False) -> Applied:
     """Carry out a strategy.
 
-    The devices are the cluster's, CPUs beside other devices left out, in their order: stages first, then the axes of
-    the mesh, tensor parallelism innermost, so that its parts are neighbours.
+    The devices are those that the strategy names, else the cluster's in their order, CPUs beside other devices left
+    out: stages first, then the axes of the mesh, tensor parallelism innermost, so that its parts are neighbours.
 
     Args:
         folded: make the first place of the mesh alone, which stands for all (`baselines.strategies.folding`), on a
             part of the cluster that has one device for each stage.
 
     Raises:
-        StrategyError: the mesh is larger than the cluster, or the graph does not allow the strategy, or its folding.
+        StrategyError: graph or cluster do not allow the strategy, or its folding.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
     check_allowed(graph, cluster, strategy)
@@ -91,8 +91,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     if strategy.stages > 1:
         # A single micro-batch leaves no choice of order.
         order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
-        op_s = Problem(again.graph, cluster).op_s[:, cluster.compute_devices].mean(axis=1)
-        stage, is_apart = balanced_stages(again.graph, op_s, len(order.devices) if order else strategy.stages)
+        stage, is_apart = pipeline_stages(again.graph, cluster, strategy, grid.reshape(-1))
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
     unordered = _spelt_out(exchanged, strategy.reduce, cluster, grid, rank, folded)
@@ -104,15 +103,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
-        if order is None:
-            device = _devices(unordered, target, devices, rank)
-            costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
-            order = memory_order(costs, strategy.micro_batches)
         try:
+            if order is None:
+                device = _devices(unordered, target, devices, rank)
+                costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
+                order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
-        except MismatchError:
+        except MismatchError as error:
             check_independence(whole, strategy)
-            raise
+            raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     device = _devices(spelt_out, target, devices, rank)
@@ -125,15 +124,15 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         unordered=unordered,
         exchanged=exchanged,
         stage=stage[spelt_out.origin],
-        note=_note(again.graph, derived.graph, strategy, folded),
+        note=_note(again.graph, derived.graph, cluster, strategy, folded),
         is_folded=folded,
     )
 
 
-def _note(before: OpGraph, after: OpGraph, strategy: Strategy, folded: bool) -> str:
+def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> str:
     if not folded:
-        return remarks(before, after, strategy)
-    return f"{folded_note(strategy)} {remarks(before, after, strategy, strategy.places)}".rstrip()
+        return remarks(before, after, cluster, strategy)
+    return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places)}".rstrip()
 
 
 def as_it_is(problem: Problem, plan: Plan) -> Applied:
@@ -143,12 +142,16 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
 
 
 def order_of(strategy: Strategy) -> PipelineOrder:
-    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory."""
-    chunks = strategy.chunks
-    if chunks == 1 and strategy.order in ("interleaved", "zbv", "v-half"):
-        chunks = 2
+    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory.
+
+    Raises:
+        StrategyError: a number of chunks or of micro-batches that the order does not have.
+    """
     name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
-    return pipeline_order(name, strategy.stages, strategy.micro_batches, chunks)
+    try:
+        return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
+    except MismatchError as error:
+        raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
 
 
 def _program_order(derived: Derived) -> FloatArray:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from baselines.strategies.collective_costs import CollectiveCosts
+from baselines.strategies.devices import devices_of
 from env.cluster import Cluster
 from env.collectives import Interconnect
 from graphs.arrays import IntArray
@@ -29,9 +30,14 @@ _ROUNDS = 16  # of a collective that is spelt out, at most
 
 
 def grid_of(cluster: Cluster, strategy: Strategy) -> IntArray:
-    """int64 [stages, *sizes of the mesh]: the devices of a strategy, in the order of the cluster."""
+    """int64 [stages, *sizes of the mesh]: the devices of a strategy.
+
+    Raises:
+        StrategyError: as `devices_of`.
+    """
     sizes = [rule.size for rule in strategy.mesh if rule.size > 1]
-    return np.asarray(cluster.compute_devices[: strategy.devices], dtype=np.int64).reshape(strategy.stages, *sizes)
+    devices = devices_of(cluster, strategy)[: strategy.devices]
+    return np.asarray(devices, dtype=np.int64).reshape(strategy.stages, *sizes)
 
 
 def expected_ops(graph: OpGraph, strategy: Strategy) -> int:
@@ -53,6 +59,8 @@ def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
             return (
                 f"strategy {strategy.text!r} cuts images by {name}, and parts at the edge are no equals of the others."
             )
+    if any(rule.shares for rule in strategy.mesh):
+        return f"strategy {strategy.text!r} has uneven shares of the batch, so no place stands for all."
     if not names:
         return f"strategy {strategy.text!r} has no mesh, so there is nothing to fold."
     for stage in grid_of(cluster, strategy).reshape(strategy.stages, -1):

@@ -79,9 +79,15 @@ def pipeline_order(name: str, devices: int, micro_batches: int, chunks: int = 1)
         )
     v = shape.chunks or chunks
     stages = [shape.stages(s, devices, v) for s in range(devices)]
-    on = {stage: s for s, listed in enumerate(stages) for stage in listed}
     sequences = [_numbered(shape.words(s, devices, micro_batches, v), stages[s], micro_batches) for s in range(devices)]
-    return PipelineOrder(name, tuple(on[stage] for stage in range(len(on))), tuple(sequences))
+    return PipelineOrder(name, devices_of_stages(name, devices, v), tuple(sequences))
+
+
+def devices_of_stages(name: str, devices: int, chunks: int) -> tuple[int, ...]:
+    """Device of each virtual stage under an order of `ORDERS`, with so many stages on each."""
+    stages = ORDERS[name].stages
+    on = {stage: s for s in range(devices) for stage in stages(s, devices, chunks)}
+    return tuple(on[stage] for stage in range(len(on)))
 
 
 def _numbered(words: Iterable[_Word], stages: tuple[int, ...], micro_batches: int) -> tuple[StageBlock, ...]:

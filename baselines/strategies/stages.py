@@ -6,21 +6,22 @@ to.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.strategy import Strategy
 
 _SLACK = 0.1  # of the longest stage's time: so much longer it may be where less is sent
+_SWEEPS = 10  # over all cuts, to even out devices with several stages
 
 
 def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[IntArray, BoolArray]:
-    """``(stage, is_apart)``, int64 and bool [n]: the stage of every op, 0 to n_stages - 1.
-
-    Ops of one colocation group are of one stage, that of the op of most work. An op that its group takes out of the
-    stretch it lies in is apart: it works for another stage than its own, as a tied embedding does, and has no place
-    among the blocks of a pipeline order. A forward op's time counts with that of the backward ops that mirror it.
+    """`stages_from` the ops at which `even_cuts` cuts, for devices that are alike and have a stage each.
 
     Args:
         op_s: float64 [n], seconds of each op, on whatever device.
@@ -28,18 +29,27 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[In
     Raises:
         StrategyError: fewer forward ops that take time than stages.
     """
-    forward = graph.topological_order[graph.phase[graph.topological_order] == Phase.FORWARD]
-    work = op_s.copy()
+    times = np.repeat(op_s[:, None], n_stages, axis=1)
+    return stages_from(graph, even_cuts(graph, times, range(n_stages)), times)
+
+
+def stages_from(graph: OpGraph, first_ops: IntArray, op_s: FloatArray) -> tuple[IntArray, BoolArray]:
+    """``(stage, is_apart)``, int64 and bool [n]: the stage of every op, 0 to V - 1.
+
+    Ops of one colocation group are of one stage, that of the op of most work. An op that its group takes out of the
+    stretch it lies in is apart: it works for another stage than its own, as a tied embedding does, and has no place
+    among the blocks of a pipeline order.
+
+    Args:
+        first_ops: int64 [V - 1], the forward ops with which stages 1 to V - 1 begin, in topological order.
+        op_s: float64 [n, V], as of `even_cuts`.
+    """
+    forward = forward_ops(graph)
+    work = work_s(graph, op_s)[:, 0]
     mirrored = graph.forward_of >= 0
-    np.add.at(work, graph.forward_of[mirrored], op_s[mirrored])
-    if np.count_nonzero(work[forward] > 0) < n_stages:
-        raise StrategyError(
-            f"graph {graph.name!r} has {np.count_nonzero(work[forward] > 0)} forward ops that take time; a pipeline of "
-            f"{n_stages} stages needs at least one for each."
-        )
-    cuts = _cuts(work[forward], _sent_after(graph, forward), n_stages)
     stage = np.full(graph.n_ops, -1, dtype=np.int64)
-    stage[forward] = np.searchsorted(cuts, np.arange(len(forward)), side="right")
+    cuts = graph.topological_position[first_ops]
+    stage[forward] = np.searchsorted(cuts, graph.topological_position[forward], side="right")
     natural = stage.copy()
     for group in np.unique(graph.colocation[graph.colocation >= 0]).tolist():
         members = np.flatnonzero(graph.colocation == group)
@@ -52,7 +62,89 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[In
     return stage, is_apart
 
 
-def _sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
+def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatArray | None = None) -> IntArray:
+    """int64 [V - 1]: the forward ops with which stages begin, so that no device has much more to do than it must.
+
+    A forward op's time counts with that of the backward ops that mirror it. Devices may be unlike each other. Where a
+    device has several stages, their sum counts.
+
+    Args:
+        op_s: float64 [n, V], seconds of each op on the devices of each of V virtual stages.
+        on: device of each virtual stage.
+        fill: float64 [n, V], share of the memory of each stage that each op takes. Where stages of equal times do not
+            fit, others that do are taken, if there are any. Of devices with one stage each.
+
+    Raises:
+        StrategyError: fewer forward ops that take time than stages.
+    """
+    forward, n_stages = forward_ops(graph), len(on)
+    work = work_s(graph, op_s)[forward]
+    if np.count_nonzero(work[:, 0] > 0) < n_stages:
+        raise StrategyError(
+            f"graph {graph.name!r} has {np.count_nonzero(work[:, 0] > 0)} forward ops that take time; a pipeline of "
+            f"{n_stages} stages needs at least one for each."
+        )
+    sent = sent_after(graph, forward)
+    done = np.vstack([np.zeros((1, n_stages)), np.cumsum(work, axis=0)])
+    if len(set(on)) < n_stages:
+        cuts = _evened(_cuts(done, sent), done, sent, on)
+    else:
+        full = None if fill is None else np.vstack([np.zeros((1, n_stages)), np.cumsum(fill[forward], axis=0)])
+        cuts = _cuts(done, sent, full)
+    result: IntArray = forward[cuts]
+    return result
+
+
+def named_cuts(graph: OpGraph, strategy: Strategy) -> IntArray:
+    """int64 [V - 1]: the ops that a strategy names as the first of their stages.
+
+    Raises:
+        StrategyError: no forward op of that name, names out of topological order, or a stage without work.
+    """
+    index = {name: op for op, name in enumerate(graph.op_names)}
+    for name in strategy.cuts:
+        if graph.phase[index[name]] != Phase.FORWARD if name in index else True:
+            near = difflib.get_close_matches(name, [graph.op_names[op] for op in forward_ops(graph)], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "expected the name of an op of the forward pass."
+            raise StrategyError(
+                f"strategy {strategy.text!r:.200} cuts at {name!r:.80}, which is no forward op of graph "
+                f"{graph.name!r}; {hint}"
+            )
+    found = np.array([index[name] for name in strategy.cuts], dtype=np.int64)
+    position = graph.topological_position[found]
+    if (np.diff(position) <= 0).any():
+        later = int(np.flatnonzero(np.diff(position) <= 0)[0])
+        raise StrategyError(
+            f"strategy {strategy.text!r:.200} cuts at {strategy.cuts[later]!r:.80} and then at "
+            f"{strategy.cuts[later + 1]!r:.80}, which comes before it; name them in the order of the forward pass."
+        )
+    forward = forward_ops(graph)
+    computing = graph.topological_position[forward[graph.kernels[forward] > 0]]
+    empty = np.flatnonzero(np.diff(np.searchsorted(computing, position), prepend=0, append=len(computing)) == 0)
+    if len(empty):
+        raise StrategyError(
+            f"strategy {strategy.text!r:.200} leaves stage {int(empty[0]) + 1} of {strategy.virtual_stages} no op that "
+            "computes; cut elsewhere."
+        )
+    return found
+
+
+def forward_ops(graph: OpGraph) -> IntArray:
+    """int64 [f]: the ops of the forward pass in topological order."""
+    order = graph.topological_order
+    result: IntArray = order[graph.phase[order] == Phase.FORWARD]
+    return result
+
+
+def work_s(graph: OpGraph, op_s: FloatArray) -> FloatArray:
+    """float64 [n, V]: seconds of ops, and of those that mirror them."""
+    work = op_s.copy()
+    mirrored = graph.forward_of >= 0
+    np.add.at(work, graph.forward_of[mirrored], op_s[mirrored])
+    return work
+
+
+def sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
     """float64 [f]: bytes of forward tensors that are still to be read after each place of the forward pass."""
     position = np.full(graph.n_ops, -1, dtype=np.int64)
     position[forward] = np.arange(len(forward))
@@ -67,28 +159,52 @@ def _sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
     return np.cumsum(change)[:-1]
 
 
-def _cuts(work: FloatArray, sent: FloatArray, n_stages: int) -> IntArray:
-    """int64 [n_stages - 1]: place of the first op after each cut. O(S f w) for f ops, w of which a stage may have.
+def _cuts(done: FloatArray, sent: FloatArray, full: FloatArray | None = None) -> IntArray:
+    """int64 [V - 1]: place of the first op after each cut. O(V f w) for f ops, w of which a stage may have.
 
     No stage takes much longer than the longest must; within that least is sent, and then stages are as even as can be.
+
+    Args:
+        done: float64 [f + 1, V], seconds of all ops before each place on the devices of each stage.
+        sent: float64 [f], bytes sent where it is cut after each op.
+        full: float64 [f + 1, V], share of the memory of each stage that all ops before each place take.
     """
-    done = np.concatenate([[0.0], np.cumsum(work)])
-    limit_s = _shortest(done, n_stages) * (1 + _SLACK)
-    f, unit_s = len(work), max(float(done[-1]), 1e-300)
-    # Where a stage may begin that ends before op j: no earlier than low[j], and before high[j].
-    low, high = np.searchsorted(done, done - limit_s), np.searchsorted(done, done)
+    limit_s, all_s = _shortest(done), float(done[-1].max())
+    while limit_s < all_s * (
+        1 + _SLACK
+    ):  # stages that must have an op each, and fit, may take longer than the shortest
+        limit_s *= 1 + _SLACK
+        cuts = _cuts_within(done, sent, limit_s, full)
+        if cuts is not None:
+            return cuts
+    assert full is not None, "with an op for each stage there are cuts"
+    return _cuts(done, sent)  # nothing fits
+
+
+def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float, full: FloatArray | None) -> IntArray | None:
+    """`_cuts` where no stage takes longer than a limit or more than its memory; None where there are none."""
+    f, n_stages = len(sent), done.shape[1]
     cost = np.full(f + 1, np.inf)  # bytes, and less than one for the squares of times
     cost[0] = 0.0
     came_from = np.zeros((n_stages, f + 1), dtype=np.int64)
     for k in range(n_stages):
+        own = np.ascontiguousarray(done[:, k])
+        unit_s = max(float(own[-1]), 1e-300)
+        # Where a stage may begin that ends before op j: no earlier than low[j], and before high[j].
+        low, high = np.searchsorted(own, own - limit_s), np.searchsorted(own, own)
+        if full is not None:
+            low = np.maximum(low, np.searchsorted(full[:, k], full[:, k] - 1.0))
         here = np.full(f + 1, np.inf)
-        for j in np.flatnonzero(low < high).tolist() if k + 1 < n_stages else [f]:
+        ends = np.flatnonzero(low < high)
+        for j in ends.tolist() if k + 1 < n_stages else ends[ends == f].tolist():
             begins = slice(low[j], high[j])
-            options = cost[begins] + ((done[j] - done[begins]) / unit_s) ** 2 / 2
+            options = cost[begins] + ((own[j] - own[begins]) / unit_s) ** 2 / 2
             best = int(options.argmin())
             came_from[k, j] = low[j] + best
             here[j] = options[best] + (sent[j - 1] if k + 1 < n_stages else 0.0)
         cost = here
+    if not np.isfinite(cost[f]):
+        return None
     cuts, at = [], f
     for k in reversed(range(1, n_stages)):
         at = int(came_from[k, at])
@@ -96,15 +212,53 @@ def _cuts(work: FloatArray, sent: FloatArray, n_stages: int) -> IntArray:
     return np.array(cuts[::-1], dtype=np.int64)
 
 
-def _shortest(done: FloatArray, n_stages: int) -> float:
+def _shortest(done: FloatArray) -> float:
     """The time of the longest stage where that is least: bisection over what a stage may take."""
-    low, high = float(max(np.diff(done).max(), done[-1] / n_stages)), float(done[-1])
+    n_stages = done.shape[1]
+    low = float(max(np.diff(done, axis=0).min(axis=1).max(), done[-1].min() / n_stages))
+    high = float(done[-1].max())
+    columns = np.ascontiguousarray(done.T)
     for _ in range(60):
         middle, at = (low + high) / 2, 0
-        for _ in range(n_stages):
-            at = int(np.searchsorted(done, done[at] + middle, side="right")) - 1
+        for own in columns:
+            at = int(np.searchsorted(own, own[at] + middle, side="right")) - 1
         low, high = (low, middle) if at >= len(done) - 1 else (middle, high)
     return high
+
+
+def _evened(cuts: IntArray, done: FloatArray, sent: FloatArray, on: Sequence[int]) -> IntArray:
+    """Move one cut after the other, so that the devices on both sides have as much to do; the best of all that is seen.
+
+    Within a slack least is sent. Both sides of a cut may be on one device, which then has both anyway.
+    """
+    ends = np.concatenate([[0], cuts, [len(sent)]])
+    best, seen = ends.copy(), {ends.tobytes()}
+    for _ in range(_SWEEPS):
+        for k in range(1, len(ends) - 1):
+            load_s = _loads(ends, done, on)
+            here, after, from_, to = on[k - 1], on[k], int(ends[k - 1]), int(ends[k + 1])
+            if here == after:
+                continue
+            places = np.arange(from_ + 1, to)
+            first_s = done[places, k - 1] - done[from_, k - 1]
+            second_s = done[to, k] - done[places, k]
+            own = places == ends[k]
+            longest = np.maximum(load_s[here] - first_s[own] + first_s, load_s[after] - second_s[own] + second_s)
+            longest[(first_s <= 0) | (second_s <= 0)] = np.inf  # no stage is left without work
+            close = np.flatnonzero(longest <= longest.min() * (1 + _SLACK))
+            ends[k] = places[close[np.lexsort((longest[close], sent[places[close] - 1]))[0]]]
+        if _loads(ends, done, on).max() < _loads(best, done, on).max():
+            best = ends.copy()
+        if ends.tobytes() in seen:
+            break
+        seen.add(ends.tobytes())
+    return best[1:-1]
+
+
+def _loads(ends: IntArray, done: FloatArray, on: Sequence[int]) -> FloatArray:
+    """float64: seconds of each device, given where its stages begin and end."""
+    stages = np.arange(len(on))
+    return np.bincount(on, done[ends[1:], stages] - done[ends[:-1], stages]).astype(np.float64)
 
 
 def _followed(graph: OpGraph, stage: IntArray) -> IntArray:

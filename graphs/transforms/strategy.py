@@ -3,29 +3,29 @@
     dp4 zero1 | pp2 1f1b mb8 | tp2 sp | recompute=layers.*
 
 Segments stand between bars. A segment begins with an axis of the mesh and its size, ``pp`` and a number of stages, or
-an option; words after it belong to it; patterns are joined by ``+``. The order of segments does not
-matter.
+an option; words after it belong to it; patterns and names are joined by ``+``. The order of segments does not matter.
+In names, spaces, ``+``, ``|``, ``,`` and ``%`` are written as in addresses of the web: ``%20``, ``%2B`` ...
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+from urllib.parse import quote
 
 from graphs.disk import plain_reason
 from graphs.errors import StrategyError
-from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
 from graphs.transforms.splitting.sharding import Axis
 
-# Axes of a mesh, outermost first, and the words of the rows that each takes; none for cutting weights.
+# Axes of a mesh, outermost first, and the words of the rows that each takes, the first that an op has a row of; none
+# for cutting weights.
 AXES: Mapping[str, tuple[str, ...]] = {
     "dp": ("batch",),
-    "ep": ("experts",),
+    "ep": ("experts", "batch"),
     "cp": ("sequence",),
     "hp": ("height",),
     "wp": ("width",),
@@ -40,9 +40,10 @@ AXIS_NAMES = {
     "tp": "tensor parallelism",
 }
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
+VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
 NONE = "none"
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
+_SPECIAL = re.compile(r"[%+|,\s]")  # of a name: what a line of text would take for its own
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,39 @@ class MeshRule:
         size: devices along it.
         sequence: of ``"tp"``: what it leaves whole is cut along the sequence (``sp`` in texts).
         modules: patterns of module paths; empty is the whole model.
+        shares: of ``"dp"``: samples of each replica, in proportion; empty is as many for each.
+
+    Raises:
+        StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``.
     """
 
     name: str
     size: int
     sequence: bool = False
     modules: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shares and self.name != "dp":
+            raise StrategyError(f"axis {self.name}{self.size} has shares, which only dp has: those of the batch.")
+        if self.shares and (len(self.shares) != self.size or min(self.shares) < 1):
+            raise StrategyError(
+                f"axis {self.name}{self.size} has shares {self._shares}; expected {self.size} numbers of 1 or more, "
+                "one for each replica. To leave a device out, name the others: 'devices=gpu0+gpu1'."
+            )
 
     def axis(self) -> Axis:
         """What `graphs.transforms.splitting.splitter` is told."""
-        return Axis(self.name, self.size, AXES[self.name], self.sequence, self.modules)
+        return Axis(self.name, self.size, AXES[self.name], self.sequence, self.modules, shares=self.shares)
 
     def __str__(self) -> str:
         where = f" on {'+'.join(self.modules)}" if self.modules else ""
-        return f"{self.name}{self.size}{' sp' if self.sequence else ''}{where}"
+        shares = f" shares={self._shares}" if self.shares else ""
+        return f"{self.name}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
+
+    @property
+    def _shares(self) -> str:
+        return ":".join(map(str, self.shares))
 
 
 @dataclass(frozen=True)
@@ -86,9 +106,14 @@ class Strategy:
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         statistics: of a batch: ``"exact"`` refuses what would change them, ``"sync"`` puts those of all parts together,
             ``"local"`` takes those of each part.
+        device_names: of the devices to use, stages first, then the axes of the mesh, ``tp`` innermost; empty for the
+            cluster's own, in its order.
+        cuts: names of the forward ops with which the second, third ... virtual stage begins; empty for stages that take
+            about as long as each other.
 
     Raises:
-        StrategyError: sizes below 1, an unknown name, an order without stages, or ZeRO without ``dp``.
+        StrategyError: sizes below 1, an unknown name, an order without stages, ZeRO without ``dp``, or not as many
+            devices or cuts as the strategy needs, each once.
     """
 
     mesh: tuple[MeshRule, ...] = ()
@@ -101,6 +126,8 @@ class Strategy:
     reduce: str = ""
     bucket_bytes: int = 25_000_000
     statistics: str = "exact"
+    device_names: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = list(AXES)
@@ -119,6 +146,20 @@ class Strategy:
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
                 f" example 'dp4 zero{self.zero}'."
             )
+        self._check_names("devices", self.device_names, self.devices)
+        self._check_names("cuts", self.cuts, self.virtual_stages - 1)
+
+    def _check_names(self, what: str, names: tuple[str, ...], needed: int) -> None:
+        """Each once, and as many as are needed."""
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise StrategyError(f"strategy {self.text!r} has {twice!r} twice among its {what}; give each once.")
+        if "" in names:
+            raise StrategyError(f"strategy {self.text!r} has an empty name among its {what}; expected names.")
+        if names and len(names) != needed:
+            given = f"{len(names)} name{'s' if len(names) > 1 else ''} after '{what}='"
+            each = "every stage but the first" if what == "cuts" else "each of its parts"
+            raise StrategyError(f"strategy {self.text!r} has {given}; expected {needed}, one for {each}.")
 
     @property
     def is_none(self) -> bool:
@@ -134,6 +175,12 @@ class Strategy:
     def devices(self) -> int:
         """How many devices it needs."""
         return self.stages * self.places
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages of the pipeline, those of one device counted apart."""
+        chunks = 2 if self.chunks == 1 and self.order in VIRTUAL else self.chunks
+        return self.stages * chunks if self.stages > 1 else 1
 
     @property
     def text(self) -> str:
@@ -162,6 +209,9 @@ class Strategy:
             yield f"bucket={self.bucket_bytes}"
         if self.statistics != Strategy.statistics:
             yield f"statistics={self.statistics}"
+        for key, names in (("devices", self.device_names), ("cuts", self.cuts)):
+            if names:
+                yield f"{key}={'+'.join(_SPECIAL.sub(lambda found: quote(found[0], safe=''), name) for name in names)}"
 
     @staticmethod
     def parse(text: str) -> Strategy:
@@ -172,7 +222,9 @@ class Strategy:
         """
         if not isinstance(text, str):
             raise StrategyError(f"got a {type(text).__name__} as a strategy; expected its text, e.g. 'dp8'.")
-        return _Reader(text).strategy()
+        from graphs.transforms.strategy_reading import read_strategy  # which needs this module
+
+        return read_strategy(text)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; `from_dict` gives the strategy back."""
@@ -210,130 +262,10 @@ class Strategy:
                 raise StrategyError(f"a strategy has unknown field {key!r:.60}; known: {', '.join(known)}.")
         given = dict(values)
         rules = (dict(rule) for rule in given.pop("mesh", ()))
-        mesh = tuple(MeshRule(**{**rule, "modules": tuple(rule.get("modules", ()))}) for rule in rules)
-        return Strategy(mesh=mesh, **{**given, "recompute": tuple(given.get("recompute", ()))})
+        mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "shares")) for rule in rules)
+        return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
 
 
-_WORD = re.compile(r"[^\s|]+|\|")
-_SIZED = re.compile(r"([a-z]+)(\d{1,9})")
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads words one after the other and knows where it is, and what has been said."""
-
-    text: str
-    said: set[str] = field(default_factory=set)
-
-    def strategy(self) -> Strategy:
-        result = Strategy()
-        if self.text.strip() == NONE:
-            return result
-        segments: list[list[re.Match[str]]] = [[]]
-        for word in _WORD.finditer(self.text):
-            if word[0] == "|":
-                segments.append([])
-            else:
-                segments[-1].append(word)
-        for words in segments:
-            if not words:
-                raise StrategyError(
-                    f"strategy {self.text!r:.200} has an empty segment; expected for example 'dp8', 'dp4 zero1 | tp2' "
-                    f"or 'pp4 1f1b mb8', and {NONE!r} for none."
-                )
-            result = self._segment(result, words)
-        return result
-
-    def _segment(self, strategy: Strategy, words: list[re.Match[str]]) -> Strategy:
-        first, rest = words[0], iter(words[1:])
-        name, size = self._sized(first)
-        if name in AXES:
-            return self._axis(strategy, MeshRule(name, size), rest)
-        if name == "pp":
-            self._once(first, "stages")
-            return self._pipeline(replace(strategy, stages=size), rest)
-        if name == "mb":
-            self._once(first, "micro-batches")
-            strategy = replace(strategy, micro_batches=size)
-        elif "=" in first[0]:
-            strategy = self._option(strategy, first)
-        else:
-            raise self._unknown(first, [*(f"{axis}2" for axis in AXES), "pp2", "mb8", "recompute=*", "reduce=ring"])
-        for word in rest:
-            raise self._unknown(word, ["|"])
-        return strategy
-
-    def _axis(self, strategy: Strategy, rule: MeshRule, rest: Iterator[re.Match[str]]) -> Strategy:
-        zero = strategy.zero
-        for word in rest:
-            name, size = self._sized(word)
-            if name == "zero" and rule.name == "dp" and 1 <= size <= 3:
-                self._once(word, "a level of ZeRO")
-                zero = size
-            elif word[0] == "sp" and rule.name == "tp":
-                rule = replace(rule, sequence=True)
-            elif word[0] == "on":
-                where = next(rest, None)
-                if where is None:
-                    raise self._unknown(word, ["on layers.*.mlp"])
-                self._once(word, f"modules of {rule.name}")
-                rule = replace(rule, modules=tuple(where[0].split("+")))
-            else:
-                options = {"dp": ["zero1", "zero2", "zero3", "on"], "tp": ["sp", "on"]}.get(rule.name, ["on"])
-                raise self._unknown(word, options)
-        return replace(strategy, mesh=(*strategy.mesh, rule), zero=zero)
-
-    def _pipeline(self, strategy: Strategy, rest: Iterator[re.Match[str]]) -> Strategy:
-        for word in rest:
-            name, size = self._sized(word)
-            if word[0] in ORDERS:
-                self._once(word, "an order")
-                strategy = replace(strategy, order=word[0])
-            elif name == "mb":
-                self._once(word, "micro-batches")
-                strategy = replace(strategy, micro_batches=size)
-            elif name == "v":
-                self._once(word, "virtual stages")
-                strategy = replace(strategy, chunks=size)
-            else:
-                raise self._unknown(word, [*ORDERS, "mb8", "v2"])
-        return strategy
-
-    def _option(self, strategy: Strategy, word: re.Match[str]) -> Strategy:
-        key, _, value = word[0].partition("=")
-        self._once(word, key)
-        if key == "recompute" and value:
-            return replace(strategy, recompute=tuple(value.split("+")))
-        if key == "reduce" and is_algorithm(value):
-            return replace(strategy, reduce=value)
-        if key == "statistics" and value in STATISTICS:
-            return replace(strategy, statistics=value)
-        found = re.fullmatch(r"(\d{1,12})(KB|MB|GB|)", value)
-        if key == "bucket" and found:
-            return replace(strategy, bucket_bytes=int(found[1]) * _UNITS[found[2]])
-        names = [f"reduce={name}" for name in ALGORITHMS] + [f"statistics={name}" for name in STATISTICS]
-        raise self._unknown(word, ["recompute=layers.*", *names, "bucket=25MB"])
-
-    def _once(self, word: re.Match[str], what: str) -> None:
-        """Of two answers to one question the second would silently win."""
-        if what in self.said:
-            raise StrategyError(
-                f"strategy {self.text!r:.200} gives {what} twice, the second time at {word[0]!r:.60} (character "
-                f"{word.start() + 1}); give it once."
-            )
-        self.said.add(what)
-
-    def _sized(self, word: re.Match[str]) -> tuple[str, int]:
-        found = _SIZED.fullmatch(word[0])
-        return (found[1], int(found[2])) if found else ("", 0)
-
-    def _unknown(self, word: re.Match[str], expected: list[str]) -> StrategyError:
-        name, size = self._sized(word)
-        if size and name in (*AXES, "pp", "mb") and expected != ["|"]:
-            expected = [f"| {word[0]}", *expected]
-        near = difflib.get_close_matches(word[0], expected, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ";"
-        return StrategyError(
-            f"strategy {self.text!r:.200} cannot be read at {word[0]!r:.60} (character {word.start() + 1}){hint} "
-            f"expected {' or '.join(expected[:12])}."
-        )
+def _with_tuples(values: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """JSON has lists for tuples."""
+    return values | {key: tuple(values.get(key, ())) for key in keys}

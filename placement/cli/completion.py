@@ -32,6 +32,7 @@ COMMUNICATIONS = ("overlapped", "blocking")
 PRIORITIES = ("longest_path", "fifo", "msr")
 SCORERS = ("simulate", "execute")
 GRANULARITIES = ("op", "module", "auto")
+OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
 TARGETS = ("device_map", "pipeline", "json")
 TRAINING_PRESETS = ("default", "paper")
 

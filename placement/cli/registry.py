@@ -11,6 +11,7 @@ from placement.cli.commands.apply import apply
 from placement.cli.commands.capture import capture
 from placement.cli.commands.clusters import clusters
 from placement.cli.commands.compare import compare
+from placement.cli.commands.estimate import estimate
 from placement.cli.commands.export import export
 from placement.cli.commands.models import models
 from placement.cli.commands.optimize import optimize
@@ -31,6 +32,7 @@ EXAMPLES: dict[Callable[[Any], None], str] = {
     models: "placement models nmt4 resnet50 --train",
     clusters: "placement clusters 4xV100-pcie -o mine.toml",
     capture: "placement capture model.py:make --train -o step.json",
+    estimate: "placement estimate model.py:make --train --cluster 2x8xH100-ib",
     profile: "placement profile rnnlm --dim batch=4 -o graph.json",
     compare: "placement compare nmt4 --cluster 8xV100-nvlink --html report.html",
     optimize: "placement optimize nmt4 --cluster mine.toml --budget-s 60 -o placement.json",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from placement.cli.output import usage_errors
+from placement.cli.output import command_line, usage_errors
+
+if TYPE_CHECKING:
+    from placement.solving.result import Result
 
 # What an answer depends on beside graph, cluster and method, as its command line names it.
 ANSWER_FIELDS = (
@@ -22,6 +25,25 @@ class HowToSearch:
     priority: str
     budget_s: float | None
     evaluations: int | None
+
+
+def do_it(given: Any, result: Result) -> str:
+    """The command line that gives what a search over strategies has found, without searching strategies again.
+
+    Args:
+        given: the options record of the command that searched.
+    """
+    from placement.cli.records import is_default, option_of
+    from placement.solving.methods import AUTO, HEURISTICS
+
+    words = {"--cluster": given.cluster}
+    limits = {"budget_s", "evaluations"} if result.strategy != "none" else set()
+    if result.strategy == "none":
+        words["--method"] = result.chosen if result.chosen in HEURISTICS else AUTO
+    words["--strategy"] = result.strategy
+    told = [field for field in ANSWER_FIELDS if field not in limits]
+    words |= {option_of(f): getattr(given, f) for f in told if f == "seed" or not is_default(given, f)}
+    return command_line("optimize", [given.graph], words)
 
 
 def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _NOTES = (
     "vs one: times as fast as one device; peak: memory of the fullest device",
     "bubble: share of the devices' time without computing",
     "exposed: time in which a device computes nothing and communicates",
-    "gap: at most so far from optimal among placements of the rewritten graph",
+    "gap: at most so far from optimal among all strategies",
 )
 NONE_THERE = "–"
 
@@ -125,7 +125,8 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
         if row.result.note:
             below.append(Text(f" {row.strategy}  {show_line(row.result.note)}"))
         if not row.result.feasible:
-            below.append(Text(f" {row.strategy}  does not fit: {show_line(row.result.reason or '')}", style="red"))
+            reason = show_line(row.result.reason or "")
+            below.append(Text(f" {row.strategy}  {row.without_answer}: {reason}", style="red"))
     return [head, times, *below, *_peaks(found), *_exchanges(found)]
 
 
@@ -151,7 +152,7 @@ def _cells(found: StrategyComparison, row: StrategyRow) -> list[str]:
     result, given = row.result, row.figures
     speedup = found.speedup(row)
     answer = result.answer
-    time = "does not fit" if answer is None else format_seconds(answer.objective_s)
+    time = row.without_answer if answer is None else format_seconds(answer.objective_s)
     cells = [row.strategy, time, NONE_THERE if speedup is None else f"{speedup:.2f}x"]
     gap = "" if answer is None else f"{100 * answer.gap:.1f} %"
     if given is None:

@@ -18,7 +18,11 @@ from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.kept import kept_words
 from placement.report.words import format_percent
+from placement.solving.alternatives import best_of_each, single_s
+from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
+from placement.solving.result import NO_STRATEGY
+from placement.solving.strategy_words import family_in_words
 
 if TYPE_CHECKING:
     from env.collective_times import CollectiveTimes
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from placement.comparison import Comparison
     from placement.solving.answer import Answer
     from placement.solving.result import Result
-    from placement.what_if import WhatIf
+    from placement.what_if import Case, WhatIf
 
 BAR_WIDTH = 12
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
@@ -52,17 +56,21 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
         f"{cluster.n_devices} devices; no placement has a {measure(comparison.objective)} below "
         f"{format_seconds(comparison.lower_bound_s)}"
     )
-    table = _table("method", measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    overall = comparison.overall
+    if overall is not None:
+        head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
+    first = "method" if overall is None else "method or strategy"
+    table = new_table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
     width = max(len(result.method) for result in comparison.results)
-    below: list[RenderableType] = []
-    for number, result in enumerate(comparison.results):
-        if result.answer is not None:
-            style = "bold green" if number == 0 else ""
-            table.add_row(*_comparison_row(comparison, result, result.answer), style=style)
-        else:
-            below.append(
-                Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
-            )
+    fitting = [(r.answer.objective_s, _comparison_row(comparison, r, r.answer)) for r in comparison.results if r.answer]
+    fitting += [] if overall is None else _strategy_rows(overall)
+    for number, (_, row) in enumerate(sorted(fitting, key=lambda timed: timed[0])):
+        table.add_row(*row, style="bold green" if number == 0 else "")
+    below: list[RenderableType] = [
+        Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
+        for result in comparison.results
+        if result.answer is None
+    ]
     below += [
         Text(f" {show(result.method):<{width}}  {show_line(result.note)}", style="dim")
         for result in comparison.results
@@ -77,8 +85,23 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     return [head, table, *below]
 
 
+def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
+    """The best strategy of each family, with its step time."""
+    one_s = single_s(overall.alternatives)
+    rows: list[tuple[float, tuple[str, ...]]] = []
+    for one in best_of_each(overall.alternatives):
+        if one.step_time_s is None or one.strategy == NO_STRATEGY:
+            continue
+        speedup, gap = one.speedup(one_s), relative_gap(one.step_time_s, overall.lower_bound_s)
+        gain = "-" if speedup is None else f"{speedup:.2f}x"
+        figures = (format_seconds(one.step_time_s), gain, format_percent(gap), format_bytes(one.peak_bytes or 0))
+        rows.append((one.step_time_s, (show_line(one.strategy), *figures, "", "", family_in_words(one.name))))
+    return rows
+
+
 def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> tuple[str, ...]:
-    speedup = comparison.speedup(result)
+    speedup, overall = comparison.speedup(result), comparison.overall
+    gap = answer.gap if overall is None else relative_gap(answer.objective_s, overall.lower_bound_s)
     note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
     if result.chosen != result.method:
         note = f"{note} (chose {result.chosen})".strip()
@@ -88,7 +111,7 @@ def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> t
         show(result.method),
         format_seconds(answer.objective_s),
         "-" if speedup is None else f"{speedup:.2f}x",
-        format_percent(answer.gap),
+        format_percent(gap),
         format_bytes(max(answer.peak_bytes.values(), default=0)),
         format_bytes(answer.bytes_moved),
         format_seconds(result.solve_time_s),
@@ -97,38 +120,57 @@ def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> t
 
 
 def what_if_table(found: WhatIf) -> list[RenderableType]:
-    """One row per cluster, with the speed-up over one of its devices as a bar; below, why nothing fits."""
-    table = _table(
-        "cluster", "devices", "one device", measure(found.objective), "speed-up", "gap", "by", "", left=("by",)
-    )
+    """One row per case, with the speed-up over one device of its cluster as a bar; below, why nothing fits."""
+    is_batch, priced = found.sweep == "batch", any(case.price is not None for case in found.cases)
+    first = ("batch", "samples/s") if is_batch else ("cluster", "devices")
+    columns = [
+        "one device",
+        measure(found.objective),
+        "speed-up",
+        "efficiency",
+        "gap",
+        "peak",
+        *["a step costs"] * priced,
+    ]
+    table = new_table(*first, *columns, "by", "", left=("by",))
     reasons: list[RenderableType] = []
     longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
     for case in found.cases:
-        best = None if case.comparison is None else case.comparison.best
+        best, name = case.best, str(case.samples) if is_batch else show(case.cluster.name)
         if case.comparison is None or best is None or best.answer is None:
             outcome = "does not fit" if case.proven_infeasible else "none found"
-            name = show(case.cluster.name)
-            table.add_row(name, str(case.devices), "-", outcome, "-", "-", "", "", style="red")
+            second = "-" if is_batch else str(case.devices)
+            table.add_row(name, second, "-", outcome, *["-"] * (4 + priced), "", "", style="red")
             reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
             continue
-        by = best.method if best.chosen == best.method else f"{best.method} (chose {best.chosen})"
-        single_s, speedup = case.comparison.single_device_s, case.speedup
         table.add_row(
-            show(case.cluster.name),
-            str(case.devices),
-            "does not fit" if single_s is None else format_seconds(single_s),
-            format_seconds(best.answer.objective_s),
-            "-" if speedup is None else f"{speedup:.2f}x",
-            format_percent(best.answer.gap),
-            by if case.found_on == case.cluster.name else f"{by}, found on {show(case.found_on)}",
-            ProgressBar(total=longest, completed=speedup or 0.0, width=BAR_WIDTH),
+            name, *_what_if_row(case, best.answer, is_batch), ProgressBar(longest, case.speedup or 0.0, BAR_WIDTH)
         )
-    note = Text(f"gap: at most so far from optimal {scope(found.objective)}.", style="dim")
+    among = " among all strategies" if any(case.best and case.best.alternatives for case in found.cases) else ""
+    note = Text(f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}.", style="dim")
     return [
         f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
         table,
         *reasons,
         note,
+    ]
+
+
+def _what_if_row(case: Case, answer: Answer, is_batch: bool) -> list[str]:
+    """The cells after a case's name and before its bar."""
+    single_s = None if case.comparison is None else case.comparison.single_device_s
+    rate = (case.samples or 0) / answer.objective_s if answer.objective_s else 0.0
+    elsewhere = "" if case.found_on == case.cluster.name else f", found on {show(case.found_on)}"
+    return [
+        f"{rate:.4g}" if is_batch else str(case.devices),
+        "does not fit" if single_s is None else format_seconds(single_s),
+        format_seconds(answer.objective_s),
+        "-" if case.speedup is None else f"{case.speedup:.2f}x",
+        "-" if case.efficiency is None else f"{case.efficiency:.0%}",
+        format_percent(answer.gap),
+        format_bytes(case.peak_bytes or 0),
+        *([] if case.cost is None else [f"{case.cost:.3g}"]),
+        f"{show(case.by)}{elsewhere}",
     ]
 
 
@@ -145,12 +187,12 @@ def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[Renderable
 
 def coverage_tables(found: Coverage) -> list[RenderableType]:
     """How much of a graph's work can be split along each axis; what cannot be split along the batch."""
-    shares = _table("can be split by", "share of the FLOPs", "")
+    shares = new_table("can be split by", "share of the FLOPs", "")
     for axis, share in found.shares.items():
         shares.add_row(show(axis), f"{share:.1%}", ProgressBar(total=1.0, completed=share, width=BAR_WIDTH))
     if not found.unsplit:
         return [shares, "every op can be split by batch"]
-    unsplit = _table("not by batch", "ops", "share of the FLOPs", "because", left=("because",))
+    unsplit = new_table("not by batch", "ops", "share of the FLOPs", "because", left=("because",))
     for one in found.unsplit:
         unsplit.add_row(show(one.kind), f"{one.ops:,}", f"{one.share:.1%}", one.reason)
     return [shares, unsplit]
@@ -158,7 +200,7 @@ def coverage_tables(found: Coverage) -> list[RenderableType]:
 
 def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
     """One row per model, with how much placement could gain."""
-    table = _table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
+    table = new_table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
     for row in rows:
         best = row["best_speedup"]
         table.add_row(
@@ -182,7 +224,7 @@ def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[Renderable
 
 def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
     """One row per cluster."""
-    table = _table("cluster", "devices", "links", "summary", left=("devices", "summary"))
+    table = new_table("cluster", "devices", "links", "summary", left=("devices", "summary"))
     for cluster in clusters:
         models = Counter((device.model or device.kind, device.memory_bytes) for device in cluster.devices)
         devices = [f"{count} x {show(model)}, {format_memory(size)}" for (model, size), count in models.items()]
@@ -193,7 +235,7 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
 
 def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
     """Time against size for each algorithm, the quickest of each size in bold and marked."""
-    table = _table("bytes", *found.seconds)
+    table = new_table("bytes", *found.seconds)
     for k, (size, best) in enumerate(zip(found.sizes, found.best, strict=True)):
         cells = [
             Text(f"{'* ' if name == best else ''}{format_seconds(row[k])}", style="bold" if name == best else "")
@@ -215,7 +257,7 @@ def format_power_of_two(size_bytes: int) -> str:
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:
     """Devices, links and sources of one cluster."""
-    devices = _table(
+    devices = new_table(
         "device", "kind", "model", "memory", "reserved", "float32", "bandwidth", "launch", left=("kind", "model")
     )
     for device in cluster.devices:
@@ -229,7 +271,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             f"{format_bytes(device.bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),
         )
-    links = _table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
+    links = new_table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
     for link in cluster.links:
         rate = (
             "unlimited"
@@ -257,7 +299,8 @@ def format_count(value: float) -> str:
     return f"{value:.0f} P" if value >= 99.95 else f"{value:.3g} P"
 
 
-def _table(*headers: str, left: Sequence[str] = ()) -> Table:
+def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
+    """An empty table: its first column and those in `left` are flush left, the others flush right."""
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for number, header in enumerate(headers):
         justify: Any = "left" if number == 0 or header in left or not header else "right"

@@ -15,7 +15,8 @@ from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
 from placement.inputs.call_arguments import check_call, check_data, check_states, tensors_of
-from placement.inputs.sources import batch_of, call_function, described, is_function, refuse_script
+from placement.inputs.functions import call_function, described, is_function
+from placement.inputs.sources import batch_of, refuse_script
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from env.cluster import Cluster, Device, Link
 from graphs.disk import write_atomically
 from graphs.errors import ClusterError
 from graphs.zoo.cache import cache_dir
+from placement.inputs.main_memory import available_bytes
 from placement.measuring.doubts import MeasuredMachine, is_doubtful, warn_of_doubts, with_doubts
 from placement.measuring.figures import MOST_LINK_SPREAD, CoreTime
 from placement.measuring.links import (
@@ -175,19 +175,6 @@ def cpu_model() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names and names[0] else platform.processor() or platform.machine() or "CPU"
-
-
-def available_bytes() -> int:
-    """Main memory that processes may still take, by the system's count and the limit of the control group."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-        limit, used = (Path("/sys/fs/cgroup", f"memory.{key}").read_text().strip() for key in ("max", "current"))
-        found += [int(limit) - int(used)] if limit != "max" else []
-    except OSError:
-        pass
-    return max(1, min(found))
 
 
 def _about(method: str) -> str:

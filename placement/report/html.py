@@ -16,11 +16,15 @@ from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
+from placement.report.alternatives import alternatives_cards
 from placement.report.content import page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
 from placement.report.page import asset, page
 from placement.report.words import NO_GAP, format_percent, headline, leaders
+from placement.solving.advice import advice
+from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
+from placement.solving.result import NO_STRATEGY
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
@@ -49,11 +53,12 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     parts = {
         "graph": escape(graph.name),
         "cluster": escape(cluster.name),
-        "headline": escape(headline(comparison)),
+        "headline": escape(headline(comparison) if comparison.overall is None else advice(comparison.overall)),
         "measure": measure(comparison.objective),
         "Measure": measure(comparison.objective).capitalize(),
         "tiles": _tiles(comparison),
         "rows": rows(comparison),
+        "alternatives": "" if comparison.overall is None else alternatives_cards(comparison.overall),
         "notes": notes(comparison),
         "bars": bars(comparison),
         "facts": _facts(comparison, comparison.command if command is None else command),
@@ -65,21 +70,29 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
 
 def _tiles(comparison: Comparison) -> str:
     """The figures to remember, label, value and note."""
-    graph, best = comparison.graph, comparison.best
+    graph, best, overall = comparison.graph, comparison.best, comparison.overall
+    who = ""
+    if overall is not None and overall.strategy != NO_STRATEGY:
+        best, who = overall, overall.strategy
+    elif best is not None:
+        n_others = len(leaders(comparison)) - 1
+        who = best.method + (f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else "")
     answer = None if best is None else best.answer
+    bound_s, among = comparison.lower_bound_s, scope(comparison.objective)
+    if overall is not None:
+        bound_s, among = overall.lower_bound_s, overall.scope
     tiles = []
     if best is not None and answer is not None:
-        n_others = len(leaders(comparison)) - 1
-        others = f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else ""
-        label = f"best {measure(comparison.objective)}"
-        tiles.append((label, format_seconds(answer.objective_s), best.method + others))
+        tiles.append((f"best {measure(comparison.objective)}", format_seconds(answer.objective_s), who))
         speedup = comparison.speedup(best)
         if speedup is not None and comparison.single_device_s is not None:
             tiles.append(("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(comparison.single_device_s)}"))
-    tiles.append(("lower bound", format_seconds(comparison.lower_bound_s), "no placement can be faster"))
+    what = "placement" if overall is None else "strategy or placement"
+    tiles.append(("lower bound", format_seconds(bound_s), f"no {what} can be faster"))
     if answer is not None:
-        distance = "at most so far from optimal" if answer.gap > NO_GAP else "proven optimal"
-        tiles.append(("gap", format_percent(answer.gap), f"{distance} {scope(comparison.objective)}"))
+        gap = relative_gap(answer.objective_s, bound_s)
+        distance = "at most so far from optimal" if gap > NO_GAP else "proven optimal"
+        tiles.append(("gap", format_percent(gap), f"{distance} {among}"))
     tiles.append(("graph", f"{graph.n_ops:,} ops", f"{graph.n_edges:,} edges"))
     return "\n".join(
         f'<div class="tile"><dt>{label}</dt><dd>{escape(value)}</dd><dd class="under">{escape(note)}</dd></div>'

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
+from placement.report.alternatives import alternatives_cards
 from placement.report.page import page
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
 from placement.report.words import format_percent
+from placement.solving.advice import advice
 
 if TYPE_CHECKING:
+    from placement.solving.result import Result
     from placement.solving.strategic import StrategyRow
     from placement.strategy_comparison import StrategyComparison
 
@@ -21,25 +24,29 @@ NOTHING = "–"
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 
 
-def write_strategies(found: StrategyComparison, path: str | PathLike[str]) -> None:
+def write_strategies(found: StrategyComparison, path: str | PathLike[str], searched: Result | None = None) -> None:
     """Write the report of a comparison of strategies.
+
+    Args:
+        searched: the result of the search that found them, if there was one.
 
     Raises:
         OSError: the file cannot be written; an older file of that name is left as it was.
     """
-    write_atomically(path, render_strategies(found))
+    write_atomically(path, render_strategies(found, searched))
 
 
-def render_strategies(found: StrategyComparison) -> str:
+def render_strategies(found: StrategyComparison, searched: Result | None = None) -> str:
     """The page as text."""
     graph, cluster = found.graph, found.cluster
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
     parts = {
         "graph": escape(graph.name),
         "cluster": escape(cluster.name),
-        "headline": escape(found.headline()),
+        "headline": escape(found.headline() if searched is None else advice(searched)),
         "rows": "\n".join(_row(found, row) for row in found.rows) + _one_device(found),
         "notes": _notes(found),
+        "alternatives": "" if searched is None else alternatives_cards(searched),
         "sections": "\n".join(_section(found, row) for row in drawn),
         "facts": _facts(found),
     }

@@ -13,6 +13,7 @@ from graphs.formatting import format_seconds
 from placement.report.curves import Curve, plot
 from placement.report.page import page
 from placement.report.words import format_percent
+from placement.sizing.sweeps import DEVICES
 from placement.solving.methods import measure
 
 if TYPE_CHECKING:
@@ -38,30 +39,28 @@ def render_what_if(found: WhatIf) -> str:
         "among": escape(_among(found)),
         "verdict": escape(found.verdict()),
         "measure": measure(found.objective),
-        "charts": _sweep(found) if found.is_sweep else _bars(found),
-        "rows": "\n".join(_row(case) for case in found.cases),
+        "charts": _sweep(found) if found.sweep == DEVICES else _bars(found),
+        "rows": "\n".join(_row(found, case) for case in found.cases),
         "facts": _facts(found),
     }
     return page("what_if.html", f"{graph.name}: what if", parts)
 
 
 def _among(found: WhatIf) -> str:
-    if not found.is_sweep:
-        return f"{len(found.cases)} clusters"
+    if found.sweep != DEVICES:
+        return f"{len(found.cases)} {'batches' if found.sweep else 'clusters'}"
     name = found.cases[-1].cluster.name
     return f"more and more devices of {name.rpartition(' with ')[0] or name}"
 
 
 def _lower_bound_s(case: Case) -> float | None:
+    if case.best is not None:
+        return case.best.lower_bound_s
     return None if case.comparison is None else case.comparison.lower_bound_s
 
 
 def _single_s(case: Case) -> float | None:
     return None if case.comparison is None else case.comparison.single_device_s
-
-
-def _efficiency(case: Case) -> float | None:
-    return None if case.speedup is None else case.speedup / case.devices
 
 
 def _sweep(found: WhatIf) -> str:
@@ -77,7 +76,7 @@ def _sweep(found: WhatIf) -> str:
     speedups = _points(found, lambda case: case.speedup)
     if speedups:
         ideal = Curve("ideal", "single", [(n, n) for n in counts])
-        efficiency = {case.devices: value for case in found.cases if (value := _efficiency(case)) is not None}
+        efficiency = {case.devices: value for case in found.cases if (value := case.efficiency) is not None}
         labelled = Curve("speed-up", "best", speedups, [f"{efficiency[int(n)]:.0%}" for n, _ in speedups])
         second = plot([ideal, labelled], counts, lambda value: f"{value:.3g}×", unfit)
         under = "Over the best single device. Beside each point its efficiency: speed-up for each device."
@@ -102,7 +101,7 @@ def _bars(found: WhatIf) -> str:
         text = "does not fit" if case.objective_s is None else format_seconds(case.objective_s)
         best = " best" if case.objective_s is not None and case.objective_s == fastest else ""
         listed.append(
-            f'<div class="bar{best}"><code>{escape(case.cluster.name)}</code>'
+            f'<div class="bar{best}"><code>{escape(found.label(case))}</code>'
             f'<span class="track"><span style="width:{width:.2f}%"></span>{mark}</span><span>{text}</span></div>'
         )
     plotted = f'<div class="plot clusters">{"".join(listed)}</div>'
@@ -113,21 +112,20 @@ def _card(title: str, body: str, note: str) -> str:
     return f'<section class="card"><h2>{escape(title)}</h2>{body}<p class="note">{escape(note)}</p></section>'
 
 
-def _row(case: Case) -> str:
-    best = None if case.comparison is None else case.comparison.best
-    head = f'<th scope="row"><code>{escape(case.cluster.name)}</code></th><td>{case.devices}</td>'
+def _row(found: WhatIf, case: Case) -> str:
+    best = case.best
+    head = f'<th scope="row"><code>{escape(found.label(case))}</code></th><td>{case.devices}</td>'
     if best is None or case.comparison is None or best.answer is None:
         return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(case.reason or "")}</td></tr>'
-    single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, _efficiency(case)
-    by = best.method if best.chosen == best.method else f"{best.method} ({best.chosen})"
+    single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, case.efficiency
     cells = [
         "does not fit" if single_s is None else format_seconds(single_s),
         format_seconds(best.answer.objective_s),
-        format_seconds(case.comparison.lower_bound_s),
+        format_seconds(best.lower_bound_s),
         format_percent(best.answer.gap),
         NOTHING if speedup is None else f"{speedup:.2f}×",
         NOTHING if efficiency is None else f"{efficiency:.0%}",
-        by if case.found_on == case.cluster.name else f"{by}, found on {case.found_on}",
+        case.by if case.found_on == case.cluster.name else f"{case.by}, found on {case.found_on}",
     ]
     return f"<tr>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 

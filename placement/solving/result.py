@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -19,12 +21,15 @@ from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.records import LANE
-from placement.solving.answer import Answer, check_answer
+from placement.solving.alternatives import Alternative
+from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
 
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
+ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
+ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
 NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
@@ -47,11 +52,17 @@ class Result:
         interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
         reason: None, or the sentence that says why it is not feasible.
-        lower_bound_s: no placement can have a smaller objective.
+        lower_bound_s: no placement can have a smaller objective; where there are `bounds`, no strategy can.
         answer: the placement and its figures; None if infeasible.
         versions: of Python and the packages that made it.
         strategy: how the graph was rewritten before it was placed, in text form; ``"none"``: it was not.
         note: what the method has to say that a placement cannot (replication factors, for one), or "".
+        alternatives: where strategies were searched, the best of each family, one device and the best placement of the
+            graph as it is among them, fastest first.
+        bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
+            which is `lower_bound_s`, and by family as far as a family can exist at all
+            (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
+            it is.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -73,6 +84,8 @@ class Result:
     versions: Mapping[str, str]
     strategy: str = NO_STRATEGY
     note: str = ""
+    alternatives: Sequence[Alternative] = ()
+    bounds: Mapping[str, float] = field(default_factory=dict)
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -110,7 +123,7 @@ class Result:
         if self.strategy != NO_STRATEGY:
             raise MismatchError(
                 f"strategy {show(self.strategy)} rewrote the graph of this placement, and {what} works with the ops of "
-                "the model itself; place the model without a strategy."
+                "the model itself; place it again with strategy 'none'."
             )
 
     # -- the answer -----------------------------------------------------------------------------------------
@@ -159,10 +172,41 @@ class Result:
     @property
     def scope(self) -> str:
         """The placements among which bound and gap hold, in words."""
+        if self.bounds:
+            return ALL_STRATEGIES
         among = scope(self.objective)
         return (
             among if self.strategy == NO_STRATEGY else among.replace("placements", "placements of the rewritten graph")
         )
+
+    def among_strategies(self, bounds: Mapping[str, float]) -> Result:
+        """The same result beside the bounds of all strategies: an answer is not optimal for being so in its own graph.
+
+        Args:
+            bounds: as of `baselines.strategies.searching.bound.strategy_bounds`, of the graph before the strategy.
+
+        Raises:
+            BoundError: the result beats the bound over all strategies, so one of them is wrong.
+        """
+        finite = {name: seconds for name, seconds in bounds.items() if math.isfinite(seconds)}
+        if ALL not in finite:  # nothing fits
+            return self
+        result = self.against(finite[ALL], "the bound over all strategies")
+        own = {ALL: result.lower_bound_s, THIS_GRAPH: self.lower_bound_s}
+        return dataclasses.replace(result, bounds={**finite, **own})
+
+    def against(self, lower_bound_s: float, source: str) -> Result:
+        """The same result beside a lower bound that `source` has proved.
+
+        Raises:
+            BoundError: the result beats the bound, so one of them is wrong.
+        """
+        if self.answer is None:
+            return dataclasses.replace(self, lower_bound_s=lower_bound_s)
+        objective_s = self.answer.objective_s
+        bound_s = agreed_bound_s(lower_bound_s, objective_s, source)
+        answer = dataclasses.replace(self.answer, gap=relative_gap(objective_s, bound_s))
+        return dataclasses.replace(self, lower_bound_s=bound_s, answer=answer)
 
     def answered(self) -> Answer:
         """The answer, where there has to be one.
@@ -234,6 +278,12 @@ class Result:
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
         peaks = ", ".join(f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices)
         used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
+        others: list[str] = []
+        if self.alternatives:
+            from placement.solving.advice import advice, beside
+
+            head = f"{show_line(advice(self))}\n{head}"
+            others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
         lines = [
             head,
             f"step time    {format_seconds(answer.step_time_s)} on {used}",
@@ -243,6 +293,7 @@ class Result:
         ]
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
+        lines += others
         if self.note:
             lines.append(f"note         {show_line(self.note)}")
         if self.interrupted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -16,11 +16,12 @@ from graphs.disk import plain_reason
 from graphs.errors import ClusterError, GraphError, MismatchError
 from graphs.files import graph_from_document, graph_to_json
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
+from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer
 from placement.solving.result import NO_STRATEGY, Result
 
 SCHEMA = "placement.result"
-VERSION = 3
+VERSION = 4
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -35,6 +36,7 @@ _TYPES: dict[str, Any] = {
 _ADDED: dict[int, dict[str, Any]] = {
     2: {"budget_s": None, "evaluations": None, "interrupted": False, "transfer_order": None, "note": ""},
     3: {"strategy": NO_STRATEGY},
+    4: {"alternatives": [], "bounds": {}},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -43,8 +45,10 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     Mapping[str, str]: "an object of strings",
     Mapping[str, int]: "an object of whole numbers",
+    Mapping[str, float]: "an object of numbers",
     Mapping[str, Sequence[str]]: "an object of lists of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
+    Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",
 }
 
 
@@ -86,7 +90,9 @@ def result_to_json(result: Result) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Any mapping as a dict, any sequence as a list."""
+    """Any mapping or record as a dict, any sequence as a list."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -112,6 +118,7 @@ def result_from_json(text: str, where: str) -> Result:
     _check_same("cluster", document, cluster.name, cluster.hash, where)
     try:
         own = {name: document[name] for name in _OWN}
+        own["alternatives"] = tuple(Alternative(**one) for one in own["alternatives"])
         return Result(graph=graph, cluster=cluster, answer=_answer(document), **own)
     except MismatchError as error:
         raise MismatchError(f"{where}: {error}") from None
@@ -179,6 +186,11 @@ def _check_fields(document: Mapping[str, Any], where: str) -> None:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a JSON value is of an annotated type, all the way down."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return (
+            isinstance(value, dict) and value.keys() == hints.keys() and all(_fits(value[k], hints[k]) for k in hints)
+        )
     if isinstance(hint, type):
         return type(value) in ((int, float) if hint is float else (hint,))
     parts = get_args(hint)

@@ -93,6 +93,7 @@ class Solver:
     Args:
         seed, objective, priority: as for `placement.optimize`.
         methods, search: what to compile for at once (`placement.solving.compiling.compile_for`); the rest when it runs.
+        bound_s: a lower bound that is known; None: it is computed.
 
     Raises:
         InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
@@ -107,13 +108,16 @@ class Solver:
         priority: str,
         methods: Sequence[str] = (),
         search: bool = True,
+        bound_s: float | None = None,
     ) -> None:
         self.problem = Problem(graph, cluster, objective)
         compile_for(self.problem, methods, search)
-        bound = lower_bound(self.problem)
-        if bound.memory_reason is not None:
-            raise InfeasibleError(bound.memory_reason)
-        self.lower_bound_s = bound.value_s
+        if bound_s is None:
+            bound = lower_bound(self.problem)
+            if bound.memory_reason is not None:
+                raise InfeasibleError(bound.memory_reason)
+            bound_s = bound.value_s
+        self.lower_bound_s = bound_s
         self.seed = seed
         self._priority = priority
         self._scorer = Scorer(self.problem)

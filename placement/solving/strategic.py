@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,21 +30,34 @@ class StrategyRow:
     Attributes:
         result: the placement of the rewritten graph; of ``none``, what `AUTO` found for the graph as it is.
         figures: where time and memory go, also where the memory does not suffice; None where no order of the pipeline
-            fits, or ``none`` has no placement.
+            fits, or ``none`` has no placement, or the strategy is refused.
         applied: the rewritten graph and its plan; None where `figures` is, and for ``none``.
+        is_refused: whether graph or cluster do not allow the strategy; the result's reason says why.
     """
 
     result: Result
     figures: StrategyFigures | None
     applied: Applied | None = field(default=None, repr=False)
+    is_refused: bool = False
 
     @property
     def strategy(self) -> str:
         return self.result.strategy
 
+    @property
+    def without_answer(self) -> str:
+        """What to write in the place of a time, where there is none."""
+        return "not possible" if self.is_refused else "does not fit"
 
-def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0) -> StrategyRow:
+
+def strategy_row(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int = 0, bounds: Mapping[str, float] | None = None
+) -> StrategyRow:
     """One strategy other than ``none``, carried out and scored; where its graph would be too large, one place for all.
+
+    Args:
+        bounds: `strategy_bounds` of graph and cluster, if they are known; None to work them out, and that of the
+            rewritten graph, which takes as long as the rest where that is large.
 
     Raises:
         StrategyError: graph or cluster do not allow it.
@@ -51,6 +65,7 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
     from baselines.strategies.applied import applied  # these load all transforms and the simulator
     from baselines.strategies.figures import figures
     from baselines.strategies.folding import is_to_be_folded
+    from baselines.strategies.searching.bound import ALL, strategy_bounds
     from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
@@ -60,7 +75,16 @@ def strategy_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, seed: int
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
-    return StrategyRow(_result(graph, cluster, what, seed, began_s), figures(what, score, schedule), what)
+    result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
+    if result.answer is not None:
+        result = result.among_strategies(strategy_bounds(graph, cluster) if bounds is None else bounds)
+    return StrategyRow(result, figures(what, score, schedule), what)
+
+
+def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:
+    """A strategy that graph or cluster do not allow, among others that they do."""
+    result = dataclasses.replace(without_answer(graph, cluster, seed, STRATEGY, reason), strategy=strategy.text)
+    return StrategyRow(result, None, is_refused=True)
 
 
 def unrewritten_row(result: Result) -> StrategyRow:
@@ -74,13 +98,15 @@ def unrewritten_row(result: Result) -> StrategyRow:
     return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
 
 
-def _result(graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float) -> Result:
+def _result(
+    graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
+) -> Result:
     """The result of the plan that a strategy prescribes."""
     priority = Priority.LONGEST_PATH.value
     if what.is_folded:
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
     try:
-        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority)
+        solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority, bound_s=bound_s)
     except InfeasibleError as error:
         result = without_answer(what.problem.graph, what.problem.cluster, seed, STRATEGY, str(error))
     else:

@@ -62,9 +62,9 @@ def test_what_a_strategy_made_is_neither_run_nor_exported() -> None:
     model, args = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.randn(4, 8),)
     result = optimize(capture(model, args), CLUSTER, strategy="dp2")
     for target in TARGETS:
-        with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* export .* without a strategy\.$"):
+        with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* export .* with strategy 'none'\.$"):
             export(result, target)
-    with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* apply .* without a strategy\.$"):
+    with pytest.raises(MismatchError, match=r"strategy dp2 rewrote the graph .* apply .* with strategy 'none'\.$"):
         apply(model, result, args)
 
 
@@ -77,7 +77,7 @@ def test_zero_without_an_update_is_refused() -> None:
 
 def test_one_text_is_one_strategy_and_other_things_are_none(transformer: OpGraph) -> None:
     assert [row.strategy for row in compare_strategies(transformer, CLUSTER, "dp2 | tp2").rows] == ["dp2 | tp2"]
-    for wrong in (5, None, ["dp8"]):
+    for wrong in (5, ["dp8"]):
         with pytest.raises(StrategyError, match=r"as a strategy; expected its text, e\.g\. 'dp8'"):
             optimize(transformer, CLUSTER, strategy=wrong)  # type: ignore[arg-type]
 
@@ -95,8 +95,10 @@ def test_none_is_as_it_was() -> None:
 
 def test_what_was_not_made_again_is_said(transformer: OpGraph) -> None:
     result = optimize(transformer, CLUSTER, strategy="dp2")
-    (sentence,) = verify(result).not_checked
-    assert sentence.startswith("the graph: whether strategy 'dp2' makes it of the model")
+    bound, made = verify(result).not_checked
+    assert made.startswith("the graph: whether strategy 'dp2' makes it of the model")
+    assert bound.startswith("lower_bound_s and gap: they hold for all strategies of the model")
+    assert verify(result).lower_bound_s is None
     lying = replace(result, strategy="dp2 | reduce=tree")
     (problem,) = verify(lying, transformer).problems
     assert "strategy 'dp2 | reduce=tree' makes another graph of 'GPT2'" in problem
@@ -110,7 +112,7 @@ def test_a_summary_names_the_strategy_and_no_lanes() -> None:
     summary = optimize(mlp(), CLUSTER, strategy="dp2").summary()
     assert "strategy dp2, seed 0" in summary
     assert "on 2 of 8 devices" in summary
-    assert "among placements of the rewritten graph" in summary
+    assert "among all strategies and placements" in summary
     assert "lane" not in summary
 
 

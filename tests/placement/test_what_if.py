@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tight_problems import tight_graph
+from torch import nn, zeros
 
 import baselines
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
+from env.resizing import resized
 from graphs import generators
+from graphs.capture import capture
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement.comparison import Comparison, compare
+from placement.sizing.sweeps import Sweep, parse_sweep
 from placement.verification import verify
-from placement.what_if import computing, first_devices, parse_sweep, what_if
+from placement.what_if import computing, over_batches, what_if
 
 
 def cluster(n_gpus: int, memory_bytes: int = 2**30, bytes_per_s: float = 1e12) -> Cluster:
@@ -47,7 +55,6 @@ def branches(count: int, kept_bytes: int = 0) -> OpGraph:
         "devices=1..2.5",
         "devices=1,",
         "devices=2..8..0",
-        "devices=1..99999",
         "devices=٣",
     ],
 )
@@ -66,21 +73,21 @@ def test_a_sweep_names_what_it_sweeps(text: str) -> None:
     ],
 )
 def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int]) -> None:
-    assert list(parse_sweep(text)) == counts
+    assert parse_sweep(text) == Sweep("devices", tuple(counts))
 
 
 def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
-    smaller = first_devices(cluster(3), 2)
+    smaller = resized(cluster(3), 2)
     assert [d.name for d in smaller.devices] == ["gpu0", "gpu1", "cpu0"]
     assert {end for link in smaller.links for end in (link.src, link.dst)} == {"gpu0", "gpu1", "cpu0", "switch"}
     assert computing(smaller) == ["gpu0", "gpu1"]
-    with pytest.raises(ClusterError, match="has 3 devices to sweep over, got 4"):
-        first_devices(cluster(3), 4)
+    with pytest.raises(ClusterError, match="has 3 devices, got 4, and no hosts"):
+        resized(cluster(3), 4)
 
 
 def test_the_curve_says_where_devices_stop_helping() -> None:
     """Three equal branches: the third device is the last that helps."""
-    found = what_if(branches(3), [first_devices(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
     assert [case.speedup for case in found.cases] == pytest.approx([1, 1.5, 3, 3, 3])
     assert found.verdict() == "Adding devices stops helping at 3: no larger number is 1% faster."
     document = json.loads(found.to_json())
@@ -90,7 +97,7 @@ def test_the_curve_says_where_devices_stop_helping() -> None:
 
 
 def test_the_last_device_may_still_help() -> None:
-    found = what_if(branches(4), [first_devices(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
     assert found.verdict() == "The last device, number 2, still helps."
 
 
@@ -125,7 +132,7 @@ def _worse_with_more(problem: Problem, seed: int) -> Plan:
 
 def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": _worse_with_more})
-    clusters = [first_devices(cluster(4), n) for n in range(1, 5)]
+    clusters = [resized(cluster(4), n) for n in range(1, 5)]
     found = what_if(branches(4), clusters, ["expert", "round_robin"], is_sweep=True)
     expert = [
         next(r for r in case.comparison.results if r.method == "expert") for case in found.cases if case.comparison
@@ -145,7 +152,7 @@ def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.Mo
 @settings(max_examples=10)
 def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) -> None:
     graph = generators.layered(12, seed=seed, ccr=ccr)
-    clusters = [first_devices(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
+    clusters = [resized(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
     found = what_if(graph, clusters, ["random", "m_topo"], seed=seed, objective=objective, is_sweep=True)
     times = [math.inf if case.objective_s is None else case.objective_s for case in found.cases]
     assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(times))
@@ -156,15 +163,15 @@ def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) ->
 
 def test_how_many_devices_are_needed_is_said() -> None:
     graph, box = branches(6, kept_bytes=100), cluster(4, memory_bytes=250)
-    found = what_if(graph, [first_devices(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
     assert [case.proven_infeasible for case in found.cases] == [True, True, False, False]
     assert (
         found.verdict()
         == "At least 3 devices are needed. Adding devices stops helping at 3: no larger number is 1% faster."
     )
-    found = what_if(graph, [first_devices(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
     assert found.verdict() == "At least 3 devices are needed."
-    found = what_if(graph, [first_devices(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
     assert found.verdict() == "At least 2 devices are needed. It fits on 4, the largest number tried."
 
 
@@ -175,12 +182,87 @@ def test_what_was_only_not_found_is_not_called_needed(monkeypatch: pytest.Monkey
         return baselines.METHODS["round_robin"](problem, seed)
 
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": gives_up})
-    found = what_if(branches(3), [first_devices(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
     assert [case.reason for case in found.cases] == ["no idea", "no idea", None]
     assert not any(case.proven_infeasible for case in found.cases)
     assert found.verdict() == "With 2 no placement that fits was found. It fits on 3, the largest number tried."
 
 
 def test_a_step_of_several_devices_is_told_as_one() -> None:
-    found = what_if(branches(4), [first_devices(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
     assert found.verdict() == "Going from 2 to 4 devices still helps."
+
+
+# -- strategies and batches ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def perceptron(batch: int) -> OpGraph:
+    layers = (nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))
+    return capture(nn.Sequential(*layers), (zeros(batch, 256),), train=True, name="perceptron")
+
+
+def gpus(count: int, bytes_per_s: float = 1e11) -> Cluster:
+    devices = [Device(f"gpu{i}", "gpu", 2**30, {"float32": 1e11}, 1e11) for i in range(count)]
+    links = [link for d in devices for link in both_ways(d.name, "switch", bytes_per_s, 1e-7)]
+    return Cluster("box", tuple(devices), tuple(links))
+
+
+def test_a_sweep_searches_strategies_and_says_what_they_cost() -> None:
+    clusters = [resized(gpus(4), n) for n in (1, 2, 4)]
+    found = what_if(perceptron(512), clusters, evaluations=400, is_sweep=True, price=7.2)
+    one, two, four = found.cases
+    assert one.by.startswith("auto")  # nothing to split over
+    assert two.best is not None
+    assert two.best.strategy != "none"
+    assert four.speedup is not None
+    assert four.speedup > (two.speedup or 0) > 1.5
+    assert four.efficiency == pytest.approx(four.speedup / 4)
+    assert four.cost == pytest.approx(7.2 * 4 * (four.objective_s or 0) / 3600)
+    assert found.scaling is not None
+    assert found.advice().startswith(f"Fastest: {four.by} on 4, {four.speedup:.2f}x one device. ")
+    assert [sentence.split(":")[0] for sentence in found.laws()] == ["Amdahl", "Gunther"]
+    pure = what_if(perceptron(512), clusters, ["auto"], evaluations=400, is_sweep=True)
+    assert all(case.best is not None and case.best.strategy == "none" for case in pure.cases)
+
+
+def test_a_strategy_of_fewer_devices_is_kept_where_the_search_finds_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(graph: OpGraph, cluster: Cluster, *args: Any, **search: Any) -> Comparison:
+        found = compare(graph, cluster, *args, **search)
+        if cluster.n_devices < 3 or found.overall is None:
+            return found
+        slow = next(result for result in found.results if result.method == "auto")
+        return dataclasses.replace(found, overall=dataclasses.replace(slow, alternatives=found.overall.alternatives))
+
+    monkeypatch.setattr("placement.what_if.compare", lazy)
+    found = what_if(perceptron(512), [resized(gpus(3), n) for n in (2, 3)], evaluations=400, is_sweep=True)
+    two, three = found.cases
+    assert three.by == two.by != "auto"
+    assert three.found_on == "box with 2"
+    assert three.objective_s == pytest.approx(two.objective_s)
+
+
+def test_a_batch_is_swept() -> None:
+    batches = (64, 128, 256)
+    found = over_batches(map(perceptron, batches), gpus(2), evaluations=200, price=3.6)
+    assert [case.samples for case in found.cases] == list(batches)
+    assert found.sweep == "batch"
+    assert found.verdict().startswith("Most samples a second: ")
+    assert found.batching is not None
+    assert found.scaling is None
+    assert [found.label(case) for case in found.cases] == ["batch 64", "batch 128", "batch 256"]
+    assert found.cases[0].cost == pytest.approx(3.6 * 2 * (found.cases[0].objective_s or 0) / 3600)
+    assert found.laws()[0].startswith("Hockney: ")
+
+
+def test_a_sweep_of_batches_needs_graphs_that_say_theirs() -> None:
+    with pytest.raises(ValueError, match="does not say how many samples it has"):
+        over_batches([branches(2)], cluster(2), ["heft"])
+    with pytest.raises(ValueError, match="needs a batch"):
+        over_batches([], cluster(2), ["heft"])
+
+
+def test_two_points_are_no_law() -> None:
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    assert found.scaling is None
+    assert found.laws() == ()

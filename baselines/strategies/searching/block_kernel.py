@@ -93,7 +93,6 @@ class PipelineArrays(NamedTuple):
         held: float64 [S, 2], bytes that a stage holds for a micro-batch after its forward pass, and between its two
             backward passes.
         peak: float64 [S, 3], bytes of a micro-batch while a block of it runs, those that are held among them.
-        kept: float64 [p].
     """
 
     ptr: IntArray
@@ -105,44 +104,48 @@ class PipelineArrays(NamedTuple):
     back_s: FloatArray
     held: FloatArray
     peak: FloatArray
-    kept: FloatArray
 
 
 @entry
 def run_pipeline(
-    a: PipelineArrays, place: IntArray, done: FloatArray, is_done: BoolArray, ends: FloatArray, peaks: FloatArray
+    a: PipelineArrays,
+    place: IntArray,
+    ready: FloatArray,
+    is_done: BoolArray,
+    held: FloatArray,
+    sent: FloatArray,
+    ends: FloatArray,
+    peaks: FloatArray,
 ) -> bool:
     """Run the blocks in their order; False where they wait for each other.
 
     Args:
         place: int64 [p], zeros; scratch.
-        done: float64 [S, M, 2], scratch: end of forward and backward pass.
+        ready: float64 [S, M, 2], zeros; scratch: when what the forward and the backward pass of a stage need is there.
         is_done: bool [S, M, 2], all False; scratch.
-        ends, peaks: float64 [p]: results, and the peaks before: 0.
+        held: float64 [p], bytes kept; scratch.
+        sent: float64 [S, 2], zeros; scratch: when the way to each stage is free again, from before and from behind.
+        ends, peaks: float64 [p]: results, zeros before.
     """
     n_devices, n_stages = len(ends), len(a.seconds)
     left = a.ptr[n_devices]
-    held = a.kept.copy()
     while left > 0:
         moved = False
         for d in range(n_devices):
             while a.ptr[d] + place[d] < a.ptr[d + 1]:
                 k = a.ptr[d] + place[d]
                 kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
-                ready = 0.0
-                if kind == 0:
-                    if s > 0:
-                        if not is_done[s - 1, m, 0]:
-                            break
-                        ready = done[s - 1, m, 0] + a.forward_s[s]
-                elif kind != 2:
-                    if not is_done[s, m, 0]:
-                        break
-                    if s + 1 < n_stages:
-                        if not is_done[s + 1, m, 1]:
-                            break
-                        ready = done[s + 1, m, 1] + a.back_s[s]
-                ends[d] = max(ends[d], ready) + a.seconds[s, kind]
+                if kind == 0 and s > 0 and not is_done[s - 1, m, 0]:
+                    break
+                if (
+                    kind != 0
+                    and kind != 2
+                    and (not is_done[s, m, 0] or (s + 1 < n_stages and not is_done[s + 1, m, 1]))
+                ):
+                    break
+                if kind != 2:
+                    ends[d] = max(ends[d], ready[s, m, min(kind, 1)])
+                ends[d] += a.seconds[s, kind]
                 if kind == 0:
                     peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
                     held[d] += a.held[s, 0]
@@ -155,8 +158,13 @@ def run_pipeline(
                     if kind == 1:
                         held[d] += a.held[s, 1]
                 if kind != 2:
-                    done[s, m, min(kind, 1)] = ends[d]
                     is_done[s, m, min(kind, 1)] = True
+                    if kind == 0 and s + 1 < n_stages:
+                        sent[s + 1, 0] = max(sent[s + 1, 0], ends[d]) + a.forward_s[s + 1]
+                        ready[s + 1, m, 0] = sent[s + 1, 0]
+                    elif kind != 0 and s > 0:
+                        sent[s - 1, 1] = max(sent[s - 1, 1], ends[d]) + a.back_s[s - 1]
+                        ready[s - 1, m, 1] = sent[s - 1, 1]
                 place[d] += 1
                 left -= 1
                 moved = True

@@ -17,7 +17,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.rows import BATCH_STATISTICS, Shard
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.sharding import OWN_FAMILY, SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import cut
 
 
@@ -46,8 +46,10 @@ class AxisCut:
     halo: FloatArray
     has_parted_statistics: BoolArray
 
-    def share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
-        """float64 [n]: share of an op's divided work of the part that has most."""
+    def share(self, size: int, weights: Sequence[int] = (), part: int | None = None) -> FloatArray:
+        """float64 [n]: share of an op's divided work of the part that has most, or of one of uneven parts."""
+        if part is not None:
+            return _largest_share(self.extent, size, weights, weights[part])
         return _largest_share(self.extent, size, weights)
 
     def written_share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
@@ -56,9 +58,9 @@ class AxisCut:
         return np.where(is_cut, _largest_share(self.written_extent, size, weights), 1.0)
 
 
-def _largest_share(extent: IntArray, size: int, weights: Sequence[int]) -> FloatArray:
+def _largest_share(extent: IntArray, size: int, weights: Sequence[int], weight: int = 0) -> FloatArray:
     units = np.maximum(extent, 1)
-    uneven = np.ceil(units * max(weights) / sum(weights)) if weights else -(-units // size)
+    uneven = np.ceil(units * (weight or max(weights)) / sum(weights)) if weights else -(-units // size)
     largest = np.minimum(uneven, units)
     return np.where(extent > 1, largest / units, 1.0)
 
@@ -94,9 +96,9 @@ class Cuts:
         for other in others:
             if set(other.words) & set(axis.words) or not axis.words:
                 parts *= other.size
-        words = axis.words or tuple(self._extents)
+        words = axis.words or OWN_FAMILY  # the rows of weights do not depend on other axes
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
-        size = 0 if axis.words else axis.size
+        size = axis.size if not axis.words or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
         key = (axis.words, size, axis.sequence, axis.modules, levels, too_small)
         if key in self._failed:

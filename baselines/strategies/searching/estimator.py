@@ -17,6 +17,8 @@ from baselines.strategies.allowed import check_allowed
 from baselines.strategies.applied import order_of
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.costs import PipelineCosts
+from baselines.strategies.devices import are_alike
+from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
 from baselines.strategies.searching.block_kernel import BlockArrays, PipelineArrays, run_blocks, run_pipeline
@@ -38,9 +40,8 @@ from baselines.strategies.searching.step import (
     Step,
     step_of,
 )
-from baselines.strategies.stages import balanced_stages
+from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import Cluster
-from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -48,7 +49,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import recompute
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.splitting.sharding import Axis
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import VIRTUAL, Strategy
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
 _COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
@@ -63,12 +64,12 @@ class _Source:
     cuts: Cuts
     states: States
     times: OpTimes
-    op_s: FloatArray
 
     @cached_property
     def is_late(self) -> BoolArray:
         """bool [n]: ops that make gradients of weights, for which nothing but updates waits."""
-        return _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
+        result: BoolArray = _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
+        return result
 
 
 class Estimator:
@@ -76,7 +77,7 @@ class Estimator:
 
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
-        self._devices = cluster.compute_devices
+        self._are_alike = are_alike(cluster, cluster.compute_devices.tolist())
         self._capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
         self._sources: dict[tuple[str, ...], _Source] = {}
         self._stages: dict[tuple[object, ...], IntArray] = {}
@@ -99,12 +100,11 @@ class Estimator:
         """The graph with recomputation."""
         if patterns not in self._sources:
             graph = recompute(self.graph, patterns).graph if patterns else self.graph
-            op_s = Problem(graph, self.cluster).op_s[:, self._devices].mean(axis=1)
-            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster), op_s)
+            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster))
         return self._sources[patterns]
 
     def order(self, strategy: Strategy) -> PipelineOrder:
-        key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.chunks)
+        key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.virtual_stages)
         if key not in self._orders:
             self._orders[key] = order_of(strategy)
         return self._orders[key]
@@ -115,25 +115,25 @@ class Estimator:
             self._networks[key] = CollectiveCosts(self.cluster, grid)
         return self._networks[key]
 
-    def stage(self, strategy: Strategy, n_stages: int) -> IntArray:
+    def stage(self, strategy: Strategy, grid: IntArray) -> IntArray:
         """int64 [n]: virtual stage of every op."""
-        key = (strategy.recompute, n_stages)
-        if key not in self._stages:
-            source = self.source(strategy.recompute)
-            self._stages[key] = balanced_stages(source.graph, source.op_s, n_stages)[0]
-        return self._stages[key]
+        order = strategy.order if strategy.order in VIRTUAL else ""
+        key = (strategy.recompute, strategy.stages, order, strategy.virtual_stages, strategy.cuts)
+        known = key if self._are_alike else (*key, grid.tobytes(), tuple(rule.shares for rule in strategy.mesh))
+        if known not in self._stages:
+            graph = self.source(strategy.recompute).graph
+            self._stages[known] = pipeline_stages(graph, self.cluster, strategy, grid.reshape(-1))[0]
+        return self._stages[known]
 
-    def frame(self, strategy: Strategy, n_stages: int, is_split: bool, is_chunked: BoolArray, key: object) -> Frame:
+    def frame(self, strategy: Strategy, stage: IntArray, is_split: bool, is_chunked: BoolArray) -> Frame:
         """Ops in blocks.
 
         Args:
             is_split: whether the two backward passes are blocks of their own.
-            key: tells `is_chunked` from others.
         """
-        known = (strategy.recompute, n_stages, is_split, key)
+        known = (strategy.recompute, stage.tobytes(), is_split, is_chunked.tobytes())
         if known not in self._frames:
             graph = self.source(strategy.recompute).graph
-            stage = np.zeros(graph.n_ops, dtype=np.int64) if n_stages == 1 else self.stage(strategy, n_stages)
             group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
             if is_split:
                 group = np.where(_kinds(graph, stage) == 2, WEIGHTS, group)
@@ -168,11 +168,14 @@ class _Estimation:
         self.is_apart = "W" in words
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
-        frame = estimator.frame(strategy, self.n_stages, self.is_apart, is_chunked, chunks and chunks.key)
-        key = (strategy.recompute, self.n_stages, self.is_apart, *key)
+        self.grid = grid_of(estimator.cluster, strategy)
+        stage = np.zeros(len(is_chunked), dtype=np.int64)
+        if strategy.stages > 1:
+            stage = estimator.stage(strategy, self.grid)
+        frame = estimator.frame(strategy, stage, self.is_apart, is_chunked)
+        key = (strategy.recompute, stage.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
         self.step, self.blocks = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
-        self.grid = self._grid()
         self.network = estimator.network(self.grid)
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
@@ -192,7 +195,8 @@ class _Estimation:
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
         synchronised = strategy.statistics == "sync"
         split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised)
-        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, ((),) * len(axes))
+        shares = tuple(rule.shares for rule in strategy.mesh if rule.size > 1)
+        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, shares)
         key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
         return split, sizes, key
 
@@ -201,11 +205,6 @@ class _Estimation:
         if self.strategy.stages == 1:
             return None
         return self.estimator.order(self.strategy)
-
-    def _grid(self) -> IntArray:
-        """int64 [p, *sizes]: the devices, by number."""
-        shape = (self.strategy.stages, *self.sizes.axes)
-        return np.asarray(self.estimator._devices[: int(np.prod(shape))].reshape(shape), dtype=np.int64)
 
     # -- times ------------------------------------------------------------------------------------------------
 
@@ -246,7 +245,7 @@ class _Estimation:
                 result[chosen] = self._border_s(size[chosen], axis, r)
             elif len(chosen):
                 result[chosen] = self.network.seconds(
-                    _COLLECTIVES[kind], axis, size[chosen], r, algorithm=self.strategy.reduce
+                    _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
         return result
 
@@ -280,13 +279,14 @@ class _Estimation:
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, once = self._memory(local)
         stages = self.strategy.stages
-        kept = np.bincount(ranks[frame.stage], local.kept, stages) + np.bincount(ranks, once, stages)
+        kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, once, stages)
         forward_s, back_s = self._hops(local, ranks)
-        order = self._sequences(seconds, held, forward_s, kept + np.bincount(ranks, peak.max(axis=1), stages), ranks)
-        arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak, kept)
+        order = self._sequences(seconds, held, forward_s, kept + _sums(ranks, peak.max(axis=1), stages), ranks)
+        arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak)
         ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
         shape = (self.n_stages, self.strategy.micro_batches, 2)
-        if not run_pipeline(arrays, place, np.zeros(shape), np.zeros(shape, dtype=np.bool_), ends, peaks):
+        is_done, sent = np.zeros(shape, dtype=np.bool_), np.zeros((self.n_stages, 2))
+        if not run_pipeline(arrays, place, np.zeros(shape), is_done, kept.copy(), sent, ends, peaks):
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
@@ -304,15 +304,15 @@ class _Estimation:
     ) -> Estimate:
         frame, jobs, stages = self.step.frame, self.step.jobs, self.strategy.stages
         is_once = frame.group == ONCE
-        once = np.bincount(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
+        once = _sums(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
         gathers = np.zeros(stages)
         if jobs.is_update.any():
             rank = ranks[jobs.block[jobs.is_update] // GROUPS]
-            gathers = np.bincount(rank, job_s[jobs.is_update], stages)
+            gathers = _sums(rank, job_s[jobs.is_update], stages)
         buckets = np.ones(stages)
         if jobs.is_gradient.any():
             in_time = jobs.is_gradient & self.has_time
-            buckets += np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
+            buckets = buckets + np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
         total = float(np.max(ends + np.maximum(once, longer + once / buckets + gathers)))
         capacity = self.estimator._capacity[self.grid.reshape(stages, -1)].min(axis=1)
         over = float(np.max(peaks - capacity))
@@ -324,13 +324,26 @@ class _Estimation:
         forward_s, back_s = np.zeros(n), np.zeros(n)
         if n == 1:
             return forward_s, back_s
-        routes, first = self.estimator.cluster.routes, self.grid.reshape(len(self.grid), -1)[:, 0]
         ahead, back = crossings(self.step.frame)
         for (tensor, source, target), result in ((ahead, forward_s), (back, back_s)):
-            a, b = first[ranks[source]], first[ranks[target]]
-            seconds = routes.latency_s[a, b] + local.tensor_bytes[tensor] / routes.bandwidth_bytes_per_s[a, b]
-            np.add.at(result, target, np.where(a == b, 0.0, seconds))
+            for s, t in {*zip(source.tolist(), target.tolist(), strict=True)}:
+                if ranks[s] == ranks[t]:
+                    continue
+                size = local.tensor_bytes[tensor[(source == s) & (target == t)]]
+                latency_s, s_per_byte = self.network_between(int(ranks[s]), int(ranks[t]))
+                result[t] += len(size) * latency_s + size.sum() * s_per_byte
         return forward_s, back_s
+
+    def network_between(self, a: int, b: int) -> tuple[float, float]:
+        """Latency and seconds per byte from one stage to another, all places sending at a time."""
+        cluster = self.estimator.cluster
+        of, links = cluster.routes.links_of(self.grid[a].reshape(-1), self.grid[b].reshape(-1))
+        latency_s = float(cluster.routes.latency_s[self.grid[a].reshape(-1), self.grid[b].reshape(-1)].max())
+        if not len(of):
+            return latency_s, 0.0
+        shared = np.bincount(links, minlength=len(cluster.links))
+        rates = np.array([cluster.links[link].bandwidth_bytes_per_s for link in links.tolist()])
+        return latency_s, float((shared[links] / rates).max())
 
     def _sequences(
         self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray
@@ -379,6 +392,10 @@ class _Estimation:
                 at = with_workspace[first[stage * GROUPS + group] : first[stage * GROUPS + group + 1]]
                 peak[stage, group] = at.max(initial=0.0)
         return held, peak, _crossing(lives, sizes, first[s + ONCE], first[s + ONCE] + n, n)
+
+
+def _sums(where: IntArray, values: FloatArray, size: int) -> FloatArray:
+    return np.bincount(where, values, size).astype(np.float64)
 
 
 def _kinds(graph: OpGraph, stage: IntArray) -> IntArray:

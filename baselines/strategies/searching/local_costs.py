@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baselines.strategies.searching.cuts import AxisCut
 from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, Split, States, Step
 from env.cluster import Cluster
 from graphs.arrays import FloatArray
@@ -111,41 +112,66 @@ def local_costs(
         devices: numbers of the devices that have each virtual stage.
     """
     graph = step.frame.graph
-    flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
     work = np.ones(graph.n_ops)
     tensor = graph.tensor_bytes.astype(float)
     every = [*zip(split.cuts, sizes.axes, sizes.shares, strict=True)]
     if split.chunks is not None:
         every.append((split.chunks, sizes.micro_batches, ()))
     for cut, size, weights in every:
-        share = cut.share(size, weights)
-        whole = np.minimum(cut.whole_flops, flops), np.minimum(cut.whole_bytes, moved)
-        flops, moved = whole[0] + (flops - whole[0]) * share, whole[1] + (moved - whole[1]) * share
-        work = work * share
+        work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
     parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    if parts > 1:
-        updates = np.unique(states.update[states.trained])
+    updates = np.unique(states.update[states.trained]) if parts > 1 else np.zeros(0, dtype=np.int64)
+    op_s = np.zeros(graph.n_ops)
+    shares = sizes.shares[0] if sizes.shares else ()
+    for replica in range(len(shares)) if shares else (None,):
+        flops, moved = _local_work(graph, every, replica)
         flops[updates] /= parts
         moved[updates] /= parts
-    op_s = np.zeros(graph.n_ops)
-    for s, numbers in enumerate(devices):
-        here = step.frame.stage == s
-        if len(devices) == 1 or all(numbers == devices[0] for numbers in devices):
-            op_s = times.seconds(flops, moved, numbers)
-            break
-        op_s[here] = times.seconds(flops, moved, numbers)[here]
+        # The axis of replicas is the outermost one.
+        own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
+        np.maximum(op_s, _seconds(step, times, flops, moved, own), out=op_s)
     if split.synchronised:
         op_s += _statistics_s(step, tensor, times, devices)
     local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
     return LocalCosts(
         op_s=op_s,
         tensor_bytes=tensor,
-        workspace=graph.workspace_bytes * np.minimum(work, 1.0),
+        workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64),
         kept=_kept(graph, states, local),
         **_job_bytes(step, split, sizes, states, tensor),
         sum_s=_sum_s(step, tensor, times, devices),
     )
+
+
+def _local_work(
+    graph: OpGraph, every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None
+) -> tuple[FloatArray, FloatArray]:
+    """``(FLOPs, bytes moved)`` of each op at the place that has most, or at the places of one of uneven replicas."""
+    flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
+    for cut, size, weights in every:
+        share = cut.share(size, weights, replica if weights else None)
+        whole = np.minimum(cut.whole_flops, flops), np.minimum(cut.whole_bytes, moved)
+        flops, moved = whole[0] + (flops - whole[0]) * share, whole[1] + (moved - whole[1]) * share
+    return flops, moved
+
+
+def _stretch(devices: Sequence[int], number: int, parts: int) -> Sequence[int]:
+    size = len(devices) // parts
+    return devices[number * size : (number + 1) * size]
+
+
+def _seconds(
+    step: Step, times: OpTimes, flops: FloatArray, moved: FloatArray, devices: Sequence[Sequence[int]]
+) -> FloatArray:
+    """float64 [n]: seconds of each op on the slowest device of its stage."""
+    if all(numbers == devices[0] for numbers in devices):
+        return times.seconds(flops, moved, devices[0])
+    result = np.zeros(len(flops))
+    for s, numbers in enumerate(devices):
+        here = step.frame.stage == s
+        result[here] = times.seconds(flops, moved, numbers)[here]
+    return result
 
 
 def _statistics_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
@@ -189,7 +215,8 @@ def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray
     sizes = (states.parameter, states.gradient, states.optimizer)
     for value, size in zip(local, sizes, strict=True):
         np.add.at(kept, states.owner, value - size)
-    return np.maximum(kept, 0.0)
+    result: FloatArray = np.maximum(kept, 0.0)
+    return result
 
 
 def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: FloatArray) -> dict[str, FloatArray]:

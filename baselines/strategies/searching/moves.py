@@ -5,16 +5,196 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from baselines.strategies.devices import are_alike, device_subsets, devices_of, proportional_shares, swapped
+from baselines.strategies.searching.patterns import patterns
+from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
+from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import AXES, ORDERS, VIRTUAL, MeshRule, Strategy
+
+Move = tuple[str, Strategy]
+
+KINDS = (
+    *("micro-batches", "mesh", "order", "chunks", "stages", "ZeRO", "recompute", "sequence", "modules", "buckets"),
+    *("devices", "shares"),
+)
+_FACTORS = (2, 3)
+_BUCKET_FACTOR = 4
+_LEAST_BUCKET = 1_000_000
+_FORWARD_ORDERS = ("gpipe", "1f1b", "interleaved")  # without a backward pass the others are no different
+_PIPELINE = "pp"
+_EVEN_SHARE = 8  # so that one more is not much more
 
 
-def neighbours(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+def neighbours(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
     """``(what is moved, strategy)``: e.g. one more micro-batch, a stage cut one block later, another order.
 
-    Not all are legal; `Estimator.estimate` says which.
+    Each is another strategy than the given one and all others, and what is moved is of `KINDS`. Not all are legal;
+    `Estimator.estimate` says which.
     """
-    yield "micro-batches", replace(strategy, micro_batches=strategy.micro_batches * 2)
-    if strategy.micro_batches > 1:
-        yield "micro-batches", replace(strategy, micro_batches=strategy.micro_batches // 2)
+    seen = {strategy}
+    for kind, move in _moves(graph, cluster, strategy):
+        if move not in seen:
+            seen.add(move)
+            yield kind, move
+
+
+def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
+    for number in _scaled(strategy.micro_batches):
+        yield "micro-batches", replace(strategy, micro_batches=number)
+    yield from _meshes(graph, cluster, strategy)
+    if strategy.stages > 1:
+        yield from _pipelines(graph, cluster, strategy)
+    yield from _memory(graph, strategy)
+    yield from _tensor(graph, strategy)
+    if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
+        for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):
+            if size == 0 or size >= _LEAST_BUCKET:
+                yield "buckets", replace(strategy, bucket_bytes=size)
+    yield from _devices(graph, cluster, strategy)
+
+
+def _scaled(number: int) -> Iterator[int]:
+    """Twice and thrice a number, and a half and a third where that is whole."""
+    yield from (number * factor for factor in _FACTORS)
+    yield from (number // factor for factor in _FACTORS if number % factor == 0)
+
+
+# -- the mesh: a factor goes from one axis to another, or comes, or goes; a device more or less ------------------
+
+
+def _meshes(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
+    sizes = {_PIPELINE: strategy.stages, **dict.fromkeys(_axes(graph), 1)}
+    sizes |= {rule.name: rule.size for rule in strategy.mesh}
+    for changed in _resized(sizes):
+        yield from (("mesh", made) for made in _reshaped(cluster, strategy, changed, graph.origin.batch_size))
+
+
+def _axes(graph: OpGraph) -> list[str]:
+    """Axes along which there is something to cut."""
+    words = patterns(graph).words
+    return [name for name, taken in AXES.items() if words.intersection(taken) or (words and not taken)]
+
+
+def _resized(sizes: dict[str, int]) -> Iterator[dict[str, int]]:
+    for name, size in sizes.items():
+        for other in sizes:
+            for factor in _FACTORS:
+                if other != name and size % factor == 0:
+                    yield sizes | {name: size // factor, other: sizes[other] * factor}
+    for name, size in sizes.items():
+        yield from (sizes | {name: number} for number in dict.fromkeys((*_scaled(size), size + 1, size - 1)))
+
+
+def _reshaped(cluster: Cluster, strategy: Strategy, sizes: dict[str, int], batch: int | None) -> Iterator[Strategy]:
+    """The strategy on a mesh of these sizes: axes keep their options, cuts and shares are chosen anew."""
+    stages = sizes[_PIPELINE]
+    if min(sizes.values()) < 1:
+        return
+    rules = {rule.name: replace(rule, shares=()) for rule in strategy.mesh}
+    mesh = [
+        replace(rules.get(name, MeshRule(name, size)), size=size)
+        for name, size in sizes.items()
+        if name != _PIPELINE and size > 1
+    ]
+    made = replace(
+        strategy,
+        mesh=tuple(mesh),
+        stages=stages,
+        order=strategy.order if stages > 1 else Strategy.order,
+        chunks=strategy.chunks if stages > 1 else 1,
+        micro_batches=max(strategy.micro_batches, _first_micro_batches(batch, sizes) if strategy.stages == 1 else 1),
+        zero=strategy.zero if sizes.get("dp", 1) > 1 else 0,
+        device_names=(),
+        cuts=(),
+    )
+    for names in device_subsets(cluster, made.devices):
+        yield replace(made, device_names=names)
+
+
+def _first_micro_batches(batch: int | None, sizes: dict[str, int]) -> int:
+    """Twice as many as stages, if the batch has so many samples: with one there is but one stage at work at a time."""
+    if sizes[_PIPELINE] == 1:
+        return 1
+    wanted = 2 * sizes[_PIPELINE]
+    return wanted if batch is None else max(1, min(wanted, batch // sizes.get("dp", 1)))
+
+
+# -- the pipeline ------------------------------------------------------------------------------------------------
+
+
+def _pipelines(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
+    for order in ORDERS if graph.is_training else _FORWARD_ORDERS:
+        if order != "pipedream":
+            yield "order", replace(strategy, order=order, chunks=1, cuts=_kept_cuts(strategy, order))
+    if strategy.order == "interleaved":
+        chunks = strategy.virtual_stages // strategy.stages
+        for number in (chunks + 1, chunks - 1):
+            if number > 1:
+                yield "chunks", replace(strategy, chunks=number, cuts=())
+    try:
+        yield from (("stages", replace(strategy, cuts=cuts)) for cuts in moved_cuts(graph, cluster, strategy))
+    except StrategyError:  # what the strategy names is not there: there is nothing to move
+        return
+
+
+def _kept_cuts(strategy: Strategy, order: str) -> tuple[str, ...]:
+    same = strategy.virtual_stages == replace(strategy, order=order, chunks=1, cuts=()).virtual_stages
+    return strategy.cuts if same and order not in VIRTUAL and strategy.order not in VIRTUAL else ()
+
+
+# -- memory, and what is cut along tensors -----------------------------------------------------------------------
+
+
+def _memory(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
+    if graph.is_training and any(rule.name == "dp" and rule.size > 1 for rule in strategy.mesh):
+        yield from (("ZeRO", replace(strategy, zero=level)) for level in range(4))
+    yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
+
+
+def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
+    tensor = next((rule for rule in strategy.mesh if rule.name == "tp" and rule.size > 1), None)
+    if tensor is None:
+        return
+    others = tuple(rule for rule in strategy.mesh if rule != tensor)
+    found = patterns(graph)
+    if "sequence" in found.words or tensor.sequence:
+        yield "sequence", replace(strategy, mesh=(*others, replace(tensor, sequence=not tensor.sequence)))
+    blocks = tensor.modules or found.blocks
+    for modules in [*_without_one(blocks), *([()] if tensor.modules else [])]:
+        yield "modules", replace(strategy, mesh=(*others, replace(tensor, modules=modules)))
+
+
+def _without_one(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(*names[:i], *names[i + 1 :]) for i in range(len(names))] if len(names) > 1 else []
+
+
+# -- devices that are unlike ---------------------------------------------------------------------------------------
+
+
+def _devices(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
+    try:
+        used = devices_of(cluster, strategy)[: strategy.devices]
+    except StrategyError:
+        return
+    default = cluster.compute_devices[: strategy.devices].tolist()
+    for devices in swapped(cluster, used):
+        names = tuple(cluster.devices[d].name for d in devices)
+        yield "devices", replace(strategy, device_names=() if list(devices) == default else names)
+    if are_alike(cluster, used.tolist()):
+        return
+    for rule in strategy.mesh[:1]:  # of replicas, which come first
+        if rule.name == "dp" and rule.size > 1:
+            of_replica = used.reshape(strategy.stages, rule.size, -1).swapaxes(0, 1)
+            fair = proportional_shares(graph, cluster, of_replica)
+            for shares in ((), fair, *_traded(rule.shares or (_EVEN_SHARE,) * rule.size)):
+                yield "shares", replace(strategy, mesh=(replace(rule, shares=shares), *strategy.mesh[1:]))
+
+
+def _traded(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """One more, or one less, for one replica."""
+    for i, share in enumerate(shares):
+        for change in (1, -1):
+            if share + change >= 1:
+                yield (*shares[:i], share + change, *shares[i + 1 :])

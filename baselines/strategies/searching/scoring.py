@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.strategies.applied import applied
-from baselines.strategies.folding import is_to_be_folded
+from baselines.strategies.folding import expected_ops, is_to_be_folded
 from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
@@ -24,3 +24,10 @@ def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
     over = score.peak_bytes - what.problem.capacity_bytes
     peak_bytes, missing_bytes = int(np.max(score.peak_bytes)), max(0, int(np.max(over)))
     return Scored(strategy, score.step_time_s, peak_bytes, missing_bytes, what.is_folded)
+
+
+def scored_ops(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> int:
+    """About how many ops the graph has that `scored` makes."""
+    if is_to_be_folded(graph, cluster, strategy):
+        return graph.n_ops * strategy.micro_batches
+    return expected_ops(graph, strategy)

@@ -1,54 +1,328 @@
-"""`search_strategies`: the best strategies of a graph on a cluster."""
+"""`search_strategies`: the best strategies of a graph on a cluster.
+
+Estimates first: a few options of every mesh, then hill climbing from the best meshes, then the grid that people try by
+hand, all by `Estimator`. The best are scored by the simulator, and what it says of them corrects the estimates of their
+like; neighbours of the best follow, until none of them promises to be better.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from baselines.budget import Budget
 from baselines.strategies.searching.estimator import Estimator
-from baselines.strategies.searching.families import family_of
+from baselines.strategies.searching.families import FAMILIES, HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
+from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
-from baselines.strategies.searching.scoring import scored
+from baselines.strategies.searching.scoring import scored, scored_ops
+from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
-from graphs.errors import StrategyError
+from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
+_SHARES = {"sketch": 0.2, "climb": 0.35, "grid": 0.5}  # of the time, when each part of the estimating ends
+_CLIMBS = 8  # meshes from which hill climbing starts
+_MOST_STEPS = 40  # of one climb
+_PATIENCE = 24  # strategies scored in a row without a better one, after which the search ends
+_SLACK = 1.25  # times the best: estimates that are worth scoring
+_NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
+_CHANCE = 0.97  # times the estimate, where nothing like it has been scored
+_WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
+_MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
+
 
 def search_strategies(
-    graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, progress: Progress | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    budget: Budget,
+    progress: Progress | None = None,
+    starts: Iterable[Strategy] = (),
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
 
     Args:
-        seed: of everything random.
-        budget: strategies scored by the simulator count as evaluations.
-        progress: called before each step of the search.
+        seed: of everything random; the search as it is has nothing random.
+        budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget.
+        progress: called before each strategy that is scored, and before each part of the search.
+        starts: strategies to begin with, e.g. those that a policy proposes.
     """
-    estimator = Estimator(graph, cluster)
-    estimates: list[Estimate] = []
-    for number, strategy in enumerate(hand_grid(graph, cluster)):
-        if budget.over() or number >= 24:
-            break
-        if progress is not None:
-            progress(f"estimating {strategy}", number, 24)
+    search = _Search(graph, cluster, budget, progress)
+    try:
+        search.run(tuple(starts))
+    except KeyboardInterrupt:
+        if budget.interrupted:
+            raise  # asked twice: leave at once
+        budget.interrupted = True
+    return search.outcome()
+
+
+@dataclass
+class _Pool:
+    """Estimates, and what the simulator has said."""
+
+    estimates: dict[Strategy, Estimate] = field(default_factory=dict)
+    refused: dict[Strategy, str] = field(default_factory=dict)
+    scored: dict[Strategy, Scored] = field(default_factory=dict)
+    ratios: dict[object, list[float]] = field(default_factory=dict)
+    tried: dict[object, int] = field(default_factory=dict)  # of like ones, how many were scored since the last gain
+
+    def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
+        """Remember how far an estimate was off, and whether trying its like has paid."""
+        like, kin = _like(estimate.strategy), _kin(estimate.strategy)
+        self.tried[like] = 0 if is_gain else self.tried.get(like, 0) + 1
+        if estimate.step_time_s > 0 and found.step_time_s > 0:
+            ratio = math.log(found.step_time_s / estimate.step_time_s)
+            for key in (like, kin, None):
+                self.ratios.setdefault(key, []).append(ratio)
+
+    def corrected_s(self, estimate: Estimate) -> float:
+        """An estimate, corrected by what is known of its like, or of its kin; what was not tried yet has a chance."""
+        like, kin = _like(estimate.strategy), _kin(estimate.strategy)
+        known = self.ratios.get(like) or self.ratios.get(kin) or self.ratios.get(None)
+        factor = math.exp(float(np.mean(known))) if known else 1.0
+        chance = _CHANCE if like not in self.ratios else 1.0 + _WEARY * self.tried[like]
+        return estimate.step_time_s * factor * chance
+
+
+def _like(strategy: Strategy) -> object:
+    """Strategies that communicate alike, whose estimates are off alike."""
+    mesh = tuple((rule.name, rule.size, rule.sequence) for rule in strategy.mesh)
+    pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
+    return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
+
+
+def _kin(strategy: Strategy) -> object:
+    """Strategies of the same kinds of parallelism."""
+    mesh = tuple((rule.name, rule.sequence) for rule in strategy.mesh)
+    return mesh, strategy.stages > 1, strategy.zero
+
+
+class _Search:
+    """One search and what it has found so far."""
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, budget: Budget, progress: Progress | None) -> None:
+        self.graph, self.cluster, self.budget = graph, cluster, budget
+        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), _Pool()
+        self.progress = progress or (lambda text, done, total: None)
+        self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
+        self.all_s = budget.left_s()
+        self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
+
+    def run(self, starts: tuple[Strategy, ...]) -> None:
+        """All parts, one after the other."""
+        self.progress("estimating meshes", 0, 4)
+        self._estimate_all(starts, "grid")
+        self._estimate_all(self._sketches(), "sketch", least=1)
+        self.progress("climbing", 1, 4)
+        self._climb()
+        self.progress("estimating the grid", 2, 4)
+        self._estimate_all(hand_grid(self.graph, self.cluster), "grid")
+        self.progress("scoring", 3, 4)
+        self._score_best()
+
+    # -- estimating -------------------------------------------------------------------------------------------
+
+    def _estimate(self, strategy: Strategy) -> Estimate | None:
+        pool = self.pool
+        if strategy in pool.estimates:
+            return pool.estimates[strategy]
+        if strategy in pool.refused:
+            return None
         try:
-            estimates.append(estimator.estimate(strategy))
-        except StrategyError:
-            continue
-    estimates.sort(key=lambda estimate: (not estimate.fits, estimate.step_time_s))
-    found = [scored(graph, cluster, estimate.strategy) for estimate in estimates[:8]]
-    fitting = sorted((s for s in found if s.fits), key=lambda s: s.step_time_s)
-    best_of: dict[str, Scored] = {}
-    for one in fitting:
-        best_of.setdefault(family_of(one.strategy), one)
-    return StrategyOutcome(
-        best=fitting[0] if fitting else None,
-        best_of=best_of,
-        front=tuple(fitting[:1]),
-        frugal=min(estimates, key=lambda e: e.missing_bytes, default=None),
-        estimated=len(estimates),
-        scored=len(found),
-    )
+            found = self.estimator.estimate(strategy)
+        except StrategyError as error:
+            pool.refused[strategy] = str(error)
+            return None
+        pool.estimates[strategy] = found
+        return found
+
+    def _is_time(self, part: str) -> bool:
+        """Whether a part of the estimating may go on."""
+        if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
+            return False
+        return math.isinf(self.all_s) or self.budget.left_s() > (1 - _SHARES[part]) * self.all_s
+
+    def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> None:
+        for strategy in strategies:
+            if not self._is_time(part) and len(self.pool.estimates) >= least:
+                return
+            self._estimate(strategy)
+
+    def _sketches(self) -> Iterator[Strategy]:
+        """A few options of every mesh: what saves memory follows only where the plain one does not fit."""
+        space = self.space
+        for sizes, stages in space.meshes():
+            parts = sizes.get("dp", 1)
+            micro = space.micro_batches(parts)
+            some = {micro[0], micro[-1], micro[len(micro) // 2]} if stages > 1 else {micro[0]}
+            for m in sorted(some):
+                plain = space.strategy(sizes, stages, micro_batches=m)
+                yield plain
+                yield from self._frugal(plain)
+
+    def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
+        """More and more frugal forms of a strategy, until one fits."""
+        estimate = self.pool.estimates.get(plain)
+        if estimate is None or estimate.fits:
+            return
+        has_dp = any(rule.name == "dp" for rule in plain.mesh)
+        levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
+        for recompute in self.space.recomputations:
+            for zero in levels:
+                frugal = replace(plain, zero=zero, recompute=recompute)
+                yield frugal
+                found = self.pool.estimates.get(frugal)
+                if found is not None and found.fits:
+                    return
+
+    def _climb(self) -> None:
+        """Hill climbing by estimates from the best of several meshes."""
+        best_of: dict[object, Estimate] = {}
+        for estimate in self._ranked():
+            best_of.setdefault((estimate.strategy.mesh, estimate.strategy.stages), estimate)
+        for start in list(best_of.values())[:_CLIMBS]:
+            here = start
+            for _ in range(_MOST_STEPS):
+                near = []
+                for _, strategy in neighbours(self.graph, self.cluster, here.strategy):
+                    if not self._is_time("climb"):
+                        return
+                    found = self._estimate(strategy)
+                    if found is not None:
+                        near.append(found)
+                best = min(near, key=self._rank, default=here)
+                if self._rank(best) >= self._rank(here):
+                    break
+                here = best
+
+    def _rank(self, estimate: Estimate) -> tuple[int, float, int]:
+        """Those that fit first, then those that may, by time; of equal ones the shorter text."""
+        lacks = 0 if estimate.fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
+        time_s = self.pool.corrected_s(estimate) if lacks < 2 else float(estimate.missing_bytes)
+        return lacks, float(f"{time_s:.6e}"), len(estimate.strategy.text)
+
+    def _ranked(self) -> list[Estimate]:
+        return sorted(self.pool.estimates.values(), key=self._rank)
+
+    # -- scoring ----------------------------------------------------------------------------------------------
+
+    def _score_best(self) -> None:
+        """Score the most promising, family by family and then by estimate, and the neighbours of the best."""
+        for estimate in self._best_of_families():
+            if self._is_over():
+                return
+            if self._best() is None or self._scoring_s(estimate) < self.budget.left_s():
+                self._score(estimate)
+        without, explored = 0, set[Strategy]()
+        while without < _PATIENCE and not self._is_over():
+            best = self._best()
+            if best is not None and best.strategy not in explored:
+                explored.add(best.strategy)
+                for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
+                    if self._is_over():
+                        return
+                    self._estimate(strategy)
+            limit_s = math.inf if best is None else best.step_time_s * _SLACK
+            left = [e for e in self._ranked() if e.strategy not in self.pool.scored]
+            left = [e for e in left if self._rank(e)[0] < 2 and self.pool.corrected_s(e) <= limit_s]
+            if not left:
+                return
+            if best is not None and self._scoring_s(left[0]) > self.budget.left_s():
+                return
+            found = self._score(left[0])
+            is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
+            without = 0 if is_better else without + 1
+
+    def _best_of_families(self) -> list[Estimate]:
+        """The most promising of all, then of each family."""
+        ranked = self._ranked()
+        result = ranked[:1]
+        seen = {family_of(e.strategy) for e in result}
+        for estimate in ranked:
+            family = family_of(estimate.strategy)
+            if family not in seen and self._rank(estimate)[0] < 2:
+                seen.add(family)
+                result.append(estimate)
+        return result
+
+    def _scoring_s(self, estimate: Estimate) -> float:
+        """Seconds that scoring it may take."""
+        return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
+
+    def _is_over(self) -> bool:
+        return self.budget.over() and bool(self.pool.scored)
+
+    def _score(self, estimate: Estimate) -> Scored | None:
+        strategy = estimate.strategy
+        self.progress(f"scoring {strategy}", len(self.pool.scored), len(self.pool.estimates))
+        self.budget.spend(1)
+        began_s = time.monotonic()
+        try:
+            found = scored(self.graph, self.cluster, strategy)
+        except (StrategyError, InfeasibleError) as error:
+            self.pool.refused[strategy] = str(error)
+            del self.pool.estimates[strategy]
+            return None
+        taken_s = time.monotonic() - began_s
+        self.op_scoring_s = max(self.op_scoring_s, taken_s / scored_ops(self.graph, self.cluster, strategy))
+        best = self._best()
+        is_gain = found.fits and (best is None or found.step_time_s < best.step_time_s)
+        self.pool.scored[strategy] = found
+        self.pool.learn(estimate, found, is_gain)
+        return found
+
+    # -- the outcome ------------------------------------------------------------------------------------------
+
+    def _fitting(self) -> list[Scored]:
+        """What fits, fastest first; of equal ones the shorter text."""
+        fitting = (found for found in self.pool.scored.values() if found.fits)
+        return sorted(fitting, key=lambda found: (found.step_time_s, len(found.strategy.text), found.strategy.text))
+
+    def _best(self) -> Scored | None:
+        return next(iter(self._fitting()), None)
+
+    def outcome(self) -> StrategyOutcome:
+        """What there is to say."""
+        fitting, estimates = self._fitting(), self.pool.estimates.values()
+        best_of: dict[str, Scored] = {}
+        for found in fitting:
+            best_of.setdefault(family_of(found.strategy), found)
+        return StrategyOutcome(
+            best=fitting[0] if fitting else None,
+            best_of={name: best_of[name] for name in FAMILIES if name in best_of},
+            front=tuple(_front(fitting)),
+            frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
+            estimated=len(estimates),
+            scored=len(self.pool.scored),
+            refused=tuple(self._refusals(best_of)),
+            interrupted=self.budget.interrupted,
+        )
+
+    def _refusals(self, best_of: Mapping[str, Scored]) -> Iterator[str]:
+        """One sentence for each family of which nothing is possible."""
+        seen: set[str] = {HYBRID}
+        possible = {family_of(strategy) for strategy in self.pool.estimates}
+        for strategy, reason in self.pool.refused.items():
+            family = family_of(strategy)
+            if family not in possible and family not in best_of and family not in seen:
+                seen.add(family)
+                yield reason
+
+
+def _front(fitting: list[Scored]) -> Iterator[Scored]:
+    """Of strategies, fastest first, those that need less memory than every faster one."""
+    least = math.inf
+    for found in fitting:
+        if found.peak_bytes < least:
+            least = found.peak_bytes
+            yield found

@@ -11,6 +11,7 @@ happens once a step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,6 +45,12 @@ class Frame:
     group: IntArray
     position: IntArray
     n_stages: int
+
+    @cached_property
+    def reads_shapes(self) -> BoolArray:
+        """bool [n]: ops that need no more of a tensor than its shape."""
+        found = {kind: any(word in kind for word in SHAPE_ONLY) for kind in set(self.graph.kinds)}
+        return np.array([found[kind] for kind in self.graph.kinds], dtype=np.bool_)
 
     @staticmethod
     def of(graph: OpGraph, stage: IntArray, group: IntArray) -> Frame:
@@ -171,7 +178,9 @@ class States:
         table = np.array(sizes, dtype=np.int64).reshape(-1, 3)
         return States(
             np.array(owner, dtype=np.int64),
-            *table.T,
+            table[:, 0],
+            table[:, 1],
+            table[:, 2],
             np.array(trained, dtype=np.bool_),
             np.array(update, dtype=np.int64),
             tuple(uses),
@@ -268,8 +277,8 @@ class _Builder:
 
     def _needless(self) -> BoolArray:
         """bool [e]: ops of the whole step that read a shape of what each micro-batch makes."""
-        shapes = np.array([any(word in kind for word in SHAPE_ONLY) for kind in self.graph.kinds], dtype=np.bool_)
-        result: BoolArray = shapes[self.consumer] & ~self.is_chunked[self.consumer] & self.is_chunked[self.producer]
+        once, each = ~self.is_chunked[self.consumer], self.is_chunked[self.producer]
+        result: BoolArray = self.frame.reads_shapes[self.consumer] & once & each
         return result
 
     def _add(
@@ -362,7 +371,9 @@ class _Builder:
         waits = [np.concatenate(parts) for parts in zip(*self.waits, strict=True)] if self.waits else [order[:0]] * 2
         self.number = number
         by_op = np.argsort(waits[0], kind="stable")
-        return Jobs(*(column[order] for column in columns), waits[0][by_op], number[waits[1]][by_op])
+        kind, axis, tensor, state, after, block, is_gradient, is_update, amount = (column[order] for column in columns)
+        exchanged = kind, axis, tensor, state, after, block, is_gradient, is_update, amount
+        return Jobs(*exchanged, waits[0][by_op], number[waits[1]][by_op])
 
     # -- memory -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ kinds: V. Korthikanti et al., "Reducing activation recomputation in large transf
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import translate
 
@@ -32,7 +33,8 @@ def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
     Args:
         graph: a training step before any other transform.
         patterns: of module paths, with the wildcards of `fnmatch`: ``"layers.*"`` for each layer, ``"*.attention"``;
-            ``"*"`` for each of the outermost modules, where mere lists of modules count as what they hold.
+            ``"*"`` for each of the outermost modules, where mere lists of modules, and modules around a list that holds
+            most of the model, count as what they hold.
             ``"kind:*bmm*"`` takes the ops of a kind, those of one module together with what lies between them: the core
             of an attention, from its first matrix product to its second.
     """
@@ -77,11 +79,12 @@ def _segments(graph: OpGraph, patterns: Sequence[str]) -> Callable[[str], str | 
     listed = [pattern for pattern in patterns if not pattern.startswith(_KIND)]
     matches = [_matcher(pattern) for pattern in listed]
     lists = _module_lists(graph)
+    opened = lists | _around_most(graph, lists)
     known: dict[str, str | None] = {}
 
     def segment_of(module: str) -> str | None:
         if module not in known:
-            paths = [path for path in prefixes(module)[-2::-1] if path not in lists or path in listed]
+            paths = [path for path in prefixes(module)[-2::-1] if path not in opened or path in listed]
             known[module] = next((path for path in paths if any(match(path) for match in matches)), None)
         return known[module]
 
@@ -96,6 +99,13 @@ def _module_lists(graph: OpGraph) -> set[str]:
             parent, _, name = path.rpartition(".")
             parts[parent] = parts.get(parent, True) and name.isdecimal()
     return {path for path, is_list in parts.items() if is_list} - set(graph.modules)
+
+
+def _around_most(graph: OpGraph, lists: set[str]) -> set[str]:
+    """Paths around a list that more than half of the forward ops are in: ``"model"`` of ``"model.layers"``."""
+    ops = np.flatnonzero(graph.phase == Phase.FORWARD).tolist()
+    counts = Counter(path for op in ops for path in prefixes(graph.modules[op])[:-1] if path in lists)
+    return {around for path, n in counts.items() if 2 * n > len(ops) for around in prefixes(path)[1:-1]} - lists
 
 
 def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[IntArray]:

@@ -1,9 +1,10 @@
 """How a graph is cut along one axis of a mesh: a row for every op, and what must be exchanged where rows disagree.
 
 Two kinds of axes. Along a *named* axis (batch, sequence, height ...) every op is cut where it has a row of that name,
-as data parallelism does. Along a *tensor* axis weights are cut: matrix products by their columns where they read whole
-tensors and by their rows where they read cut ones, all other ops follow at the least cost (Shoeybi et al. 2019,
-"Megatron-LM"); with ``sequence`` what is left whole is cut along the sequence (Korthikanti et al. 2023).
+as data parallelism does; along that of experts the batch is cut where an op has no row of experts. Along a *tensor*
+axis weights are cut: matrix products by their columns where they read whole tensors and by their rows where they read
+cut ones, all other ops follow at the least cost (Shoeybi et al. 2019, "Megatron-LM"); with ``sequence`` what is left
+whole is cut along the sequence (Korthikanti et al. 2023).
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS, Part, Partial, Shard, SplitRow
 from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
+EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
-_OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
+OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
@@ -33,11 +35,13 @@ class Axis:
     Attributes:
         name: of the mesh axis, ``"dp"``, ``"tp"`` ...
         size: number of parts.
-        words: axis words of the rows to take; empty for a tensor axis.
+        words: axis words of the rows to take, where an op has rows of several those of the first; empty for a tensor
+            axis.
         sequence: on a tensor axis, cut along the sequence what would be whole.
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
             axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
+        shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Axis:
     sequence: bool = False
     modules: tuple[str, ...] = ()
     parts: int = 0
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +83,23 @@ class Sharding:
         return replace(self, share=self.share[:, :1], written_share=self.written_share[:, :1])
 
 
-def shares(extent: int, size: int) -> FloatArray:
-    """float64 [size]: of an extent, the share of each part; where it does not divide, the first have one unit more."""
+def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
+    """float64 [size]: of an extent, the share of each part, in whole units and of each at least one.
+
+    Args:
+        weights: one for each part, to which shares are in proportion. Without them parts are even; where the extent
+            does not divide, the first have one unit more.
+    """
+    if weights:
+        wanted = extent * np.array(weights) / sum(weights)
+        units = np.maximum(np.floor(wanted).astype(np.int64), 1)
+        while units.sum() != extent:  # those who lack most get one more, those who have most too much one less
+            lack = wanted - units
+            if units.sum() < extent:
+                units[np.argmax(lack)] += 1
+            else:
+                units[np.argmin(np.where(units > 1, lack, np.inf))] -= 1
+        return units / extent
     units = np.full(size, extent // size)
     units[: extent % size] += 1
     return units / extent
@@ -93,19 +113,32 @@ def shard(graph: OpGraph, axis: Axis) -> Sharding:
     return _Walk(graph, axis).result()
 
 
+def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
+    """bool [n]: forward ops that write much more than those forward ops write that read it."""
+    producer, consumer, _ = graph.edge_list
+    forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
+    pairs = np.unique(producer[forward] * graph.n_ops + consumer[forward])
+    written = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops)
+    before, after = np.divmod(pairs, graph.n_ops)
+    later = np.bincount(before, written[after], graph.n_ops)
+    has_readers = np.bincount(before, minlength=graph.n_ops) > 0
+    result: BoolArray = has_readers & (later * size < written)
+    return result
+
+
 def _has_own_figure(kind: str) -> bool:
     """Whether an op writes, or reads of its forward op, a figure about its part of the batch."""
     return kind in BATCH_STATISTICS or _LABEL_COUNT in kind
 
 
 def _family(word: str) -> int:
-    return _OWN_FAMILY.index(word) if word in _OWN_FAMILY else len(_OWN_FAMILY)
+    return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
 
 
 def code(part: Part, word: str) -> int:
     """WHOLE, SUM or the number of a cut: parts of one number fit together."""
     if isinstance(part, Shard):
-        return 2 + part.dim * (len(_OWN_FAMILY) + 1) + _family(word)
+        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word)
     return SUM if isinstance(part, Partial) else WHOLE
 
 
@@ -142,7 +175,10 @@ class _Walk:
         self.producer = graph.tensor_producer.tolist()
         self.tied = read_twice(graph)
         self.forward_of = graph.forward_of.tolist()
-        self.readers = np.split(graph.consumers, graph.consumer_ptr[1:-1])
+        self.row_number = graph.row_numbers
+        self.kind = list(zip(graph.kinds, self.phase, strict=True))
+        self.is_small_later = _is_small_later(graph, axis.size).tolist()
+        self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
             self._decide(op)
         for op in list(self.open):  # what only open ops read
@@ -153,16 +189,22 @@ class _Walk:
         graph, size = self.graph, self.axis.size
         share, written_share = np.ones((graph.n_ops, size)), np.ones((graph.n_tensors, size))
         halo = np.zeros(len(self.read))
-        by_extent: dict[int, FloatArray] = {}
+        by_extent: dict[tuple[int, bool], FloatArray] = {}
+
+        def shares_of(extent: int, word: str) -> FloatArray:
+            key = (extent, word == "batch")
+            if key not in by_extent:
+                by_extent[key] = shares(extent, size, self.axis.shares if key[1] else ())
+            return by_extent[key]
+
         for op, row in enumerate(self.row):
             if row is None:
                 continue
-            extent = row.extent
-            if extent > 1:
-                share[op] = by_extent.setdefault(extent, shares(extent, size))
+            if row.extent > 1:
+                share[op] = shares_of(row.extent, row.axis)
             for t, part in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), row.outputs, strict=True):
                 if isinstance(part, Shard):
-                    written_share[t] = by_extent.setdefault(part.extent, shares(part.extent, size))
+                    written_share[t] = shares_of(part.extent, row.axis)
             for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
                 if isinstance(part, Shard) and part.halo:
                     halo[e] = part.halo / (part.extent * part.blocks)
@@ -196,17 +238,41 @@ class _Walk:
         first, last = self.input_ptr[op], self.input_ptr[op + 1]
         read, states = self.input_tensor[first:last], self.states_of[op]
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
+        if not self.axis.words and not states and all(self._is_open(t) for t in read):
+            rows = self._choices(op, len(read)) if self.is_cut[op] else []
+            self._leave_open(op, [choice for choice in rows if self._keeps(choice, states)], written)
+            return
+        # Layers repeat, and with them all that a choice depends on.
+        situation = self._situation(op, read, states, written)
+        best = self.chosen.get(situation)
+        if best is None:
+            best = self.chosen[situation] = self._chosen(op, read, states)
+        self._take(op, best)
+
+    def _situation(self, op: int, read: list[int], states: list[int], written: range) -> tuple[object, ...]:
+        """All that the choice of an op's row depends on."""
+        forward = self.forward_of[op]
+        mirrored = self.row[forward] if forward >= 0 else None
+        return (
+            self.row_number[op],
+            self.kind[op],
+            self.is_cut[op],
+            self.is_small_later[op],
+            self.flops[op],
+            self.moved[op],
+            None if mirrored is None else mirrored.axis,
+            *((self.size[t], frozenset(self.available[t])) for t in read),
+            *((self.state[s], s in self.tied) for s in states),
+            *(self.size[t] for t in written),
+        )
+
+    def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
         rows = self._choices(op, len(read)) if self.is_cut[op] else []
         rows = [choice for choice in rows if self._keeps(choice, states)]
-        if not self.axis.words and not states and all(self._is_open(t) for t in read):
-            self._leave_open(op, rows, written)
-            return
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if self.axis.words and named:
-            best = min(named, key=lambda choice: self._exchange_s(choice, read))
-        else:
-            best = self._followed(op, rows, read)
-        self._take(op, best)
+            return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
+        return self._followed(op, rows, read)
 
     def _take(self, op: int, best: _Choice) -> None:
         """Make a row the op's, and close what it reads."""
@@ -253,12 +319,12 @@ class _Walk:
     def _of_axis(self, rows: list[_Choice]) -> list[_Choice]:
         """Of a tensor axis: rows that do not cut the batch or another dimension with an axis of its own."""
         own = ("sequence",) if self.axis.sequence else ()
-        return [c for c in rows if c.row is None or c.row.axis not in _OWN_FAMILY or c.row.axis in own]
+        return [c for c in rows if c.row is None or c.row.axis not in OWN_FAMILY or c.row.axis in own]
 
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        key = (id(rows), n_read)
+        key = (self.row_number[op], n_read)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
@@ -275,7 +341,13 @@ class _Walk:
 
     def _parts(self, row: SplitRow) -> int:
         """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
-        return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in _OWN_FAMILY else 0)
+        if row.axis == EXPERTS:  # one axis alone cuts these by name
+            return self.axis.size
+        return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in OWN_FAMILY else 0)
+
+    def _rank(self, choice: _Choice) -> int:
+        """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
+        return -1 if choice.row is None else self.axis.words.index(choice.row.axis)
 
     def _keeps(self, choice: _Choice, states: list[int]) -> bool:
         """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""
@@ -332,14 +404,9 @@ class _Walk:
 
         Each part may then have other samples of them, which takes less to exchange than all samples everywhere.
         """
-        made = range(self.output_ptr[op], self.output_ptr[op + 1])
-        if self.phase[op] != Phase.FORWARD or not any(
+        return self.is_small_later[op] and any(
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)
-        ):
-            return False
-        readers = {c for t in made for c in self.readers[t] if self.phase[c] == Phase.FORWARD}
-        later = sum(self.size[t] for c in readers for t in range(self.output_ptr[c], self.output_ptr[c + 1]))
-        return bool(readers) and later * self.axis.size < sum(self.size[t] for t in made)
+        )
 
     def _whole(self, op: int, n_read: int) -> _Choice:
         """Every part does all of the op; its states are where they are kept, gathered if need be."""
@@ -384,7 +451,7 @@ class _Walk:
         """
         row = choice.row
         follows = self._fits(choice, read) and not any(
-            need != WHOLE and row is not None and row.axis in _OWN_FAMILY for need in choice.tensors
+            need != WHOLE and row is not None and row.axis in OWN_FAMILY for need in choice.tensors
         )
         rank = 0.0 if follows else 1.0 + any(made == SUM for made in choice.outputs)
         if row is not None and row.axis == "vocabulary" and any(s in self.tied for s in self.states_of[op]):

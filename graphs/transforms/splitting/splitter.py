@@ -21,7 +21,7 @@ from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard, shares
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -91,11 +91,14 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
     for other in others:
         if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
             parts *= other.size
-    _check_extents(graph, axis, parts)
+    _check_extents(graph, axis, parts, others)
     sharding = shard(graph, replace(axis, parts=parts))
-    if not any(row is not None and row.extent > 1 for row in sharding.row):
-        what = " or ".join(axis.words) or "weights"
-        parts = parts if axis.words else axis.size
+    first = axis.words[:1]  # what gives the axis its name; without it an axis of experts would quietly be one of dp
+    if not any(
+        row is not None and row.extent > 1 and (len(axis.words) < 2 or row.axis in first) for row in sharding.row
+    ):
+        what = "".join(first) or "weights"
+        parts = parts if len(axis.words) == 1 else axis.size
         where = f" in {', '.join(axis.modules)}" if axis.modules else ""
         known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
         raise StrategyError(
@@ -115,7 +118,7 @@ def _refuse_borders(graph: OpGraph, mesh: Sequence[Sharding]) -> None:
             )
 
 
-def _check_extents(graph: OpGraph, axis: Axis, parts: int) -> None:
+def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:
     """Inputs must have as many units as there are parts: what reads them could not be cut either."""
     for word in axis.words:
         extents = [
@@ -130,6 +133,14 @@ def _check_extents(graph: OpGraph, axis: Axis, parts: int) -> None:
                 f"axis {axis.name!r} wants {parts} parts of the {word}, which has {max(extents)}; take at most "
                 f"{max(extents)} parts, those of all axes and micro-batches together."
             )
+        for other in others if extents else ():
+            if other.shares and word in other.words:
+                least = round(max(extents) * float(shares(max(extents), other.size, other.shares).min()))
+                if least * other.size < parts:
+                    raise StrategyError(
+                        f"a replica has {least} of {max(extents)} samples, and axis {axis.name!r} wants "
+                        f"{parts // other.size} parts of them; give it a larger share, or take fewer parts."
+                    )
 
 
 class _Split:

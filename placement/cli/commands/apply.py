@@ -140,6 +140,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
         from placement.solving.methods import AUTO, check_options
+        from placement.solving.result import NO_STRATEGY
 
         method = given.method or AUTO
         with usage_errors():
@@ -150,7 +151,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         graph = _graph_of(example, machine, given.train, report)
     del example
     with progress(f"placing with {method}"):
-        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s)
+        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=NO_STRATEGY)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
     return result

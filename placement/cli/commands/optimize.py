@@ -15,7 +15,7 @@ from placement.cli.executing import HowToScore, check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import again, is_default, option_of
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, do_it
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -41,14 +41,15 @@ class OptimizeOptions(HowToSearch, HowToScore):
         ),
     ] = "auto"
     strategy: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--strategy",
             metavar="TEXT",
-            help="Rewrite the graph first, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2', and place it as that says; none to "
-            "place it as it is.",
+            show_default=False,
+            help="Rewrite the graph as this says, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2'; none to place it as it is. By "
+            "default the best strategy is searched.",
         ),
-    ] = "none"
+    ] = None
     seed: options.Seed = 0
     objective: options.Objective = "latency"
     budget_s: options.BudgetSeconds = None
@@ -67,7 +68,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
 
 
 def optimize(given: OptimizeOptions) -> None:
-    """Find a placement, and save it with everything needed to replay and verify it."""
+    """Find out how to run a model: the best strategy and placement, saved with all that it takes to verify them."""
     check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement import optimization
@@ -75,8 +76,16 @@ def optimize(given: OptimizeOptions) -> None:
     if not is_default(given, "strategy"):
         _check_strategy(given)
     graph, cluster, running = _problem(given)
-    with reason_as_json(given.as_json), running as scorer, progress(f"placing with {_what(given)}"):
-        result = optimization.optimize(graph, cluster, given.method, scorer=scorer, strategy=given.strategy, **search)
+    with reason_as_json(given.as_json), running as scorer, progress(f"placing with {_what(given)}") as report:
+        result = optimization.optimize(
+            graph,
+            cluster,
+            given.method,
+            scorer=scorer,
+            strategy=given.strategy,
+            progress=lambda now, done, _: report(now, done),
+            **search,
+        )
     result = dataclasses.replace(result, command=command_of(given))
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
     if given.as_json:
@@ -85,7 +94,10 @@ def optimize(given: OptimizeOptions) -> None:
         from placement.cli.tables import at_peak
 
         note = at_peak(result.graph, result.cluster)
-        emit("\n".join([result.summary(), *([f"note         {note}"] if note else []), *written]))
+        lines = [result.summary(), *([f"note         {note}"] if note else [])]
+        if result.alternatives:
+            lines = [lines[0].replace("\n", f"\ndo it        {do_it(given, result)}\n", 1), *lines[1:]]
+        emit("\n".join([*lines, *written]))
     if not result.feasible:
         _refuse(given, result)
 
@@ -98,7 +110,7 @@ def _check_strategy(given: OptimizeOptions) -> None:
     """A strategy that can be read, and no option beside it that it would not heed."""
     from graphs.transforms.strategy import Strategy
 
-    if Strategy.parse(given.strategy).is_none:
+    if given.strategy is None or Strategy.parse(given.strategy).is_none:
         return
     for field in ("method", "objective", "budget_s", "evaluations", "priority", "scorer"):
         if not is_default(given, field):
@@ -109,7 +121,8 @@ def _check_strategy(given: OptimizeOptions) -> None:
 
 def command_of(given: OptimizeOptions) -> str:
     """The command line that gives the same answer."""
-    how = ["method"] if is_default(given, "strategy") else ["strategy"]
+    how = ["method"] if given.strategy in (None, "none") else []
+    how += [] if is_default(given, "strategy") else ["strategy"]
     return again("optimize", [given.graph], given, ("cluster", *how, "scorer", *ANSWER_FIELDS))
 
 
@@ -137,7 +150,9 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         from placement.strategy_comparison import compare_strategies
 
         found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
-        write_strategies(dataclasses.replace(found, command=result.command), given.html)
+        write_strategies(
+            dataclasses.replace(found, command=result.command), given.html, result if result.alternatives else None
+        )
         yield f"report: {given.html}"
     elif given.html is not None:
         from placement.comparison import with_one_device
@@ -160,7 +175,9 @@ def _refuse(given: OptimizeOptions, result: Result) -> None:
     from graphs.errors import InfeasibleError
     from placement.solving.methods import HEURISTICS
 
-    if not is_default(given, "strategy"):
+    if result.alternatives:
+        raise InfeasibleError(f"found no placement and no strategy that fits: {result.reason}")
+    if result.strategy != "none":
         raise InfeasibleError(f"strategy {result.strategy!r} does not fit: {result.reason}")
     method = given.method
     others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."

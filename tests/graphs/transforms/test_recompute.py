@@ -141,7 +141,7 @@ def test_a_graph_without_backward_pass_stays_as_it_is() -> None:
 # -- what runs again, and when --------------------------------------------------------------------------------------
 
 
-def blocks(n: int = 3) -> OpGraph:
+def blocks(n: int = 3, layers: str = "layers") -> OpGraph:
     """n blocks "layers.i" of two ops a, b with weights; the gradient of a reads its input, that of b what a wrote."""
     ops, reads = [Op("x", "input", kernels=0)], dict[str, list[str]]()
 
@@ -155,13 +155,13 @@ def blocks(n: int = 3) -> OpGraph:
     last, fed = "x", []
     for i in range(n):
         fed.append(last)
-        inner = add(f"a{i}", f"layers.{i}.a", [last], kind="softmax")
-        last = add(f"b{i}", f"layers.{i}", [inner])
+        inner = add(f"a{i}", f"{layers}.{i}.a", [last], kind="softmax")
+        last = add(f"b{i}", f"{layers}.{i}", [inner])
     add("loss", "", [last])
     last = add("loss'", "", ["loss", last], of="loss")
     for i in reversed(range(n)):
-        last = add(f"b{i}'", f"layers.{i}", [last, f"a{i}"], of=f"b{i}")
-        last = add(f"a{i}'", f"layers.{i}.a", [last, fed[i]], of=f"a{i}")
+        last = add(f"b{i}'", f"{layers}.{i}", [last, f"a{i}"], of=f"b{i}")
+        last = add(f"a{i}'", f"{layers}.{i}.a", [last, fed[i]], of=f"a{i}")
     tensors = [Tensor(op.name, 100, tuple(reads.get(op.name, ()))) for op in ops]
     return OpGraph.build(ops, tensors, "blocks")
 
@@ -206,6 +206,13 @@ def test_the_outermost_matching_module_is_one_segment() -> None:
     assert by_both.graph.hash == recompute(blocks(), ["layers"]).graph.hash
     assert names_read(by_both.graph, "a2.again") >= {"b1.again"}
     assert names_read(by_both.graph, "a0.again") == {"x", "loss'"}
+
+
+def test_a_module_around_most_of_the_model_is_no_segment() -> None:
+    wrapped = blocks(layers="net.model.layers")
+    assert recompute(wrapped, ["*"]).graph.hash == recompute(wrapped, ["net.model.layers.*"]).graph.hash
+    assert recompute(wrapped, ["net.model"]).graph.hash != recompute(wrapped, ["*"]).graph.hash
+    assert recompute(wrapped, ["net.model*"]).graph.hash == recompute(wrapped, ["*"]).graph.hash
 
 
 def test_patterns_without_a_match_are_named() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +29,14 @@ def strategies(draw: st.DrawFn) -> Strategy:
         )
         for name in names
     )
+    if names and names[0] == "dp" and draw(st.booleans()):
+        size = mesh[0].size
+        mesh = (
+            replace(mesh[0], shares=tuple(draw(st.lists(st.integers(1, 9), min_size=size, max_size=size)))),
+            *mesh[1:],
+        )
     stages = draw(st.integers(1, 8))
-    return Strategy(
+    made = Strategy(
         mesh=mesh,
         stages=stages,
         order=draw(st.sampled_from(ORDERS)) if stages > 1 else Strategy.order,
@@ -40,6 +48,15 @@ def strategies(draw: st.DrawFn) -> Strategy:
         bucket_bytes=draw(st.integers(0, 10**9)),
         statistics=draw(st.sampled_from(["exact", "sync", "local"])),
     )
+    needed = {"device_names": made.devices if made.devices <= 8 else 0, "cuts": made.virtual_stages - 1}
+    names_of = {key: draw(st.just([]) | _names(count)) for key, count in needed.items()}
+    return replace(made, **{key: tuple(found) for key, found in names_of.items()})
+
+
+def _names(count: int) -> st.SearchStrategy[list[str]]:
+    """So many different names of any characters, with those that the text has a use for."""
+    some = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("+|,%= :"), min_size=1, max_size=6)
+    return st.lists(some, min_size=count, max_size=count, unique=True)
 
 
 @given(strategies())
@@ -60,6 +77,9 @@ def test_text_and_json_give_the_strategy_back(strategy: Strategy) -> None:
         "dp8 zero3",
         "dp8 | mb8",
         "tp2 sp on layers.*.mlp",
+        "dp4 shares=4:4:2:1 zero1 | devices=gpu3+gpu0+gpu1+gpu2",
+        "pp2 1f1b mb8 | cuts=layers.4/add%20_1",
+        "devices=host1/gpu2",
         "none",
     ],
 )
@@ -95,11 +115,28 @@ def test_devices_are_counted() -> None:
         ("reduce=ring | reduce=tree", "gives reduce twice"),
         ("tp2 on a.* on b.*", "gives modules of tp twice"),
         ("dp2 on", "cannot be read at 'on'"),
+        ("devices=a+b+a | dp3", "has 'a' twice among its devices; give each once"),
+        ("dp4 | devices=a+b", "has 2 names after 'devices='; expected 4, one for each of its parts"),
+        ("pp4 gpipe mb4 | cuts=a", "has 1 name after 'cuts='; expected 3, one for every stage but the first"),
+        ("pp2 zbv mb4 | cuts=a", "has 1 name after 'cuts='; expected 3"),
+        ("cuts=a", "has 1 name after 'cuts='; expected 0"),
+        ("devices=a | devices=b", "gives devices twice"),
+        ("devices=", r"cannot be read at 'devices=' \(character 1\)"),
+        ("dp4 shares=4:4:2", "axis dp4 has shares 4:4:2; expected 4 numbers of 1 or more, one for each replica"),
+        ("dp2 shares=1:0", "axis dp2 has shares 1:0; expected 2 numbers of 1 or more"),
+        ("dp2 shares=1:1 shares=2:1", "gives shares twice"),
+        ("dp2 shares=1:x", "cannot be read at 'shares=1:x'"),
+        ("tp2 shares=1:1", "cannot be read at 'shares=1:1'"),
     ],
 )
 def test_what_cannot_be_read_is_shown(text: str, sentence: str) -> None:
     with pytest.raises(StrategyError, match=sentence):
         Strategy.parse(text)
+
+
+def test_only_replicas_have_shares() -> None:
+    with pytest.raises(StrategyError, match="axis tp2 has shares, which only dp has"):
+        MeshRule("tp", 2, shares=(1, 1))
 
 
 def test_zero_needs_replicas() -> None:

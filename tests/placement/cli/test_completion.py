@@ -19,6 +19,7 @@ from env.gym.named import LOCAL
 from env.presets import PRESETS
 from env.problem import OBJECTIVES
 from graphs.capture.api import GRANULARITIES
+from graphs.kept import STATES
 from graphs.zoo import MODELS
 from placement.exporters.exporting import TARGETS
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
@@ -55,6 +56,7 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
         ("optimize", "--priority", PRIORITIES),
         ("optimize", "--scorer", (*SCORERS, EXECUTE)),
         ("optimize", "--granularity", GRANULARITIES),
+        ("estimate", "--optimizer", tuple(STATES)),
         ("compare", "--communication", COMMUNICATIONS),
         ("train", "--policy", TRAINABLE),
         ("train", "--preset", TRAINING_PRESETS),

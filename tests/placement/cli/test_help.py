@@ -21,6 +21,7 @@ OPTIONS = {
         *["--collectives", "--devices", "--help", "--json", "--measure", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
     "capture": [*COMMON, "--explain", "--output", "-o", "GRAPH"],
+    "estimate": [*COMMON, "--cluster", "--optimizer", "GRAPH"],
     "compare": [
         *COMMON,
         *SEARCHING,
@@ -32,6 +33,7 @@ OPTIONS = {
             "--methods",
             "--objective",
             "--output",
+            "--price",
             "--priority",
             "--seed",
             "--strategies",

@@ -66,6 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("clusters NAME", ["clusters", "every.toml"]),
         ("clusters NAME --collectives", ["clusters", "2xK40-pcie", "--collectives"]),
         ("capture", ["capture", "g.json"]),
+        ("estimate", ["estimate", "g.json", *CLUSTER]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
         ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),

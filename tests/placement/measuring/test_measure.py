@@ -29,6 +29,7 @@ from graphs.capture import capture_program
 from graphs.errors import ClusterError, MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.cli import run
+from placement.inputs.main_memory import available_bytes
 from placement.measuring import links, workers
 from placement.measuring import machine as measure
 from placement.measuring.doubts import MeasuredMachine, warn_of_doubts, with_doubts
@@ -281,7 +282,7 @@ def test_this_machine_becomes_a_cluster(monkeypatch: pytest.MonkeyPatch, shared:
     for device in found.devices:
         assert {"float32", "float64"} <= set(device.peak_flops)
         assert 0 < device.launch_overhead_s < 1
-        assert 0 < device.memory_bytes <= measure.available_bytes()
+        assert 0 < device.memory_bytes <= available_bytes()
         assert device.model == f"{measure.cpu_model()} core"
     for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", way):
         assert word in found.source

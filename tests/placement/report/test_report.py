@@ -23,6 +23,7 @@ from opgraph_strategies import opgraphs
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
+from env.resizing import resized
 from env.simulation.simulator import Simulator
 from graphs import generators
 from graphs.formatting import format_seconds
@@ -35,7 +36,7 @@ from placement.report.layout import layered_layout, levels
 from placement.report.what_if import render_what_if
 from placement.report.words import format_percent, headline
 from placement.solving.result import Result
-from placement.what_if import first_devices, what_if
+from placement.what_if import what_if
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
 SCOPE = "among placements that split no op and overlap no steps"
@@ -292,7 +293,7 @@ def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
     box = _cluster(4, memory_bytes=70_000 * 20)
     graph = _branches(4, 10, name="sweep<br>")
     graph = dataclasses.replace(graph, parameter_bytes=np.full(graph.n_ops, 50_000))  # 42 x 50 kB: two devices at least
-    found = what_if(graph, [first_devices(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], is_sweep=True)
     assert [case.objective_s is None for case in found.cases] == [True, False, False]
     text = render_what_if(dataclasses.replace(found, command="placement compare <b>"))
     assert "sweep&lt;br&gt;" in text
@@ -311,7 +312,7 @@ def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
 
 
 def test_speed_up_and_efficiency_are_drawn() -> None:
-    found = what_if(_branches(4, 10), [first_devices(_cluster(3), n) for n in (1, 2, 3)], ["heft"], is_sweep=True)
+    found = what_if(_branches(4, 10), [resized(_cluster(3), n) for n in (1, 2, 3)], ["heft"], is_sweep=True)
     curves = re.findall(r"<svg.*?</svg>", render_what_if(found), re.DOTALL)
     assert len(curves) == 2
     texts = [str(t.text) for t in ElementTree.fromstring(curves[1]).iter("text") if t.get("class") == "beside"]

@@ -187,7 +187,18 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --budget-s -3": ["0 or more, got -3.0"],
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices to sweep over, got 5"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices, got 5, and no hosts"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price -1": ["a number above 0, got -1"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price nan": ["a number above 0, got nan"],
+        f"compare {graph_file} --cluster 4xV100-pcie --price 1": [
+            "--price says what the rows of --sweep and --clusters"
+        ],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=2..0": [
+            "for example batch=32..4096, got 'batch=2..0'"
+        ],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=4096": ["--sweep goes up to devices=1024"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=1,2": ["--dim gives sizes to"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=1,2 --dim batch=4": ["both set the batch"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep gpus=2": [
             "--sweep takes numbers of devices, devices=FIRST..LAST or"
         ],

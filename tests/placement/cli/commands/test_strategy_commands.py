@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,13 @@ from training_steps import mlp
 
 from env.cluster import Cluster
 from graphs.files import save_graph
+from graphs.opgraph import OpGraph
+
+
+def heavy() -> OpGraph:
+    """A training step with so much work that links hardly count."""
+    graph = mlp(batch=8)
+    return replace(graph, flops=graph.flops * 1e12)
 
 
 def test_compare_writes_report_trace_and_results(call: Call) -> None:
@@ -50,7 +59,8 @@ def test_what_strategies_do_not_go_with_is_refused(call: Call) -> None:
     for text, sentence in (
         ("", "--strategies names no strategy; give for example"),
         ("dp2,qq", "strategy 'qq' cannot be read at 'qq' (character 1)"),
-        ("none,dp16", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
+        ("dp16", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
+        ("dp16,tp32", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
         ("dp2 | zero2", "cannot be read at 'zero2' (character 7)"),
         ("pp2 interleaved mb3", "groups of 2, one for each device, but there are 3"),
     ):
@@ -75,8 +85,85 @@ def test_strategies_that_do_not_fit_are_told_from_those_that_do(call: Call) -> N
     assert err.startswith("placement: no strategy fits; dp2: ")
 
 
+def test_one_strategy_that_is_not_possible_is_a_row_beside_the_others(call: Call) -> None:
+    save_graph(mlp(batch=8), "g.json")
+    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--strategies", "dp16,dp2,pp2 interleaved mb3")
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "dp2 is the fastest of these" in out
+    assert " dp16  not possible: strategy 'dp16' needs 16 devices" in out
+    code, out, _ = call(*words, "--json")
+    rows = json.loads(out)["results"]
+    assert [(row["strategy"], row["possible"]) for row in rows] == [
+        ("dp2", True),
+        ("dp16", False),
+        ("pp2 interleaved mb3", False),
+    ]
+    assert all(row["possible"] == (row["reason"] is None) for row in rows)
+
+
 def test_a_plain_comparison_says_that_nothing_was_rewritten(call: Call) -> None:
     save_graph(mlp(), "g.json")
     code, out, _ = call("compare", "g.json", "--cluster", "8xA100-nvswitch", "--methods", "heft", "--json")
     assert code == 0
     assert [row["strategy"] for row in json.loads(out)["results"]] == ["none"]
+
+
+def test_optimize_searches_strategies_and_says_what_to_do(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    words = ("optimize", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 300)
+    code, out, err = call(*words, "-o", "p.json", "--html", "r.html", "--trace", "t.json")
+    assert (code, err) == (0, "")
+    first, do_it, *rest = out.splitlines()
+    assert "x one device" in first
+    assert any(line.startswith("best of each ") for line in rest)
+    again = shlex.split(do_it.removeprefix("do it        placement "))
+    assert again[:4] == ["optimize", "g.json", "--cluster", "8xA100-nvswitch"]
+    document = json.loads(call(*words, "--json")[1])
+    assert document["strategy"] == again[again.index("--strategy") + 1]
+    assert {one["name"] for one in document["alternatives"]} >= {"one device", "placement"}
+    fixed = json.loads(call(*again, "--json")[1])
+    assert fixed["step_time_s"] == document["step_time_s"]
+    assert call("verify", "p.json", "--graph", "g.json")[0] == 0
+
+
+def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
+    save_graph(mlp(), "g.json")
+    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--evaluations", 300)
+    assert code == 0
+    assert out.startswith("placed op by op on 2 devices (")
+    assert re.search(
+        r"^do it +placement optimize g\.json --cluster 4xV100-pcie --method \w+ --strategy none ", out, re.M
+    )
+    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--strategy", "none", "--evaluations", 300)
+    assert (code, "best of each" in out, "do it" in out) == (0, False, False)
+
+
+def test_compare_puts_the_best_of_each_family_beside_the_methods(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 300)
+    code, out, err = call(*words, "--html", "r.html", "--trace", "t.json")
+    assert (code, err) == (0, "")
+    assert "x one device" in out.splitlines()[0]
+    assert out.splitlines()[1].startswith("do it: placement optimize g.json --cluster 8xA100-nvswitch --strategy ")
+    assert "method or strategy" in out
+    document = json.loads(call(*words, "--json")[1])
+    assert document["strategy"] != "none"
+    assert document["strategy_bound_s"] <= document["alternatives"][0]["step_time_s"]
+    trace = json.loads(Path("t.json").read_text(encoding="utf-8"))
+    assert trace["otherData"]["predicted_step_s"] == document["alternatives"][0]["step_time_s"]
+    for more in (("--strategies", "none"), ("--methods", "heft"), ("--methods", "heft", "--strategies", "none")):
+        plain = json.loads(call(*words, *more, "--json")[1])
+        assert (plain["strategy"], plain["alternatives"], plain["strategy_bound_s"]) == ("none", [], None)
+
+
+def test_what_no_strategy_fits_is_one_sentence(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    large = Cluster.preset("8xA100-nvswitch")
+    devices = tuple(replace(device, memory_bytes=200, reserved_bytes=0) for device in large.devices)
+    Path("tiny.toml").write_text(replace(large, devices=devices).to_toml(), encoding="utf-8")
+    for command in ("optimize", "compare"):
+        code, _, err = call(command, "g.json", "--cluster", "tiny.toml", "--evaluations", 300)
+        assert code == 1
+        assert err.startswith("placement: found no placement and no strategy that fits: The most frugal strategy, '")
+        assert len(err.splitlines()) == 1

@@ -1,0 +1,162 @@
+"""Seconds of the copies that a strategy makes of each op, as lower bounds: on all devices, and along paths.
+
+Letters: n ops in G groups that may be cut alike; D devices; K places of a mesh, p stages, m micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.kernel_records import Readers, readers_of
+from baselines.strategies.bounding.extents import Extents
+from env.bounds.area import Work
+from env.problem import Problem
+from graphs.arrays import FloatArray, IntArray
+from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.sharding import SHAPE_ONLY
+
+_HALVINGS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Seconds of ops, launches apart from what is divided among parts.
+
+    Attributes:
+        launch_s, work_s: float64 [n], on the device where they cost least at prices that add up to 1.
+        least_launch_s, least_work_s: float64 [n], on the device where they take least.
+        price_sum: float64 [D], of the dearest 1, 2 .. D devices.
+    """
+
+    launch_s: FloatArray
+    work_s: FloatArray
+    least_launch_s: FloatArray
+    least_work_s: FloatArray
+    price_sum: FloatArray
+
+    @staticmethod
+    def of(problem: Problem, devices: IntArray) -> Costs:
+        """Prices of a second of each device are those that prove the area bound with every op divided at will."""
+        graph = problem.graph
+        columns, first, kind, size = np.unique(
+            problem.op_s[:, devices], axis=1, return_index=True, return_inverse=True, return_counts=True
+        )
+        work = Work(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
+        price = work.area(np.ones(graph.n_ops, dtype=np.bool_))[1]
+        overhead_s = np.array([problem.cluster.devices[d].launch_overhead_s for d in devices[first].tolist()])
+        is_modelled = np.isnan(graph.time_s).all(axis=1)  # of a measured time, nobody knows what launches took
+        launch_s = np.where(is_modelled, graph.kernels, 0)[:, None] * overhead_s
+        rest_s = np.maximum(columns - launch_s, 0.0)
+        each = np.sort(price[kind.reshape(-1)])[::-1]
+        priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
+        return Costs(*priced, launch_s.min(axis=1), rest_s.min(axis=1), np.cumsum(each))
+
+    def area_s(self, parts: FloatArray, places: IntArray) -> FloatArray:
+        """float64 [k]: seconds of every op at each of so many places, int64 [k], in no more parts than float64 [n]."""
+        few, group = np.unique(np.minimum(parts, places.max(initial=1)), return_inverse=True)
+        work_s = np.bincount(group, self.work_s, len(few))
+        copies_s = (work_s / np.minimum(places[:, None], few)).sum(axis=1) + self.launch_s.sum()
+        result: FloatArray = places * copies_s / self.price_sum[places - 1]
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """Groups of ops in strategies of stages and micro-batches, and P long paths through the graph.
+
+    Attributes:
+        parts: float64 [G].
+        work_s: float64 [G], at the prices of `Costs`.
+        once_s, often_s: launches of ops that may run once for all micro-batches, and of those that run for each.
+        paths: P arrays of ops.
+        path_launch_s, path_work_s: float64 [P] and [P, G].
+        micro_batches: so many at most.
+        price_sum: as in `Costs`.
+    """
+
+    parts: FloatArray
+    work_s: FloatArray
+    once_s: float
+    often_s: float
+    paths: tuple[IntArray, ...]
+    path_launch_s: FloatArray
+    path_work_s: FloatArray
+    micro_batches: int
+    price_sum: FloatArray
+
+    @staticmethod
+    def of(graph: OpGraph, costs: Costs, parts: FloatArray, extents: Extents) -> Staged:
+        """Groups of ops by `parts`, float64 [n]: into how many each may be cut at most."""
+        most = len(costs.price_sum) * extents.micro_batches
+        few, group = np.unique(np.minimum(parts, most), return_inverse=True)
+        paths = _paths(graph, costs, parts, most)
+        return Staged(
+            parts=few,
+            work_s=np.bincount(group, costs.work_s, len(few)).astype(np.float64),
+            once_s=float(costs.launch_s[~extents.is_chunked].sum()),
+            often_s=float(costs.launch_s[extents.is_chunked].sum()),
+            paths=tuple(paths),
+            path_launch_s=np.array([costs.least_launch_s[path].sum() for path in paths]),
+            path_work_s=np.array([np.bincount(group[p], costs.least_work_s[p], len(few)) for p in paths]),
+            micro_batches=extents.micro_batches,
+            price_sum=costs.price_sum,
+        )
+
+    def area_s(self, places: IntArray, stages: IntArray, micro_batches: FloatArray) -> FloatArray:
+        """float64 [k], as all arguments: seconds of the work of all copies on all devices."""
+        work_s = (self.work_s / np.minimum(places[:, None], self.parts)).sum(axis=1)
+        copies_s = places * (self.once_s + micro_batches * self.often_s + work_s)
+        result: FloatArray = copies_s / self.price_sum[places * stages - 1]
+        return result
+
+    def path_s(self, places: IntArray, micro_batches: FloatArray) -> FloatArray:
+        """float64 [k], as both arguments: seconds of the longest path, the mean over places and micro-batches."""
+        share = 1.0 / np.minimum((places * micro_batches)[:, None], self.parts)
+        result: FloatArray = (self.path_launch_s + share @ self.path_work_s.T).max(axis=1)
+        return result
+
+    def least_s(self, places: IntArray, stages: IntArray, least_micro_batches: IntArray) -> FloatArray:
+        """float64 [k], as all arguments: the larger of area and path, for whatever number of micro-batches.
+
+        The area grows with it and the path shrinks: bisection to where they meet. Between `few` and `many` both are
+        at least what is returned.
+        """
+        few = least_micro_batches.astype(np.float64)
+        many = np.full(len(places), float(self.micro_batches))
+        many = np.where(self.area_s(places, stages, few) >= self.path_s(places, few), few, many)
+        few = np.where(self.path_s(places, many) >= self.area_s(places, stages, many), many, few)
+        for _ in range(_HALVINGS):
+            middle = np.sqrt(few * many)
+            is_few = self.area_s(places, stages, middle) < self.path_s(places, middle)
+            few, many = np.where(is_few, middle, few), np.where(is_few, many, middle)
+        result = np.maximum(self.area_s(places, stages, few), self.path_s(places, many))
+        return np.where(least_micro_batches <= self.micro_batches, result, np.inf)
+
+
+def waiting_readers(graph: OpGraph) -> Readers:
+    """Who waits for what ops make, under every strategy: all readers but those that read a shape alone."""
+    is_shape = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
+    if not is_shape.any():
+        return readers_of(graph)
+    waits = ~is_shape[graph.consumers]
+    kept = np.concatenate([[0], np.cumsum(waits)]).astype(np.int64)
+    return Readers(graph.output_ptr, kept[graph.consumer_ptr], graph.consumers[waits])
+
+
+def _paths(graph: OpGraph, costs: Costs, parts: FloatArray, most: int) -> list[IntArray]:
+    """The longest paths with ops cut into 1, 2, 4 .. parts, each a list of ops. O((n + e) log most)."""
+    from baselines.path_kernel import longest_path  # loads the compiler
+
+    readers, gone = waiting_readers(graph), np.zeros(graph.n_ops, dtype=np.bool_)
+    room = np.empty(graph.n_ops), np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
+    free_s = np.zeros(graph.n_tensors)
+    found: dict[bytes, IntArray] = {}
+    for power in range(int(most).bit_length()):
+        op_s = costs.least_launch_s + costs.least_work_s / np.minimum(2.0**power, parts)
+        left = graph.topological_order.copy()
+        length, _ = longest_path(left, graph.n_ops, gone, readers, op_s, free_s, *room)
+        path = room[2][:length].copy()
+        found[path.tobytes()] = path
+    return list(found.values())

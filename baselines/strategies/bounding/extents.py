@@ -1,0 +1,99 @@
+"""`Extents`: how far each op of a graph may be cut, read off the split rows alone, for bounds over all strategies.
+
+What `graphs.transforms.splitting.sharding` does with rows, in the form of limits: an op is cut along an axis only by a
+row that has a part for every place, so along all axes and in time into no more parts than such rows allow. An op
+without rows is whole wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray
+from graphs.opgraph import OpGraph
+from graphs.rows import Partial, Shard, SplitRow
+from graphs.transforms.splitting.splitter import BATCH
+from graphs.transforms.strategy import AXES
+
+_AXES = len(AXES) + 1  # with that of time
+_OWN = ("batch", "sequence", "height", "width")  # words whose cuts fit to no other word's
+
+
+@dataclass(frozen=True, eq=False)
+class Extents:
+    """Limits on the parts of each op (n ops).
+
+    Attributes:
+        most: float64 [n], parts along all axes of a mesh and in time together; 1: always whole.
+        along: float64 [n] by axis word, parts where a mesh has axes of this word alone.
+        is_chunked: bool [n], whether each micro-batch certainly has an own copy, of a part of `along` the batch.
+        micro_batches: so many at most.
+    """
+
+    most: FloatArray
+    along: Mapping[str, FloatArray]
+    is_chunked: BoolArray
+    micro_batches: int
+
+    @staticmethod
+    def of(graph: OpGraph) -> Extents:
+        """The limits of a graph. O(rows)."""
+        n_read = np.diff(graph.inputs[0]).tolist()
+        largest = np.ones(graph.n_ops)
+        along = {word: np.ones(graph.n_ops) for word in _OWN}
+        leaks, known = False, dict[tuple[int, int], _Summary]()
+        is_stateless, is_clear = np.ones((2, graph.n_ops), dtype=np.bool_)
+        for op, rows in enumerate(graph.split_rows):
+            if not rows:
+                continue
+            key = (id(rows), n_read[op])
+            found = known.get(key) or known.setdefault(key, _Summary.of(rows, n_read[op]))
+            leaks |= found.leaks
+            largest[op] = found.extent
+            is_stateless[op], is_clear[op] = not found.cuts_state, found.batch_rows <= 1
+            for word, extent in found.along.items():
+                along[word][op] = extent
+        most = np.minimum(largest**_AXES, 1e18)
+        batch, is_input = along[BATCH], np.array([kind == "input" for kind in graph.kinds], dtype=np.bool_)
+        of_inputs = float(batch[is_input].max(initial=1.0))
+        limit = of_inputs if of_inputs > 1 else float((largest if leaks else batch).max(initial=1.0))
+        # A state that a row of the batch cuts could keep another row from fitting.
+        is_chunked = (batch >= limit) & is_clear & bool(limit > 1 and is_stateless.all() and not leaks)
+        return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit))
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What the rows of one op say.
+
+    Attributes:
+        extent: the largest of them.
+        along: largest extent by word of `_OWN`.
+        batch_rows: how many different extents rows of the batch have, beside 1.
+        cuts_state: whether a row of the batch cuts a state.
+        leaks: whether a row makes a cut tensor of whole ones and sums, so that cuts of another word may begin there.
+    """
+
+    extent: int
+    along: Mapping[str, int]
+    batch_rows: int
+    cuts_state: bool
+    leaks: bool
+
+    @staticmethod
+    def of(rows: tuple[SplitRow, ...], n_read: int) -> _Summary:
+        along: dict[str, int] = {}
+        cuts_state = leaks = False
+        for row in rows:
+            extent = max(row.extent, 1)
+            if row.axis in _OWN:
+                along[row.axis] = max(extent, along.get(row.axis, 1))
+            read, states = row.inputs[:n_read], row.inputs[n_read:]
+            cuts_state |= row.axis == BATCH and any(isinstance(part, Shard) for part in states)
+            is_sum = any(isinstance(part, Partial) for part in read)
+            leaks |= is_sum and extent > 1 and not any(isinstance(part, Shard) for part in read)
+        of_batch = {row.extent for row in rows if row.axis == BATCH and row.extent > 1}
+        return _Summary(max(max(row.extent, 1) for row in rows), along, len(of_batch), cuts_state, leaks)

@@ -1,0 +1,223 @@
+"""How long a pipeline takes to fill, as a lower bound whatever its cuts, unequal stages included.
+
+A stage begins no sooner than one micro-batch has come through the stages before it, and then does its own work for all
+micro-batches: forward ops, and the backward ops that mirror them, which lie on the same device. Forward ops are cut in
+topological order, so the stages are stretches of a line along which heads, the earliest starts, do not fall. A step of
+T seconds leaves a device that begins at a head of h seconds T - h for its stretch. If p devices that each take as much
+as they may do not cover the line, no cuts do.
+
+Under a V-shaped order a device has a stretch near each end of what the devices before it leave, and the later stretch
+begins no sooner than its own head. To take as much as possible there is best: what is left then lies earlier.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from baselines.kernel_records import Readers
+from baselines.strategies.bounding.copies import Costs, Staged, waiting_readers
+from baselines.strategies.bounding.extents import Extents
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.splitter import BATCH
+
+_LAGGING = 0.9  # of the latest head before it: ops that could start much sooner than others before them do not count
+_EXACT = 16  # places and numbers of micro-batches up to which each is looked at alone
+_RATIO = 1.12
+_HALVINGS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The work of a pipeline in topological order.
+
+    Attributes:
+        done_s: seconds on one device of all that comes before each op, for all micro-batches; one more for the end.
+        head_s: how soon each op can start.
+    """
+
+    done_s: list[float]
+    head_s: list[float]
+
+    def is_covered(self, devices: int, step_s: float) -> bool:
+        """Whether stretches, one for each device, cover all of it."""
+        at, end = 0.0, self.done_s[-1]
+        for _ in range(devices):
+            at += max(step_s - self._head_s(at), 0.0)
+            if at >= end:
+                return True
+        return False
+
+    def is_covered_twice(self, devices: int, step_s: float) -> bool:
+        """Whether two stretches for each device, nested as a V lays them, cover all of it."""
+        begin, end = 0.0, self.done_s[-1]
+        for _ in range(devices):
+            free_s = max(step_s - self._head_s(begin), 0.0)
+            if begin + free_s >= end:
+                return True
+            later = self._earliest(max(begin, end - free_s), end, step_s)
+            begin += free_s - (end - later)
+            end = later
+        return False
+
+    def _head_s(self, at: float) -> float:
+        return self.head_s[min(bisect.bisect_right(self.done_s, at), len(self.head_s)) - 1]
+
+    def _earliest(self, at: float, end: float, step_s: float) -> float:
+        """The earliest place, from `at` on, where a stretch to `end` may begin."""
+        k = min(bisect.bisect_right(self.done_s, at), len(self.head_s)) - 1
+        while at < end:
+            first = max(at, self.head_s[k] + end - step_s)
+            if first < self.done_s[k + 1]:
+                return min(first, end)
+            k += 1
+            at = self.done_s[k] if k < len(self.head_s) else end
+        return end
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Seconds of ops at one place, the mean over all places, for the smallest micro-batch and for all of them.
+
+    Attributes:
+        smallest_s, all_s: float64 [n].
+    """
+
+    smallest_s: FloatArray
+    all_s: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Filling:
+    """Pipelines of one graph on devices that are as fast as the fastest.
+
+    Attributes:
+        graph, costs, extents: of which.
+        parts: float64 [n], into how many each op may be cut at most.
+        staged: area and path, below which no bound falls.
+    """
+
+    graph: OpGraph
+    costs: Costs
+    extents: Extents
+    parts: FloatArray
+    staged: Staged
+
+    def least_s(self, devices: int, places: tuple[int, int], is_v: bool, known_s: float = np.inf) -> float:
+        """Seconds that no mesh of so many places, number of stages and of micro-batches can beat.
+
+        Args:
+            devices: of all stages together.
+            places: from the first to the last number.
+            is_v: a device has two stages.
+            known_s: of no interest beyond.
+        """
+        cases = [
+            (self._outside_s(k, m, devices), k, m)
+            for k in _ranges(*places)
+            for m in _ranges(1, self.extents.micro_batches)
+        ]
+        best_s = known_s
+        for base_s, k, m in sorted(cases):
+            if base_s >= best_s:
+                break
+            copies, stages = self._copies(k, m), devices // k[0]
+            base_s = max(base_s, self._queued_s(copies, stages * (2 if is_v else 1)))
+            if base_s < best_s:
+                best_s = self._filled_s(self._line(copies), stages, is_v, base_s, best_s)
+        return best_s
+
+    def _outside_s(self, k: tuple[int, int], m: tuple[int, int], devices: int) -> float:
+        """The larger of area and path for a range of places and micro-batches: each where in the range it is least."""
+        staged = self.staged
+        work_s = (staged.work_s / np.minimum(k[0], staged.parts)).sum()
+        copies_s = k[0] * (staged.once_s + m[0] * staged.often_s + work_s)
+        used = min(k[1] * (devices // k[0]), devices)
+        path_s = staged.path_s(np.array([k[1]]), np.array([float(m[1])]))
+        return max(float(copies_s / staged.price_sum[used - 1]), float(path_s[0]))
+
+    def _copies(self, k: tuple[int, int], m: tuple[int, int]) -> _Copies:
+        """Seconds of ops for any mesh and number of micro-batches in a range, so that they hold for all of them."""
+        costs, parts = self.costs, np.minimum(k[1], self.parts)
+        units, chunked = self.extents.along[BATCH], self.extents.is_chunked
+        # Micro-batches are uneven where the batch does not divide, and the smallest may come first.
+        share = np.where(chunked, np.floor(units / m[1]) / units, np.where(self.parts > 1, 0.5 / m[1], 1.0))
+        return _Copies(
+            smallest_s=costs.least_launch_s + costs.least_work_s / parts * np.minimum(share, 1.0),
+            all_s=costs.least_launch_s * np.where(chunked, m[0], 1) + costs.least_work_s / parts,
+        )
+
+    def _queued_s(self, copies: _Copies, stages: int) -> float:
+        """One micro-batch along a path, and the others in line behind it where the path's forward ops take longest.
+
+        Some stage has at least its share of them, and does them for all micro-batches before the last one goes on.
+        """
+        stays = np.zeros(self.graph.n_ops, dtype=np.bool_)
+        stays[self._loose[0]] = True
+        is_forward = self.graph.phase == Phase.FORWARD
+        more_s = np.where(stays, copies.all_s, 0.0) - np.where(is_forward, copies.smallest_s, 0.0)
+        return max(float(copies.smallest_s[path].sum() + more_s[path].sum() / stages) for path in self.staged.paths)
+
+    def _line(self, copies: _Copies) -> Line:
+        """The forward ops whose starts do not fall, each with what mirrors it."""
+        from baselines.path_kernel import downward  # loads the compiler
+
+        head_s, free_s = np.empty(self.graph.n_ops), np.zeros(self.graph.n_tensors)
+        downward(self.graph.topological_order, self._readers, copies.smallest_s, free_s, head_s)
+        ops, mirror, mirrored = self._loose
+        total_s = copies.all_s.copy()
+        np.add.at(total_s, mirrored, copies.all_s[mirror])
+        heads = head_s[ops]
+        counted = heads >= _LAGGING * np.maximum.accumulate(heads)
+        lowest = np.minimum.accumulate(heads[counted][::-1])[::-1]
+        done = np.concatenate([[0.0], np.cumsum(total_s[ops[counted]])])
+        return Line(done.tolist(), lowest.tolist())
+
+    @staticmethod
+    def _filled_s(line: Line, devices: int, is_v: bool, base_s: float, most_s: float) -> float:
+        """The least step from `base_s` on in which the devices cover the line, or `most_s` if it is no shorter."""
+        covered = line.is_covered_twice if is_v else line.is_covered
+        if not line.head_s or covered(devices, base_s):
+            return base_s
+        low, high = base_s, min(most_s, line.head_s[-1] + line.done_s[-1])
+        if not covered(devices, high):
+            return most_s
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if covered(devices, middle) else (middle, high)
+        return low
+
+    @cached_property
+    def _readers(self) -> Readers:
+        return waiting_readers(self.graph)
+
+    @cached_property
+    def _loose(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Forward ops in topological order that stay in the stage where they lie, and pairs of a backward op and the
+        forward op that it certainly goes with.
+
+        Colocation takes ops to the stage of another forward op of their group, if there is one.
+        """
+        graph = self.graph
+        group, is_forward = graph.colocation, graph.phase == Phase.FORWARD
+        members = np.bincount(group[is_forward & (group >= 0)], minlength=int(group.max(initial=0)) + 1)
+        stays: BoolArray = is_forward & ((group < 0) | (members[group] == 1))
+        order = graph.topological_order
+        mirror = np.flatnonzero((graph.forward_of >= 0) & ~is_forward)
+        mirrored = graph.forward_of[mirror]
+        together = (group[mirror] < 0) | (group[mirror] == group[mirrored])
+        return order[stays[order]], mirror[together], mirrored[together]
+
+
+def _ranges(first: int, last: int) -> list[tuple[int, int]]:
+    """Whole numbers in ranges, each alone at first and then as many as a constant share."""
+    result = []
+    while first <= last:
+        end = first if first < _EXACT else max(first, int(first * _RATIO))
+        result.append((first, min(end, last)))
+        first = end + 1
+    return result

@@ -1,0 +1,145 @@
+"""Which devices a strategy uses, and which ones a search should try: not every device is worth having."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from env.cluster import Cluster, Device
+from env.problem import Problem
+from graphs.arrays import IntArray
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.strategy import Strategy
+
+
+def devices_of(cluster: Cluster, strategy: Strategy) -> IntArray:
+    """int64: numbers of the devices that a strategy may use, in its order: those that it names, else the cluster's.
+
+    Raises:
+        StrategyError: fewer than it needs, an unknown name, or one of a lane or of a CPU beside other devices.
+    """
+    devices = cluster.compute_devices
+    if strategy.device_names:
+        known = [cluster.devices[d].name for d in cluster.compute_devices]
+        unknown = next((name for name in strategy.device_names if name not in known), None)
+        if unknown is not None:
+            raise StrategyError(
+                f"strategy {strategy.text!r} names device {unknown!r}, and cluster {cluster.name!r} has no such device "
+                f"that computes; it has {', '.join(known[:16])}{' and others' if len(known) > 16 else ''}."
+            )
+        devices = np.array([cluster.device_index[name] for name in strategy.device_names], dtype=np.int64)
+    if strategy.devices > len(devices):
+        raise StrategyError(
+            f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
+            f"{len(devices)}; take a smaller mesh or a larger cluster."
+        )
+    return devices
+
+
+def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
+    """Which n devices to use, most promising first; () for the first n of the cluster's own order.
+
+    Of devices that are alike those that lie close together. Of others the fastest, those that lie closest to the
+    fastest, and the cluster's first: slow ones are left out first.
+    """
+    compute = cluster.compute_devices.tolist()
+    if n > len(compute) or n < 1:
+        return
+    by_speed = sorted(compute, key=lambda d: -_peak_flop_s(cluster, d))  # stable: equals stay in the cluster's order
+    chosen = [_close_together(cluster, by_speed, n)]
+    if not are_alike(cluster, compute):
+        chosen = [sorted(by_speed[:n], key=compute.index), *chosen, compute[:n]]
+    default = cluster.compute_devices[:n].tolist()
+    named = ((() if found == default else tuple(cluster.devices[d].name for d in found)) for found in chosen)
+    yield from dict.fromkeys(named)
+
+
+def swapped(cluster: Cluster, used: IntArray) -> Iterator[IntArray]:
+    """int64: devices in another order, or others: each with the next that is unlike it; hosts within or across axes."""
+    figures = [_figures(cluster.devices[d]) for d in used.tolist()]
+    for i, own in enumerate(figures):
+        other = next((j for j in range(i + 1, len(figures)) if figures[j] != own), None)
+        if other is not None:
+            result = used.copy()
+            result[[i, other]] = used[[other, i]]
+            yield result
+    for d in sorted(set(cluster.compute_devices.tolist()) - set(used.tolist())):
+        unlike = next((i for i, own in enumerate(figures) if own != _figures(cluster.devices[d])), None)
+        if unlike is not None:
+            result = used.copy()
+            result[unlike] = d
+            yield result
+    hosts = _hosts(cluster, used)
+    if len(hosts) > 1 and len({len(host) for host in hosts}) == 1:
+        grid = np.array(hosts, dtype=np.int64)
+        yield grid.reshape(-1)
+        yield grid.T.reshape(-1)
+
+
+def proportional_shares(graph: OpGraph, cluster: Cluster, devices: IntArray) -> tuple[int, ...]:
+    """Samples of each replica, in proportion to how fast its slowest device computes; () for equal shares.
+
+    Args:
+        devices: int64 [replicas, ...], the devices of each.
+    """
+    replicas = len(devices)
+    samples = graph.origin.batch_size or 16 * replicas
+    on_one_s = problem_of(graph, cluster).op_s.sum(axis=0)
+    speed = 1.0 / np.maximum(on_one_s[devices.reshape(replicas, -1)].max(axis=1), 1e-300)
+    weights = tuple(np.maximum(np.rint(1e6 * speed / speed.max()), 1).astype(np.int64).tolist())
+    if samples < replicas or len(set(weights)) == 1:
+        return ()
+    found = np.rint(shares(samples, replicas, weights) * samples).astype(np.int64)
+    return () if len(set(found.tolist())) == 1 else tuple((found // np.gcd.reduce(found)).tolist())
+
+
+def are_alike(cluster: Cluster, devices: Sequence[int]) -> bool:
+    """Whether devices compute alike and have as much memory."""
+    return len({_figures(cluster.devices[d]) for d in devices}) <= 1
+
+
+@lru_cache(maxsize=4)
+def problem_of(graph: OpGraph, cluster: Cluster) -> Problem:
+    """The problem of placing a graph on a cluster, whose times of ops many strategies ask for."""
+    return Problem(graph, cluster)
+
+
+def _figures(device: Device) -> str:
+    """What a device's times and memory depend on."""
+    given = device.to_dict()
+    return json.dumps({key: value for key, value in given.items() if key not in ("name", "memory_of")}, sort_keys=True)
+
+
+def _peak_flop_s(cluster: Cluster, device: int) -> float:
+    given = cluster.devices[device]
+    return max(given.peak_flops.values(), default=0.0) * given.compute_efficiency
+
+
+def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[int]:
+    """n of the devices: the first, and then whichever is reached at the greatest bandwidth from those chosen."""
+    left, reach = np.array(devices), np.full(len(devices), np.inf)
+    chosen: list[int] = []
+    while len(chosen) < n:
+        best = int(reach.argmax())
+        chosen.append(int(left[best]))
+        left, reach = np.delete(left, best), np.delete(reach, best)
+        reach = np.minimum(reach, cluster.routes.bandwidth_bytes_per_s[chosen[-1], left])
+    return sorted(chosen)
+
+
+def _hosts(cluster: Cluster, devices: IntArray) -> list[list[int]]:
+    """Devices in groups whose links are faster than the slowest of all; each in the cluster's order."""
+    bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(devices, devices)]
+    least = bandwidth.min()
+    hosts: list[list[int]] = []
+    left = sorted(devices.tolist())
+    while left:
+        host = [d for d in left if d == left[0] or cluster.routes.bandwidth_bytes_per_s[left[0], d] > least]
+        hosts.append(host)
+        left = [d for d in left if d not in host]
+    return hosts

@@ -1,0 +1,94 @@
+"""`Patterns`: which modules and kinds of op of a graph a search may recompute, or keep out of tensor parallelism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from graphs.opgraph import OpGraph, Phase
+
+_LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
+_CORES = ("scaled_dot_product", "bmm")  # the attention as one op, or as two products and what is between
+_SHARES = (4, 2)  # a fourth and a half of the layers
+_MOST_BLOCKS = 8
+_MOST_LAYERS = 100
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Patterns of one graph.
+
+    Attributes:
+        words: axes of the rows by which its ops may be split.
+        recomputed: what may run again: nothing, everything, attention cores, the first layers.
+        blocks: of the modules with parameters, layers together; all of them are the whole model.
+    """
+
+    words: frozenset[str]
+    recomputed: tuple[tuple[str, ...], ...]
+    blocks: tuple[str, ...]
+
+
+@lru_cache(maxsize=8)
+def patterns(graph: OpGraph) -> Patterns:
+    """The patterns of a graph, made once."""
+    rows = {id(rows): rows for rows in graph.split_rows}.values()
+    layers = _layers(graph)
+    recomputed: list[tuple[str, ...]] = [()]
+    if graph.is_training:
+        recomputed += [("*",)] if any(graph.modules) else []
+        recomputed += _cores(graph)
+        for share in _SHARES if layers else ():
+            recomputed.append(tuple(p for name, n in layers.items() for p in first_layers(name, max(1, n // share))))
+    return Patterns(
+        frozenset(row.axis for several in rows for row in several),
+        tuple(dict.fromkeys(recomputed)),
+        _blocks(graph, layers),
+    )
+
+
+def _cores(graph: OpGraph) -> list[tuple[str]]:
+    """A pattern for the cores of attentions, if there are any."""
+    kinds = set(graph.kinds)
+    is_attentive = any("softmax" in kind or "attention" in kind for kind in kinds)
+    found = (core for core in _CORES if any(core in kind for kind in kinds))
+    return [(f"kind:*{core}*",) for core in found if is_attentive][:1]
+
+
+def first_layers(name: str, count: int) -> Iterator[str]:
+    """Patterns that match ``name.0`` to ``name.{count - 1}``, and no other number below 100."""
+    count = min(count, _MOST_LAYERS)
+    tens, ones = divmod(count, 10)
+    yield f"{name}.[0-9]" if tens else f"{name}.[0-{ones - 1}]"
+    if tens > 1:
+        yield f"{name}.[1-{tens - 1}][0-9]"
+    if tens and ones:
+        yield f"{name}.{tens}[0-{ones - 1}]"
+
+
+def _layers(graph: OpGraph) -> dict[str, int]:
+    """Lists of modules in the forward pass, such as ``"layers"``, and how many they have."""
+    found: dict[str, int] = {}
+    for module in {graph.modules[op] for op in np.flatnonzero(graph.phase == Phase.FORWARD)}:
+        match = _LAYER.match(module)
+        if match:
+            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
+    return {name: count for name, count in sorted(found.items()) if count > 1}
+
+
+def _blocks(graph: OpGraph, layers: dict[str, int]) -> tuple[str, ...]:
+    """Patterns of modules with states; outermost modules where that would be too many."""
+    owners = [state.users[0] for state in graph.states if state.parameter_bytes]
+    index = {name: op for op, name in enumerate(graph.op_names)} if owners else {}
+    modules = dict.fromkeys(graph.modules[index[owner]] for owner in owners)
+    found: dict[str, None] = {}
+    for module in filter(None, modules):
+        match = _LAYER.match(module)
+        found[f"{match[1]}.*" if match and match[1] in layers else module] = None
+    if len(found) > _MOST_BLOCKS:
+        found = dict.fromkeys(module.partition(".")[0] for module in found)
+    return tuple(found) if 1 < len(found) <= _MOST_BLOCKS else ()

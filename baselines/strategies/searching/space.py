@@ -1,0 +1,110 @@
+"""Which strategies there are for a graph on a cluster: meshes, micro-batches, recomputation, statistics.
+
+Nothing here changes the mathematics of the step: statistics of a batch are put together, or the batch is not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from env.cluster import Cluster
+from graphs.opgraph import OpGraph, Phase
+from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.strategy import AXES, MeshRule, Strategy
+
+MESH_AXES = ("dp", "tp", "cp", "ep", "hp", "wp")
+_MOST_EXACT = 32  # devices; with more, meshes of powers of two and of all devices only
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The strategies of one graph on one cluster, before anything is known about them."""
+
+    graph: OpGraph
+    cluster: Cluster
+
+    @cached_property
+    def n_devices(self) -> int:
+        return len(self.cluster.compute_devices)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Units of the inputs along each word of an axis, the most that any op has where no input says."""
+        inputs: dict[str, int] = {}
+        others: dict[str, int] = {}
+        for kind, rows in zip(self.graph.kinds, self.graph.split_rows, strict=False):
+            for row in rows:
+                found = inputs if kind == "input" else others
+                found[row.axis] = max(row.extent, found.get(row.axis, 1))
+        return others | inputs
+
+    def limit(self, axis: str) -> int:
+        """The most parts along an axis of a mesh; 1 where the graph has none."""
+        if axis == "tp":
+            others = [extent for word, extent in self.extents.items() if word not in ("batch", "sequence")]
+            return max(others, default=1)
+        if axis == "ep" and "experts" not in self.extents:
+            return 1
+        return max((self.extents.get(word, 1) for word in AXES[axis]), default=1)
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples of the batch; 1 where it cannot be cut."""
+        return self.extents.get("batch", 1)
+
+    @cached_property
+    def has_statistics(self) -> bool:
+        """Whether an op works with statistics of the whole batch, so that it cannot be cut in time."""
+        return self.graph.is_training and any(kind in BATCH_STATISTICS for kind in self.graph.kinds)
+
+    @cached_property
+    def selective(self) -> tuple[str, ...]:
+        """Patterns of recomputing the cores of attention, which hold much and cost little; () where there are none."""
+        forward = {k for k, p in zip(self.graph.kinds, self.graph.phase.tolist(), strict=True) if p == Phase.FORWARD}
+        has_softmax = any("softmax" in kind for kind in forward)
+        return ("kind:*bmm*",) if has_softmax and any("bmm" in kind for kind in forward) else ()
+
+    @property
+    def recomputations(self) -> tuple[tuple[str, ...], ...]:
+        """None, selective, full."""
+        if not self.graph.is_training:
+            return ((),)
+        return ((), self.selective, ("*",)) if self.selective else ((), ("*",))
+
+    def micro_batches(self, parts: int) -> tuple[int, ...]:
+        """Numbers of micro-batches, powers of two, where the batch is cut into so many parts already."""
+        if self.has_statistics:
+            return (1,)
+        return tuple(1 << i for i in range(max(1, self.batch // parts).bit_length()))
+
+    def strategy(self, sizes: dict[str, int], stages: int = 1, **options: object) -> Strategy:
+        """A strategy of these axes; statistics of a batch that they cut are put together."""
+        mesh = tuple(MeshRule(name, size) for name, size in sizes.items() if size > 1)
+        cuts_images = any(sizes.get(name, 1) > 1 for name in ("dp", "hp", "wp", "ep"))
+        statistics = "sync" if self.has_statistics and cuts_images else "exact"
+        return replace(Strategy(mesh, stages, statistics=statistics), **options)  # type: ignore[arg-type]
+
+    def meshes(self) -> Iterator[tuple[dict[str, int], int]]:
+        """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.
+
+        One other axis, such as experts or the height of images, may stand beside data parallelism or stages. Meshes of
+        all devices come first.
+        """
+        n = self.n_devices
+        totals = [n, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT or (k & (k - 1)) == 0)]
+        others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
+        for total in totals:
+            for dp in _divisors(total):
+                if dp > self.limit("dp"):
+                    continue
+                for inner in _divisors(total // dp):
+                    stages = total // dp // inner
+                    for axis in ("tp", *others) if inner > 1 else ("tp",):
+                        if inner <= self.limit(axis):
+                            yield {"dp": dp, axis: inner}, stages
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]

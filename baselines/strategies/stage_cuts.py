@@ -1,0 +1,109 @@
+"""`stage_cuts`: where a strategy's pipeline is cut, as it says or by the times on the devices of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from baselines.strategies.devices import devices_of, problem_of
+from baselines.strategies.orders import devices_of_stages
+from baselines.strategies.stage_memory import stage_fill
+from baselines.strategies.stages import even_cuts, forward_ops, named_cuts, sent_after, stages_from, work_s
+from env.cluster import Cluster
+from env.problem import Problem
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.opgraph import OpGraph
+from graphs.transforms.recomputing import recompute
+from graphs.transforms.strategy import VIRTUAL, Strategy
+
+_STEP = 0.03  # of a stage's time: a cut is moved at least so far
+
+
+def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
+    """Names of the forward ops with which the second, third ... virtual stage begins: those that a strategy names.
+
+    Without them those that `applied` chooses, so that a search can move one; () without a pipeline.
+
+    Raises:
+        StrategyError: too few devices, or too few ops for so many stages.
+    """
+    if strategy.stages == 1 or strategy.cuts:
+        return strategy.cuts
+    again = recompute(graph, strategy.recompute).graph if strategy.recompute else graph
+    on = _stage_devices(strategy)
+    devices = devices_of(cluster, strategy)
+    op_s = _stage_seconds(problem_of(again, cluster), strategy, devices, on)
+    first_ops = even_cuts(again, op_s, on, _fill(again, cluster, strategy, devices))
+    return tuple(again.op_names[op] for op in first_ops.tolist())
+
+
+def moved_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[tuple[str, ...]]:
+    """`stage_cuts` with one cut earlier or later, where no more is sent than there, or as little as can be.
+
+    Raises:
+        StrategyError: as of `stage_cuts`.
+    """
+    cuts = stage_cuts(graph, cluster, strategy)
+    forward = forward_ops(graph)
+    op_s = problem_of(graph, cluster).op_s[:, devices_of(cluster, strategy)].mean(axis=1)
+    sent, work = sent_after(graph, forward), work_s(graph, op_s[:, None])[forward, 0]
+    done = np.concatenate([[0.0], np.cumsum(work)])
+    index = {graph.op_names[op]: place for place, op in enumerate(forward.tolist())}
+    if not all(name in index for name in cuts):
+        return
+    step_s = done[-1] / (len(cuts) + 1) * _STEP
+    ends = [0, *(index[name] for name in cuts), len(forward)]
+    for k in range(1, len(ends) - 1):
+        for places in (np.arange(ends[k] - 1, ends[k - 1], -1), np.arange(ends[k] + 1, ends[k + 1])):
+            # Far enough to matter, and not so far that a stage has nothing left to do.
+            far = np.abs(done[places] - done[ends[k]]) >= step_s
+            some = (done[places] > done[ends[k - 1]]) & (done[places] < done[ends[k + 1]])
+            places = places[far & some]
+            if len(places):
+                little = np.flatnonzero(sent[places - 1] <= sent[ends[k] - 1])
+                at = int(places[little[0] if len(little) else sent[places - 1].argmin()])
+                yield (*cuts[: k - 1], graph.op_names[forward[at]], *cuts[k:])
+
+
+def pipeline_stages(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray
+) -> tuple[IntArray, BoolArray]:
+    """``(stage, is_apart)`` of every op, as of `stages_from`.
+
+    Args:
+        graph: after recomputation.
+        devices: numbers of the strategy's devices, stages first.
+
+    Raises:
+        StrategyError: too few ops for so many stages, or names of cuts that are none.
+    """
+    on = _stage_devices(strategy)
+    op_s = _stage_seconds(Problem(graph, cluster), strategy, devices, on)
+    if strategy.cuts:
+        return stages_from(graph, named_cuts(graph, strategy), op_s)
+    return stages_from(graph, even_cuts(graph, op_s, on, _fill(graph, cluster, strategy, devices)), op_s)
+
+
+def _fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray) -> FloatArray | None:
+    return stage_fill(graph, cluster, strategy, devices) if strategy.order not in VIRTUAL else None
+
+
+def _stage_devices(strategy: Strategy) -> tuple[int, ...]:
+    """Device, or row of the mesh, of each virtual stage."""
+    name = strategy.order if strategy.order in VIRTUAL else "1f1b"
+    return devices_of_stages(name, strategy.stages, strategy.virtual_stages // strategy.stages)
+
+
+def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray, on: tuple[int, ...]) -> FloatArray:
+    """float64 [n, V]: seconds of each op on each virtual stage, if its slowest device did all of it.
+
+    Uneven shares of the batch count: a device with half as many samples as the mean takes half as long.
+    """
+    share = np.ones(1)
+    for rule in strategy.mesh:
+        parts = np.array(rule.shares) * rule.size / sum(rule.shares) if rule.shares else np.ones(rule.size)
+        share = np.outer(share, parts).reshape(-1)
+    grid = devices[: strategy.stages * len(share)].reshape(strategy.stages, len(share))
+    of_stage = [(problem.op_s[:, row] * share).max(axis=1) for row in grid]
+    return np.stack(of_stage, axis=1)[:, list(on)]

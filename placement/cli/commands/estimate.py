@@ -1,0 +1,64 @@
+"""``placement estimate``: the memory that a model needs, and the least number of devices, without a search."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from placement.cli import completion, options
+from placement.cli.output import emit, emit_rich, progress
+from placement.cli.reading import HowToRead, read_graph
+from placement.cli.records import again
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions(HowToRead):
+    """Options of ``placement estimate``."""
+
+    graph: options.Graph
+    cluster: options.ClusterOption = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            autocompletion=completion.one_of(completion.OPTIMIZERS),
+            show_default=False,
+            help="For which devices are counted: adam, adamw, momentum, adafactor or sgd; the captured one by default.",
+        ),
+    ] = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+
+
+def estimate(given: EstimateOptions) -> None:
+    """Say how much memory a model needs, by number format and optimizer, and how many devices that takes at least."""
+    with progress("importing"):
+        from graphs.errors import UnknownNameError
+        from graphs.kept import STATES
+        from placement.inputs.sources import check_cluster_argument, cluster_for
+    if given.optimizer is not None and given.optimizer not in STATES:
+        raise UnknownNameError("optimizer", given.optimizer, STATES)
+    if given.cluster is not None:
+        check_cluster_argument(given.cluster)
+    source = read_graph(given.graph, given)
+    if given.optimizer is not None and not source.graph.is_training:
+        raise typer.BadParameter("--optimizer is for a training step; add --train, or leave it out.")
+    cluster = None if given.cluster is None else cluster_for(source, given.cluster)
+    with progress("estimating"):
+        from placement.memory_estimate import estimate_memory
+
+        found = estimate_memory(source.graph, cluster, optimizer=given.optimizer)
+    command = again("estimate", [given.graph], given, ("cluster", "optimizer", "granularity", "train", "dim"))
+    found = dataclasses.replace(found, command=command)
+    if given.as_json:
+        emit(found.to_json())
+    else:
+        from placement.cli.estimates import estimate_tables
+
+        emit_rich(*estimate_tables(found))

@@ -1,0 +1,183 @@
+"""``file.py:function``: the user's code, run to get a model or a graph."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from graphs.errors import CaptureError, GraphFileError, UnknownNameError
+from graphs.opgraph import OpGraph
+from placement.inputs.main_memory import available_bytes
+
+Building = contextlib.AbstractContextManager[Any]  # how tensors are made while a function runs
+
+
+def graph_of_function(label: str, train: bool, granularity: str, dims: Mapping[str, int]) -> OpGraph:
+    """The graph of the model that a function returns, or the graph that it returns.
+
+    The function runs first so that its tensors take no memory. Where it or the capture needs their values, it runs once
+    more, with memory, unless its weights are known not to fit there.
+
+    Args:
+        label: ``file.py:function``.
+        train, granularity: as of `graphs.capture.capture`.
+        dims: keyword arguments for the function.
+
+    Raises:
+        UnknownNameError, GraphFileError: as `call_function`.
+        CaptureError: the function failed, returned something else, or its model cannot be traced.
+    """
+    from placement.inputs.on_meta import on_meta  # loads torch
+
+    try:
+        returned = call_function(label, dims, on_meta())
+    except CaptureError:
+        return _captured(label, call_function(label, dims), train, granularity)
+    if not isinstance(returned, OpGraph):  # else the user's own, or captured by him: his way
+        fits = _weight_bytes(returned) < available_bytes()
+        try:
+            return _captured(label, returned, train, "op" if fits and granularity == "auto" else granularity)
+        except CaptureError:
+            if not fits:
+                raise
+    return _captured(label, call_function(label, dims), train, granularity)
+
+
+def _weight_bytes(returned: Any) -> int:
+    """Memory of the weights, each counted once; 0 for what is no model beside inputs."""
+    import torch
+
+    model = returned[0] if isinstance(returned, tuple) and returned else None
+    if not isinstance(model, torch.nn.Module):
+        return 0
+    return sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
+
+
+def _captured(label: str, returned: Any, train: bool, granularity: str) -> OpGraph:
+    if isinstance(returned, OpGraph):
+        if train:
+            raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
+        return returned
+    if not (isinstance(returned, tuple) and len(returned) in (2, 3)):
+        raise CaptureError(
+            f"{label} returned {described(returned)}; expected (model, args), (model, args, kwargs) or an OpGraph."
+        )
+    from graphs.capture import capture  # loads torch
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model, args, kwargs = (*returned, None)[:3]
+        try:
+            return capture(model, args, kwargs, train, granularity=granularity, name=label.rpartition(":")[2])
+        except CaptureError as error:
+            raise CaptureError(
+                error.reason, error.way_out.replace('granularity="module"', "--granularity module")
+            ) from error
+
+
+def is_function(argument: str) -> bool:
+    """Whether it is ``file.py:function``."""
+    return argument.rpartition(":")[0].endswith(".py")
+
+
+def call_function(label: str, dims: Mapping[str, int] | None = None, building: Building | None = None) -> Any:
+    """The value that ``file.py:function`` returns.
+
+    Args:
+        dims: keyword arguments for it.
+        building: how tensors are made while it runs; None: as PyTorch makes them.
+
+    Raises:
+        UnknownNameError: the file has no such function.
+        GraphFileError, CaptureError: the file cannot be read, the function does not take `dims`, or the user's code
+            failed.
+    """
+    file, _, name = label.rpartition(":")
+    path = Path(file)
+    _refuse_namesakes(path)
+    with _user_code(path, label):
+        module = _import_file(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+        ]
+        raise UnknownNameError(f"function in {path}", name, own)
+    _check_parameters(function, label, dims or {})
+    with _user_code(path, label), building or contextlib.nullcontext():
+        return function(**dims or {})
+
+
+def _check_parameters(function: Callable[..., Any], label: str, dims: Mapping[str, int]) -> None:
+    """Refuse sizes for which a function has no parameter."""
+    if not dims:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name, size in dims.items():
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
+            raise GraphFileError(
+                f"{label} has no parameter {name!r} for --dim {name}={size}, {takes}; add the parameter, with the size "
+                "it has now as its default, or leave --dim out."
+            )
+
+
+def _refuse_namesakes(path: Path) -> None:
+    """Our packages are loaded by now, so the user's module of such a name would silently be ours instead."""
+    folder, root = path.resolve().parent, Path(__file__).resolve().parents[2]
+    for name in ("graphs", "env", "baselines", "placement"):
+        for module in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if module.is_file() and module != path.resolve() and module != root / name / "__init__.py":
+                raise CaptureError(
+                    f"{module} has the name of placement's own package {name!r}, so {path.name} could not import it; "
+                    "rename it."
+                )
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_from_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise GraphFileError(f"cannot read {path}: no such file; check the path.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _user_code(path: Path, label: str) -> Iterator[None]:
+    """Run the user's code: what it prints goes to stderr, what it raises becomes one sentence.
+
+    As for a script, modules beside the file can be imported.
+    """
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except GraphFileError:
+        raise
+    except SyntaxError as error:
+        raise CaptureError(f"{label} cannot be imported: {error.msg} (line {error.lineno}).") from None
+    except (Exception, SystemExit) as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
+        where = f" (line {lines[-1]})" if lines else ""
+        raise CaptureError(f"{label} failed{where} with {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+
+
+def described(value: Any) -> str:
+    """The value of a user's function, in words."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"

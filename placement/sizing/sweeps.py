@@ -1,0 +1,76 @@
+"""`Sweep`: the sizes that are tried one after the other, of a cluster or of a batch, and what they cost."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+DEVICES, BATCH = "devices", "batch"
+KINDS = (DEVICES, BATCH)
+_MOST = {DEVICES: 1024, BATCH: 1_000_000}
+_RANGE = re.compile(r"(\d{1,7})(?:\.\.(\d{1,7})(?:\.\.(\d{1,7}))?)?", re.ASCII)
+_LONG = 16  # a range of more numbers goes by doubling
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Sizes to try.
+
+    Attributes:
+        kind: what is varied, a name of `KINDS`.
+        sizes: ascending.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """``"devices=1..8"``, ``"devices=1,2,4"``, by twos ``"devices=2..8..2"``, or ``"batch=32..4096"``.
+
+    A range of more than 16 numbers without a step goes by doubling, and ends with its last number.
+
+    Raises:
+        ValueError: not of that form, or a size that makes no sense.
+    """
+    name, _, parts = text.strip().partition("=")
+    kind = name.strip()
+    sizes: set[int] = set()
+    for part in parts.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or kind not in KINDS:
+            raise ValueError(_expected(text))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last or (match[3] is not None and int(match[3]) < 1):
+            raise ValueError(_expected(text))
+        if last > _MOST[kind]:
+            raise ValueError(f"--sweep goes up to {kind}={_MOST[kind]}, got {text[:80]!r}.")
+        sizes |= set(_doubled(first, last) if match[3] is None else range(first, last + 1, int(match[3])))
+    return Sweep(kind, tuple(sorted(sizes)))
+
+
+def _doubled(first: int, last: int) -> list[int]:
+    """Every number of a short range; of a long one the first, twice that, and so on, and the last."""
+    if last - first < _LONG:
+        return list(range(first, last + 1))
+    return [first << k for k in range((last // first).bit_length()) if first << k < last] + [last]
+
+
+def _expected(text: str) -> str:
+    return (
+        "--sweep takes numbers of devices, devices=FIRST..LAST or devices=A,B,..., for example devices=1..8 or "
+        f"devices=1,2,4, or sizes of the batch, for example batch=32..4096, got {text[:80]!r}."
+    )
+
+
+def check_price(price: float) -> None:
+    """Raises: ValueError: a price of a device-hour that is not above 0, or no number."""
+    if not 0 < price < math.inf:
+        raise ValueError(f"--price takes what one device costs in an hour, a number above 0, got {price:g}.")
+
+
+def cost_of(price: float, devices: int, time_s: float) -> float:
+    """What so many devices cost in a time, all of them paid for, at a price of a device-hour."""
+    return price * devices * time_s / _HOUR_S

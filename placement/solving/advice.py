@@ -1,0 +1,74 @@
+"""The first line of an answer: how to run the model, how much that gains, and what the next best ways would cost."""
+
+from __future__ import annotations
+
+from graphs.formatting import format_bytes, format_seconds, show_line
+from graphs.transforms.strategy import Strategy
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, single_s
+from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.strategy_words import family_in_words, in_words
+
+_OTHERS = 2  # next best ways that are told
+_SAME = 1.005  # speed-ups below are none, for a reader
+
+
+def advice(result: Result) -> str:
+    """What to do, in one line.
+
+    Args:
+        result: with alternatives.
+    """
+    ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
+    answer = result.answer
+    if answer is None:
+        return f"found nothing that fits: {result.reason}"
+    peak = format_bytes(max(answer.peak_bytes.values(), default=0))
+    others = [one for one in ways if one.step_time_s is not None and one.name != ONE_DEVICE]
+    if one_s is not None and one_s < answer.objective_s * _SAME:
+        head = f"one device is best: {format_seconds(one_s)}, fits in {peak}"
+        return "; ".join([head, *(_told(one, one_s) for one in others[:_OTHERS])])
+    head = f"{_best(result)}: {_gain(answer.speedup(one_s), answer.objective_s)}, fits in {peak}"
+    mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
+    rest = [one for one in others if mine not in (one.strategy, one.name)]
+    return "; ".join([head, *(_told(one, one_s) for one in rest[:_OTHERS]), _one_device(one_s)])
+
+
+def _best(result: Result) -> str:
+    if result.strategy != NO_STRATEGY:
+        return in_words(Strategy.parse(result.strategy))
+    return f"placed op by op on {len(result.answered().used)} devices ({result.chosen})"
+
+
+def _told(one: Alternative, one_s: float | None) -> str:
+    """A next best way and its gain."""
+    is_placement = one.name == PLACEMENT
+    words = family_in_words(one.name) if is_placement else in_words(Strategy.parse(one.strategy))
+    speedup = one.speedup(one_s)
+    return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
+
+
+def _gain(speedup: float | None, time_s: float) -> str:
+    time = format_seconds(time_s)
+    return time if speedup is None else f"{speedup:.2f}x one device, {time}"
+
+
+def _one_device(one_s: float | None) -> str:
+    return "one device does not fit" if one_s is None else f"one device takes {format_seconds(one_s)}"
+
+
+def beside(result: Result) -> list[str]:
+    """The best of each family, a line each: its name, its strategy, step time, speed-up and memory."""
+    one_s = single_s(result.alternatives)
+    rows = [_row(one, one_s) for one in best_of_each(result.alternatives)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]) for row in rows)
+    return [line.rstrip() for line in lines]
+
+
+def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:
+    text = "" if one.strategy == NO_STRATEGY else show_line(one.strategy)
+    if one.step_time_s is None:
+        return family_in_words(one.name), text, "does not fit", "", ""
+    speedup, peak = one.speedup(one_s), format_bytes(one.peak_bytes or 0)
+    times = "" if speedup is None else f"{speedup:.2f}x"
+    return family_in_words(one.name), text, format_seconds(one.step_time_s), times, peak

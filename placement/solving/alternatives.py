@@ -1,0 +1,60 @@
+"""`Alternative`: another way to run the graph, which a search over strategies has scored beside its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ONE_DEVICE = "one device"
+PLACEMENT = "placement"  # of the graph as it is, each op whole on one of the devices
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A way to run the graph, scored.
+
+    Attributes:
+        name: `ONE_DEVICE`, `PLACEMENT`, or the family of its strategy, by names of
+            `baselines.strategies.searching.families.FAMILIES`.
+        strategy: its text; ``"none"`` for a placement of the graph as it is.
+        step_time_s: seconds; None where it does not fit.
+        peak_bytes: memory of the fullest device; None where it does not fit.
+    """
+
+    name: str
+    strategy: str
+    step_time_s: float | None
+    peak_bytes: int | None
+
+    def speedup(self, single_s: float | None) -> float | None:
+        """How many times faster than the best single device takes; None where either does not fit."""
+        if single_s is None or self.step_time_s is None:
+            return None
+        return single_s / self.step_time_s if self.step_time_s > 0 else 1.0
+
+
+def listed(found: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """Fastest first, each once; what does not fit comes last."""
+    return tuple(sorted(dict.fromkeys(found), key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0)))
+
+
+def best_of_each(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """The fastest of each name, in the order given."""
+    first: dict[str, Alternative] = {}
+    for one in found:
+        first.setdefault(one.name, one)
+    return tuple(first.values())
+
+
+def single_s(found: Iterable[Alternative]) -> float | None:
+    """The step time of one device; None where the graph fits on none."""
+    return next((one.step_time_s for one in found if one.name == ONE_DEVICE), None)
+
+
+def front(found: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """Those that no other one beats both in time and in memory, fastest first."""
+    kept: list[Alternative] = []
+    for one in sorted(found, key=lambda one: (one.step_time_s or 0.0, one.peak_bytes or 0)):
+        if one.peak_bytes is not None and (not kept or one.peak_bytes < (kept[-1].peak_bytes or 0)):
+            kept.append(one)
+    return tuple(kept)

@@ -1,0 +1,217 @@
+"""`best_of_all`: the fastest of one device, the placements of a graph as it is, and all strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from baselines.budget import Budget
+from env.cluster import Cluster
+from env.plan import Priority
+from env.problem import LATENCY
+from graphs.errors import InfeasibleError
+from graphs.formatting import format_bytes
+from graphs.kept import kept_words
+from graphs.opgraph import OpGraph
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.solving.interruption import on_interrupt
+from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
+from placement.solving.result import Result
+from placement.solving.solver import Solver
+from placement.solving.strategic import strategy_row, without_answer
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.records import Scored, StrategyOutcome
+
+Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
+
+PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
+_SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
+_QUICK_S = 1.0  # for strategies, whatever the budget
+EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
+_S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
+
+
+def has_strategies(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether there is anything to search: ops that can be split, and devices to split them over."""
+    return any(graph.split_rows) and len(cluster.compute_devices) > 1
+
+
+def default_budget_s(graph: OpGraph) -> float:
+    """Seconds for a search over strategies; more for a large graph, whose strategies take longer to score."""
+    return max(DEFAULT_BUDGET_S, min(MOST_DEFAULT_S, _S_PER_OP * graph.n_ops // 1))
+
+
+def best_of_all(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
+
+    Returns:
+        The result, with `Result.alternatives`; without an answer where nothing fits, and why.
+    """
+    began_s = time.perf_counter()
+    solver = solver_or_reason(graph, cluster, seed)
+    budget = _budget(graph, budget_s, evaluations)
+    part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
+    outcome = find_strategies(graph, cluster, seed, part, progress)
+    budget.absorb(part)
+    if progress is not None:
+        progress("placing the graph as it is", 0, 0)
+    placed, single = _placements(graph, cluster, seed, solver, outcome, budget)
+    return dataclasses.replace(
+        fastest(graph, cluster, seed, placed, single, outcome),
+        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
+        evaluations=budget.spent,
+        interrupted=budget.interrupted,
+        solve_time_s=time.perf_counter() - began_s,
+    )
+
+
+def beside_placements(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+) -> Result:
+    """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
+    began_s = time.perf_counter()
+    budget = _budget(graph, budget_s, evaluations)
+    part = budget.part(_SCORING_SHARE)
+    outcome = find_strategies(graph, cluster, seed, part)
+    return dataclasses.replace(
+        fastest(graph, cluster, seed, placed, single, outcome),
+        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
+        evaluations=part.spent,
+        interrupted=part.interrupted,
+        solve_time_s=time.perf_counter() - began_s,
+    )
+
+
+def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> Budget:
+    """Either limit alone leaves the other open; without any it is the default time."""
+    if budget_s is None:
+        budget_s = default_budget_s(graph) if evaluations is None else math.inf
+    return Budget(budget_s, math.inf if evaluations is None else evaluations)
+
+
+def _placements(
+    graph: OpGraph, cluster: Cluster, seed: int, solver: Solver | str, outcome: StrategyOutcome, budget: Budget
+) -> tuple[Result, Result]:
+    """What `AUTO` finds for the graph as it is, at once where no placement can beat the best strategy; one device."""
+    if isinstance(solver, str):
+        nothing = without_answer(graph, cluster, seed, AUTO, solver)
+        return nothing, nothing
+    is_beaten = outcome.best is not None and outcome.best.step_time_s <= solver.lower_bound_s
+    seconds = 0.0 if is_beaten or budget.interrupted else min(budget.left_s(), PLACING_SHARE * budget.seconds)
+    evaluations = None if math.isinf(budget.evaluations) else math.ceil(PLACING_SHARE * budget.evaluations)
+    placed = solver.solve(AUTO, None if math.isinf(seconds) else seconds, evaluations)
+    budget.spend(placed.evaluations or 0)
+    budget.interrupted |= placed.interrupted
+    return placed, solver.solve(SINGLE)
+
+
+def find_strategies(
+    graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, progress: Progress | None = None
+) -> StrategyOutcome:
+    """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
+    from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
+
+    seconds = max(_QUICK_S, budget.seconds)
+    own = Budget(seconds, math.inf if math.isinf(budget.evaluations) else budget.evaluations // EVALUATIONS_EACH + 1)
+
+    def stop() -> None:
+        own.interrupted = True
+
+    with on_interrupt(stop):
+        outcome = search_strategies(graph, cluster, seed, own, progress)
+    budget.spend(EVALUATIONS_EACH * outcome.scored)
+    budget.interrupted |= own.interrupted or outcome.interrupted
+    return outcome
+
+
+def fastest(
+    graph: OpGraph, cluster: Cluster, seed: int, placed: Result, single: Result, outcome: StrategyOutcome
+) -> Result:
+    """The fastest that fits of a placement, one device, and the strategies that a search has found.
+
+    Args:
+        placed, single: the best placement of the graph as it is, and that on a single device; either may have no
+            answer.
+    """
+    from baselines.strategies.searching.bound import strategy_bounds
+
+    bounds = strategy_bounds(graph, cluster)
+    placements = [one for one in (placed, single) if one.answer is not None]
+    best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
+    for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
+        if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
+            break
+        row = strategy_row(graph, cluster, found.strategy, seed, bounds).result
+        if row.answer is not None:
+            best = row
+            break
+    if best is None:
+        reason = nothing_fits(graph, cluster, seed, placed, outcome)
+        best = without_answer(graph, cluster, seed, AUTO, reason)
+    else:
+        best = best if best.bounds else best.among_strategies(bounds)
+    remarks = (best.note, counted(outcome), *outcome.refused)
+    return dataclasses.replace(
+        best,
+        method=AUTO,
+        alternatives=listed(_alternatives(placed, single, outcome)),
+        note=" ".join(remark for remark in remarks if remark),
+    )
+
+
+def counted(outcome: StrategyOutcome) -> str:
+    """How many strategies were looked at."""
+    return f"{outcome.estimated:,} strategies estimated, {outcome.scored:,} scored by the simulator."
+
+
+def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
+    from baselines.strategies.searching.families import family_of
+
+    for name, result in ((ONE_DEVICE, single), (PLACEMENT, placed)):
+        peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
+        yield Alternative(name, result.strategy, result.objective_s, peak)
+    scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
+    for one in scored:
+        yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
+
+
+def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
+    """Why nothing fits: what the most frugal strategy lacks on which device, and how many devices it takes at least."""
+    words = [f"The step keeps {kept_words(graph)}."]
+    if outcome.frugal is None:
+        return " ".join([placed.reason or "", *words])
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
+    lacking = format_bytes(outcome.frugal.missing_bytes)
+    words.insert(
+        0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
+    )
+    largest = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices)
+    least = -(-int(graph.kept_bytes.sum()) // max(1, largest))
+    if least > len(cluster.compute_devices):
+        words.append(f"At least {least} of these devices hold that, and activations come on top.")
+    return " ".join(words)
+
+
+def solver_or_reason(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
+    """A solver for the graph as it is, or why it fits nowhere."""
+    try:
+        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
+    except InfeasibleError as error:
+        return str(error)

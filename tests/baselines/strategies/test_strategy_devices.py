@@ -1,0 +1,169 @@
+"""Strategies on devices that are unlike each other: which ones, stages and batch shares by their times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from training_steps import mlp
+
+from baselines.strategies.applied import applied
+from baselines.strategies.devices import device_subsets, proportional_shares
+from baselines.strategies.stage_cuts import stage_cuts
+from env.cluster import Cluster, Device, Link
+from env.simulation.simulator import Simulator
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.strategy import Strategy
+
+
+def uneven(*speeds: float, memory_bytes: int = 2**40) -> Cluster:
+    """Devices of these speeds around a switch; times are those of FLOPs alone."""
+    devices = tuple(
+        Device(f"d{i}", "gpu", memory_bytes, {"float32": 1e9 * speed}, 1e30) for i, speed in enumerate(speeds)
+    )
+    links = [Link(*ends, 1e12, 1e-9) for d in devices for ends in ((d.name, "switch"), ("switch", d.name))]
+    return Cluster("uneven", devices, tuple(links))
+
+
+def loads(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> np.ndarray:
+    """Seconds that each device computes."""
+    what = applied(graph, cluster, strategy)
+    seconds = what.problem.op_s[np.arange(what.problem.graph.n_ops), what.plan.device]
+    return np.bincount(what.plan.device, seconds, cluster.n_devices)[: cluster.n_devices]
+
+
+def step_s(graph: OpGraph, cluster: Cluster, text: str) -> float:
+    what = applied(graph, cluster, Strategy.parse(text))
+    return Simulator(what.problem).score(what.plan).step_time_s
+
+
+def test_named_devices_take_the_parts_in_order() -> None:
+    graph, cluster = mlp(layers=4), uneven(1, 1, 1, 1)
+    what = applied(graph, cluster, Strategy.parse("dp2 | devices=d3+d1"))
+    computing = what.derived.graph.kernels > 0
+    part, device = what.derived.part[computing], what.plan.device[computing]
+    lanes = what.problem.cluster.n_devices - cluster.n_devices
+    assert lanes
+    own = device < cluster.n_devices
+    assert {(int(p), int(d)) for p, d in zip(part[own], device[own], strict=True)} == {(0, 3), (1, 1)}
+
+
+def test_one_device_may_be_named() -> None:
+    graph, cluster = mlp(layers=2), uneven(1, 4)
+    assert step_s(graph, cluster, "devices=d0") == pytest.approx(4 * step_s(graph, cluster, "devices=d1"))
+
+
+def test_devices_that_are_left_out_are_said() -> None:
+    graph = mlp(layers=2)
+    assert applied(graph, uneven(1, 4, 4), Strategy.parse("dp2 | devices=d1+d2")).note == "Not used: d0."
+    assert applied(graph, uneven(4, 4, 4), Strategy.parse("dp2 | devices=d1+d2")).note == ""
+
+
+def test_unknown_devices_and_lanes_are_refused() -> None:
+    cluster = uneven(1, 1)
+    with_cpu = Cluster.preset("2xK40-pcie")
+    for given, first, name in (
+        (cluster, "d0", "d7"),
+        (cluster.with_lanes(), "d0", "d0.lane"),
+        (with_cpu, "gpu0", "cpu0"),
+    ):
+        with pytest.raises(StrategyError, match=f"names device '{name}', and cluster '.*' has no such device that"):
+            applied(mlp(), given, Strategy.parse(f"dp2 | devices={first}+{name}"))
+
+
+def test_named_cuts_begin_stages() -> None:
+    graph, cluster = mlp(layers=6), uneven(1, 1)
+    forward = [name for name, phase in zip(graph.op_names, graph.phase, strict=True) if phase == Phase.FORWARD]
+    chosen = stage_cuts(graph, cluster, Strategy.parse("pp2 1f1b mb2"))
+    computing = [name for name in forward if graph.kernels[graph.op_names.index(name)]]
+    other = computing[1]
+    assert chosen != (other,)
+    strategy = replace(Strategy.parse("pp2 1f1b mb2"), cuts=(other,))
+    assert stage_cuts(graph, cluster, strategy) == (other,)
+    what = applied(graph, cluster, strategy)
+    stage = {graph.op_names[o]: int(s) for o, s in zip(what.derived.origin, what.stage, strict=True)}
+    assert [stage[name] for name in computing] == [0] + [1] * (len(computing) - 1)
+
+
+@pytest.mark.parametrize("text", ["pp3 1f1b mb3", "pp2 zbv mb4", "pp3 gpipe mb3 | recompute=*", "pp2 interleaved mb4"])
+def test_the_cuts_that_are_chosen_can_be_named(text: str) -> None:
+    graph, cluster, strategy = mlp(layers=9), uneven(1, 2, 3), Strategy.parse(text)
+    cuts = stage_cuts(graph, cluster, strategy)
+    named = applied(graph, cluster, replace(strategy, cuts=cuts))
+    assert len(cuts) == strategy.virtual_stages - 1
+    assert named.stage.tolist() == applied(graph, cluster, strategy).stage.tolist()
+
+
+def test_cuts_that_are_none_are_refused() -> None:
+    graph, cluster = mlp(layers=4), uneven(1, 1, 1)
+    computing = [
+        name
+        for name, phase, kernels in zip(graph.op_names, graph.phase, graph.kernels, strict=True)
+        if phase == Phase.FORWARD and kernels
+    ]
+    for cuts, sentence in (
+        (("banana", computing[1]), "cuts at 'banana', which is no forward op of graph"),
+        ((computing[2], computing[1]), f"and then at '{computing[1]}', which comes before it; name them in the order"),
+        ((computing[0], computing[1]), "leaves stage 1 of 3 no op that computes; cut elsewhere"),
+    ):
+        with pytest.raises(StrategyError, match=sentence):
+            applied(graph, cluster, replace(Strategy.parse("pp3 1f1b mb3"), cuts=cuts))
+
+
+def test_a_slow_device_has_a_short_stage() -> None:
+    graph, cluster = mlp(layers=20), uneven(1, 4)
+    slow, fast = loads(graph, cluster, Strategy.parse("pp2 1f1b mb2"))
+    assert slow == pytest.approx(fast, rel=0.3)  # one layer takes a fifth of that
+    slow, fast = loads(graph, cluster, Strategy.parse("pp2 1f1b mb2 | devices=d1+d0"))
+    assert slow == pytest.approx(fast, rel=0.3)
+
+
+def test_a_device_with_little_memory_has_a_short_stage() -> None:
+    """Equal stages would not fit."""
+    graph, text = mlp(layers=20, batch=8), "pp2 1f1b mb2"
+
+    def peaks(*memory_bytes: int) -> np.ndarray:
+        alike = uneven(1, 1)
+        devices = tuple(replace(d, memory_bytes=m) for d, m in zip(alike.devices, memory_bytes, strict=True))
+        what = applied(graph, replace(alike, devices=devices), Strategy.parse(text))
+        return Simulator(what.problem).score(what.plan).peak_bytes
+
+    large, small = 2**40, int(0.7 * peaks(2**40, 2**40)[1])
+    assert peaks(large, small)[1] <= small
+    assert peaks(small, large)[0] <= small
+    assert peaks(large, 1).tolist() == peaks(large, large).tolist()  # nothing fits
+
+
+@pytest.mark.parametrize("order", ["zbv", "v-half", "interleaved"])
+def test_several_stages_of_a_device_are_even_together(order: str) -> None:
+    graph, cluster = mlp(layers=33), uneven(1, 2, 1)
+    found = loads(graph, cluster, Strategy.parse(f"pp3 {order} mb3"))
+    assert found.max() <= found.mean() * 1.15
+
+
+def test_shares_by_speed_are_faster_than_even_ones() -> None:
+    graph, cluster = mlp(layers=4, batch=12), uneven(1, 2)
+    assert proportional_shares(graph, cluster, np.array([0, 1])) == (1, 2)
+    assert proportional_shares(graph, cluster, np.array([[0, 1], [1, 0]])) == ()
+    assert step_s(graph, cluster, "dp2 shares=1:2") < 0.75 * step_s(graph, cluster, "dp2")
+    note = applied(graph, cluster, Strategy.parse("dp2 shares=1:2")).note
+    assert note.startswith("Replicas have 4, 8 of 12 samples; their losses count by their samples")
+
+
+def test_slow_devices_are_left_out_first() -> None:
+    assert next(device_subsets(uneven(1, 1, 1, 1), 2)) == ()
+    assert next(device_subsets(uneven(1, 4, 2, 4), 2)) == ("d1", "d3")
+    assert list(device_subsets(uneven(4, 4, 2, 1), 3)) == [()]
+    assert list(device_subsets(uneven(1, 1), 3)) == []
+    assert next(device_subsets(Cluster.preset("16xV100-10gbe"), 4)) == ()
+
+
+def test_devices_that_lie_together_are_taken_together() -> None:
+    """Two hosts whose devices are listed in turns."""
+    cluster = Cluster.preset("2x8xH100-ib")
+    order = [d for pair in zip(range(8), range(8, 16), strict=True) for d in pair]
+    turns = Cluster("turns", tuple(cluster.devices[d] for d in order), cluster.links)
+    (names,) = device_subsets(turns, 8)
+    assert {name.split("/")[0] for name in names} == {"host0"}

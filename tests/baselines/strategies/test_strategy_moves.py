@@ -1,0 +1,79 @@
+"""Moves of a search over strategies: each is a legal text, and there is one of every kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from baselines.strategies.applied import applied
+from baselines.strategies.searching.moves import KINDS, neighbours
+from baselines.strategies.searching.patterns import first_layers, patterns
+from env.cluster import Cluster
+from graphs.capture import capture
+from graphs.errors import MismatchError, StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.recomputing import unmatched
+from graphs.transforms.strategy import Strategy
+from graphs.zoo import build
+
+MIXED, ALIKE = Cluster.preset("mixed-gpus"), Cluster.preset("2x8xH100-ib")
+TEXTS = ("none", "dp4", "dp2 shares=3:1 | tp2 sp", "pp2 interleaved mb4 | tp2", "dp2 zero1 | pp2 1f1b mb2")
+
+
+@pytest.fixture(scope="module")
+def transformer() -> OpGraph:
+    """A small GPT-2's training step on a batch of 8."""
+    model = build("gpt2", device="meta", small=True, batch_size=8)
+    return capture(model.model, model.args, train=True)
+
+
+@pytest.mark.parametrize("cluster", [MIXED, ALIKE], ids=lambda cluster: cluster.name)
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_move_is_a_legal_text_and_another_strategy(transformer: OpGraph, cluster: Cluster, text: str) -> None:
+    strategy = Strategy.parse(text)
+    found = list(neighbours(transformer, cluster, strategy))
+    moves = [move for _, move in found]
+    assert all(Strategy.parse(move.text) == move for move in moves)
+    assert len({strategy, *moves}) == len(found) + 1
+    assert {kind for kind, _ in found} <= set(KINDS)
+    assert all(move.devices <= cluster.n_devices for move in moves)
+    assert found == list(neighbours(transformer, cluster, strategy))
+
+
+def test_there_is_a_move_of_every_kind(transformer: OpGraph) -> None:
+    kinds = {kind for text in TEXTS for kind, _ in neighbours(transformer, MIXED, Strategy.parse(text))}
+    assert kinds == set(KINDS)
+
+
+def test_most_moves_are_allowed(transformer: OpGraph) -> None:
+    """The others fail for a reason that only graph and order know, such as a batch that is too small."""
+    moves = [move for _, move in neighbours(transformer, MIXED, Strategy.parse("dp2 zero1 | pp2 1f1b mb2"))]
+    refused = []
+    for move in moves:
+        try:
+            applied(transformer, MIXED, move)
+        except (StrategyError, MismatchError) as error:
+            refused.append((move.text, str(error)))
+    assert len(refused) <= len(moves) / 4, refused
+
+
+def test_a_mesh_moves_and_keeps_its_options(transformer: OpGraph) -> None:
+    meshes = {move.text for kind, move in neighbours(transformer, ALIKE, Strategy.parse("dp4 zero1 | tp2 sp"))}
+    assert {"dp2 zero1 | tp4 sp", "dp8 zero1", "dp2 zero1 | pp2 1f1b mb4 | tp2 sp", "dp3 zero1 | tp2 sp"} <= meshes
+    assert {"dp8 zero1 | tp2 sp", "dp2 zero1 | tp2 sp", "dp4 zero1 | cp2 | tp2 sp"} <= meshes
+
+
+def test_patterns_are_those_of_the_graph(transformer: OpGraph) -> None:
+    found = patterns(transformer)
+    assert found.recomputed[:3] == ((), ("*",), ("kind:*scaled_dot_product*",))
+    assert unmatched(transformer, [pattern for several in found.recomputed for pattern in several]) == []
+    assert "layers.*" in found.blocks
+    assert "height" not in found.words
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 35, 99])
+def test_first_layers_are_counted(count: int) -> None:
+    from fnmatch import fnmatchcase
+
+    chosen = list(first_layers("layers", count))
+    matched = [i for i in range(100) if any(fnmatchcase(f"layers.{i}", pattern) for pattern in chosen)]
+    assert matched == list(range(count))

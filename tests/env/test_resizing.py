@@ -1,0 +1,57 @@
+"""Clusters of the same kind with fewer or more devices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from env.cluster import Cluster, Device, both_ways
+from env.resizing import resized
+from graphs.errors import ClusterError
+
+
+def names(cluster: Cluster) -> list[str]:
+    return [device.name for device in cluster.devices]
+
+
+def test_hosts_are_filled_one_after_the_other() -> None:
+    cluster = Cluster.preset("2x8xH100-ib")
+    five, nine = resized(cluster, 5), resized(cluster, 9)
+    assert names(five) == [f"host0/gpu{i}" for i in range(5)]
+    assert names(nine) == [*(f"host0/gpu{i}" for i in range(8)), "host1/gpu0"]
+    assert resized(cluster, 16) == dataclasses.replace(cluster, name="2x8xH100-ib with 16")
+
+
+def test_more_hosts_are_like_the_first_one() -> None:
+    cluster = Cluster.preset("2x8xH100-ib")
+    larger = resized(cluster, 60)
+    assert len(larger.compute_devices) == 60
+    assert names(larger)[:16] == names(cluster)
+    assert names(larger)[-1] == "host7/gpu3"
+    for one, other, like in (("host5/gpu1", "host5/gpu2", "host0/gpu2"), ("host5/gpu1", "host7/gpu2", "host1/gpu2")):
+        pair = larger.device_index[one], larger.device_index[other]
+        before = cluster.device_index["host0/gpu1"], cluster.device_index[like]
+        assert larger.routes.latency_s[pair] == cluster.routes.latency_s[before]
+        assert larger.routes.bandwidth_bytes_per_s[pair] == cluster.routes.bandwidth_bytes_per_s[before]
+    assert resized(larger, 16).hash == cluster.hash
+
+
+def test_the_cpus_of_a_host_come_with_it() -> None:
+    gpus = [Device(f"host{h}/gpu0", "gpu", 2**30, {"float32": 1e12}, 1e12) for h in range(2)]
+    cpus = [Device(f"host{h}/cpu", "cpu", 2**30, {"float32": 1e9}, 1e10) for h in range(2)]
+    links = [link for d in (*gpus, *cpus) for link in both_ways(d.name, "net", 1e9, 1e-6)]
+    cluster = Cluster("two", (*gpus, *cpus), tuple(links))
+    assert names(resized(cluster, 1)) == ["host0/gpu0", "host0/cpu"]
+    assert names(resized(cluster, 3))[-2:] == ["host2/gpu0", "host2/cpu"]
+
+
+def test_what_cannot_be_repeated_is_refused() -> None:
+    with pytest.raises(ClusterError, match="has 8 devices, got 9, and no hosts of which it could have more"):
+        resized(Cluster.preset("8xH100-nvswitch"), 9)
+    two = Cluster.preset("2x8xH100-ib")
+    slower = dataclasses.replace(two.devices[-1], memory_bytes_per_s=1e12)
+    with pytest.raises(ClusterError, match="its hosts are not alike; give at most 16"):
+        resized(dataclasses.replace(two, devices=(*two.devices[:-1], slower)), 17)
+    with pytest.raises(ClusterError, match="cannot have 0 devices"):
+        resized(two, 0)

@@ -1,0 +1,46 @@
+"""What a sweep varies, and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from placement.sizing.sweeps import Sweep, check_price, cost_of, parse_sweep
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sizes"),
+    [
+        ("devices=1..64", "devices", (1, 2, 4, 8, 16, 32, 64)),
+        ("devices=1..60", "devices", (1, 2, 4, 8, 16, 32, 60)),
+        ("devices=1..16", "devices", tuple(range(1, 17))),
+        ("devices=1..64..21", "devices", (1, 22, 43, 64)),
+        ("batch=32..4096", "batch", (32, 64, 128, 256, 512, 1024, 2048, 4096)),
+        ("batch=3..100,7", "batch", (3, 6, 7, 12, 24, 48, 96, 100)),
+    ],
+)
+def test_long_ranges_go_by_doubling(text: str, kind: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sweep(text) == Sweep(kind, sizes)
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=0..4", "batch=4..2", "samples=1..4", "batch=1..4..0", "batch=1e3"])
+def test_what_is_no_sweep_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"for example batch=32\.\.4096"):
+        parse_sweep(text)
+
+
+@pytest.mark.parametrize("text", ["devices=1..1025", "batch=1000001"])
+def test_sweeps_have_an_end(text: str) -> None:
+    with pytest.raises(ValueError, match="--sweep goes up to"):
+        parse_sweep(text)
+
+
+@pytest.mark.parametrize("price", [0.0, -2.0, math.nan, math.inf])
+def test_a_price_is_above_0(price: float) -> None:
+    with pytest.raises(ValueError, match="a number above 0, got"):
+        check_price(price)
+
+
+def test_all_devices_are_paid_for() -> None:
+    assert cost_of(3.6, devices=8, time_s=0.5) == pytest.approx(3.6 * 8 * 0.5 / 3600)

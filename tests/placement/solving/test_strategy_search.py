@@ -1,0 +1,206 @@
+"""The answer of a search over strategies: its candidates, what it says beside them, and that it can be verified."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from training_steps import mlp
+
+from baselines.budget import Budget
+from baselines.strategies.searching.records import Scored, StrategyOutcome
+from env.cluster import Cluster
+from env.lanes import without_lanes
+from graphs.errors import MismatchError
+from graphs.transforms.strategy import Strategy
+from placement.optimization import optimize
+from placement.solving import strategy_search
+from placement.solving.advice import advice, beside
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
+from placement.solving.result import Result
+from placement.solving.solver import Solver
+from placement.verification import verify
+
+CLUSTER = Cluster.preset("8xA100-nvswitch")
+FEW = 300  # evaluations
+SLOW = replace(CLUSTER, links=tuple(replace(link, latency_s=1e6) for link in CLUSTER.links))
+SMALL = replace(CLUSTER, devices=tuple(replace(d, memory_bytes=3000, reserved_bytes=0) for d in CLUSTER.devices))
+TINY = replace(CLUSTER, devices=tuple(replace(d, memory_bytes=200, reserved_bytes=0) for d in CLUSTER.devices))
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    """Of a training step that gains by being split."""
+    return optimize(heavy(), CLUSTER, evaluations=FEW)
+
+
+def heavy() -> Any:
+    """The multilayer perceptron with so much work that links hardly count."""
+    graph = mlp(batch=8)
+    return replace(graph, flops=graph.flops * 1e12)
+
+
+def test_strategies_are_searched_by_default(result: Result) -> None:
+    names = [one.name for one in result.alternatives]
+    assert {ONE_DEVICE, PLACEMENT} < set(names)
+    assert (result.method, result.chosen, result.strategy != "none") == ("auto", "strategy", True)
+    times = [one.step_time_s for one in result.alternatives if one.step_time_s is not None]
+    assert all(a <= b for a, b in pairwise(times))
+    assert result.step_time_s == times[0] < single_s(result.alternatives)
+    assert result.scope.startswith("among all strategies")
+
+
+def test_it_saves_loads_and_verifies(result: Result) -> None:
+    again = Result.from_json(result.to_json())
+    assert again == result
+    found = verify(again, heavy(), CLUSTER)
+    assert found.problems == ()
+    assert [sentence.partition(":")[0] for sentence in found.not_checked] == ["alternatives"]
+    alone = verify(again)
+    assert [s.partition(":")[0] for s in alone.not_checked] == ["lower_bound_s and gap", "alternatives", "the graph"]
+
+
+def test_the_same_seed_gives_the_same_answer(result: Result) -> None:
+    assert optimize(heavy(), CLUSTER, evaluations=FEW) == result
+
+
+def test_it_is_never_worse_than_a_placement_or_one_device() -> None:
+    found = optimize(heavy(), SLOW, evaluations=FEW)
+    assert (found.strategy, len(found.answered().used)) == ("none", 1)
+    assert advice(found).startswith("one device is best: ")
+    assert verify(found).holds
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"strategy": "none"}, {"method": "heft"}, {"priority": "fifo"}, {"objective": "throughput"}],
+)
+def test_what_cannot_be_a_strategy_is_a_placement(words: dict[str, str]) -> None:
+    found = optimize(heavy(), CLUSTER, evaluations=20, **words)  # type: ignore[arg-type]
+    assert (found.strategy, found.alternatives) == ("none", ())
+
+
+def test_a_graph_without_rows_is_placed() -> None:
+    assert optimize(replace(heavy(), split_rows=(), states=()), CLUSTER, evaluations=20).alternatives == ()
+
+
+def test_no_budget_gives_a_quick_answer() -> None:
+    found = optimize(heavy(), CLUSTER, budget_s=0)
+    assert found.feasible
+    assert found.budget_s == 0
+    assert [one.name for one in found.alternatives].count(ONE_DEVICE) == 1
+
+
+def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: Any) -> StrategyOutcome:
+        budget = next(arg for arg in args if isinstance(arg, Budget))
+        os.kill(os.getpid(), signal.SIGINT)
+        assert budget.interrupted
+        one = Scored(Strategy.parse("dp8"), 1e-9, 100, 0)
+        return StrategyOutcome(one, {"dp": one}, interrupted=True)
+
+    monkeypatch.setattr("baselines.strategies.searching.search.search_strategies", stopped)
+    found = optimize(heavy(), CLUSTER, evaluations=FEW)
+    assert found.interrupted
+    assert found.strategy == "dp8"
+    assert "interrupted: the best found so far" in found.summary()
+
+
+def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, float | None] = {}
+    solve = Solver.solve
+
+    def noted(self: Solver, method: str, budget_s: float | None = None, *limits: Any) -> Result:
+        asked[method] = budget_s
+        return solve(self, method, 0.0)
+
+    monkeypatch.setattr(Solver, "solve", noted)
+    assert optimize(heavy(), CLUSTER, budget_s=20).strategy != "none"
+    assert asked["auto"] == 0.0
+    assert optimize(heavy(), SLOW, budget_s=20).strategy == "none"
+    assert asked["auto"] == pytest.approx(4.0)
+
+
+def test_what_fits_only_as_a_strategy_is_found() -> None:
+    """One device holds no third of it."""
+    found = optimize(heavy(), SMALL, evaluations=10_000)
+    assert found.feasible
+    assert found.strategy != "none"
+    assert single_s(found.alternatives) is None
+    assert "one device does not fit" in advice(found)
+    assert "does not fit" in beside(found)[-1]
+
+
+def test_where_nothing_fits_the_most_frugal_strategy_says_what_it_lacks() -> None:
+    found = optimize(heavy(), TINY, evaluations=FEW)
+    assert not found.feasible
+    assert found.reason.startswith("The most frugal strategy, '")
+    assert "gpu0" in found.reason
+    assert "At least " in found.reason
+    assert advice(found) == f"found nothing that fits: {found.reason}"
+    assert Result.from_json(found.to_json()) == found
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    optimize(heavy(), CLUSTER, evaluations=FEW, progress=lambda what, done, of: told.append(what))
+    assert told[-1] == "placing the graph as it is"
+    assert any(what.startswith("scoring ") for what in told)
+
+
+def test_a_large_graph_gets_more_time() -> None:
+    assert strategy_search.default_budget_s(mlp()) == 10.0
+    graph = type("Large", (), {"n_ops": 4108})
+    assert strategy_search.default_budget_s(graph) == 82.0  # type: ignore[arg-type]
+    graph.n_ops = 10**6
+    assert strategy_search.default_budget_s(graph) == strategy_search.MOST_DEFAULT_S  # type: ignore[arg-type]
+
+
+def test_lanes_can_be_taken_off_again() -> None:
+    assert without_lanes(CLUSTER.with_lanes()) == CLUSTER
+
+
+# -- the advice -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_line_is_the_advice(result: Result) -> None:
+    first = result.summary().splitlines()[0]
+    assert first == advice(result)
+    assert "x one device, " in first
+    assert first.endswith(f"one device takes {first.rpartition('takes ')[2]}")
+
+
+def ways(*rows: tuple[str, str, float | None, int | None]) -> tuple[Alternative, ...]:
+    return listed(Alternative(*row) for row in rows)
+
+
+def test_the_front_is_what_nothing_beats_both_in_time_and_in_memory() -> None:
+    found = ways(
+        ("dp", "dp2", 2.0, 5), ("tp", "tp2", 1.0, 9), ("hybrid", "x", 3.0, 5), (ONE_DEVICE, "none", None, None)
+    )
+    assert [one.strategy for one in front(found)] == ["tp2", "dp2"]
+    assert found[-1].name == ONE_DEVICE
+
+
+def test_the_best_of_each_is_the_fastest() -> None:
+    found = ways(("dp", "dp2", 2.0, 5), ("dp", "dp4", 1.0, 5), ("tp", "tp2", 3.0, 5))
+    assert [one.strategy for one in best_of_each(found)] == ["dp4", "tp2"]
+
+
+@pytest.mark.parametrize("value", [{"name": "dp"}, 5, {"name": 1, "strategy": "", "step_time_s": 1, "peak_bytes": 1}])
+def test_alternatives_that_are_none_are_refused(result: Result, value: Any) -> None:
+    document = {**json.loads(result.to_json()), "alternatives": [value]}
+    with pytest.raises(MismatchError, match="expected a list of objects with name, strategy, step_time_s, peak_bytes"):
+        Result.from_json(json.dumps(document))
+
+
+def test_speedups_need_both_times() -> None:
+    (one,) = ways(("dp", "dp2", 2.0, 5))
+    assert (one.speedup(4.0), one.speedup(None)) == (2.0, None)
+    assert math.isclose(ways(("dp", "dp2", 0.0, 5))[0].speedup(4.0) or 0.0, 1.0)

@@ -1,0 +1,138 @@
+"""Memory by arithmetic: state by number format and optimizer, and how many devices that takes at least."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, zeros
+
+from env.cluster import Cluster, Device, both_ways
+from graphs.capture import capture
+from graphs.errors import UnknownNameError
+from graphs.kept import activation_width, kept_state, parameter_counts
+from graphs.opgraph import OpGraph
+from placement.memory_estimate import estimate_memory, least_devices, preset_devices
+from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
+
+
+@functools.cache
+def layers(train: bool = True, batch: int = 4) -> OpGraph:
+    """100 x 100 weights and 100 biases, three times."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(100, 100), nn.ReLU()) for _ in range(3)))
+    return capture(model, (zeros(batch, 100),), train=train, name="layers")
+
+
+def test_the_state_is_that_of_the_formulas() -> None:
+    graph, n = layers(), 3 * 10_100
+    assert parameter_counts(graph) == (n, n)
+    assert kept_state(graph, "float32", "adam").total_bytes == 16 * n == graph.kept_bytes.sum()
+    assert kept_state(graph, "mixed", "adam").total_bytes == 16 * n  # the ZeRO paper's 2 + 2 + 12
+    assert kept_state(graph, "mixed", "momentum").total_bytes == 12 * n
+    assert kept_state(graph, "bfloat16", "adamw").total_bytes == 8 * n
+    assert kept_state(graph, "bfloat16", "sgd").optimizer_bytes == 0
+    assert kept_state(graph, "float32", "adafactor").optimizer_bytes == int(4 * 3 * 2 * 10_100**0.5)
+    assert kept_state(graph, "float32", None).total_bytes == 4 * n
+
+
+def test_the_width_is_that_of_the_captured_numbers() -> None:
+    half = capture(nn.Linear(10, 10).bfloat16(), (zeros(2, 10).bfloat16(),), train=True)
+    assert (activation_width(half), activation_width(layers())) == (2, 4)
+    assert parameter_counts(half) == (110, 110)
+    assert kept_state(half, "float32", "adam").total_bytes == 16 * 110
+    assert estimate_memory(half).precision == "bfloat16"
+
+
+def test_what_is_frozen_has_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1))
+    model[0].requires_grad_(False)
+    graph = capture(model, (zeros(2, 100),), train=True)
+    assert parameter_counts(graph) == (10_100 + 101, 101)
+    assert kept_state(graph, "float32", "adam").gradient_bytes == 4 * 101
+
+
+sizes = st.integers(0, 10_000)
+
+
+@given(sizes, sizes, st.integers(1, 500), st.integers(1, 20))
+def test_the_least_number_of_devices_fits_and_one_fewer_does_not(
+    kept: int, held: int, usable: int, samples: int
+) -> None:
+    def fits(devices: int) -> bool:
+        return kept / devices + held / min(devices, samples) <= usable + 1e-9
+
+    found = least_devices(kept, held, usable, samples)
+    if found is None:
+        assert held / samples >= usable
+        return
+    assert fits(found)
+    assert found == 1 or not fits(found - 1)
+
+
+def test_recomputing_and_small_micro_batches_hold_less() -> None:
+    found = estimate_memory(layers(batch=8))
+    for one in found.activations:
+        assert one.plain_bytes >= one.recomputed_bytes >= one.one_sample_bytes > 0
+    widths = {one.precision: one.plain_bytes for one in found.activations}
+    assert widths["float32"] == 2 * widths["mixed"] == 2 * widths["bfloat16"]
+    assert [one.model for one in found.devices][-1] == "H100-SXM5-80GB"
+    assert all(device.kind != "cpu" for device in preset_devices())
+    assert found.headline().startswith("layers has 30,300 parameters; training with adam in float32 needs ")
+
+
+def test_an_inference_keeps_parameters_alone() -> None:
+    found = estimate_memory(layers(train=False))
+    assert [(one.precision, one.optimizer, one.total_bytes) for one in found.states] == [
+        ("float32", None, 4 * 30_300),
+        ("bfloat16", None, 2 * 30_300),
+    ]
+    assert "inference in float32 needs" in found.headline()
+
+
+def test_an_optimizer_that_is_unknown_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown optimizer 'adm', did you mean 'adam'"):
+        estimate_memory(layers(), optimizer="adm")
+
+
+def small(usable: int, count: int = 4) -> Cluster:
+    devices = [Device(f"gpu{i}", "gpu", usable, {"float32": 1e12}, 1e12) for i in range(count)]
+    return Cluster("small", tuple(devices), tuple(k for d in devices for k in both_ways(d.name, "s", 1e10, 1e-6)))
+
+
+def test_the_smallest_number_of_devices_is_found() -> None:
+    graph = layers()
+    kept = int(graph.kept_bytes.sum())
+    assert fewest_devices(graph, small(10 * kept)).count == 1
+    found = fewest_devices(graph, small(kept * 3 // 4))
+    assert found.at_least == 2
+    assert (found.count or 0) >= 2
+    assert found.estimate is not None
+    assert found.estimate.fits
+    assert f"layers fits on {found.count} devices like those of small, with strategy " in found.headline()
+    assert found.headline().endswith("Fewer than 2 cannot hold what is kept.")
+
+
+def test_how_much_is_missing_is_said() -> None:
+    found = fewest_devices(layers(), small(40_000))
+    assert (found.count, found.at_least) == (None, math.ceil(16 * 30_300 / 40_000))
+    assert found.estimate is None  # more than there are
+    assert "at least 13 are needed" in found.headline()
+    found = fewest_devices(layers(), small(125_000))
+    assert found.count is None
+    assert found.estimate is not None
+    assert found.estimate.missing_bytes > 0
+    assert "lacks" in found.headline()
+
+
+@given(st.integers(1, 64))
+def test_frugal_strategies_use_every_device_and_every_sample(count: int) -> None:
+    graph = layers(batch=8)
+    strategies = list(frugal_strategies(graph, count))
+    assert {strategy.devices for strategy in strategies} == {count}
+    assert len(set(strategies)) == len(strategies)
+    for strategy in strategies:
+        replicas = next((rule.size for rule in strategy.mesh if rule.name == "dp"), 1)
+        assert strategy.micro_batches == 8 // replicas
