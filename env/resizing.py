@@ -1,4 +1,4 @@
-"""`resized`: a cluster of the same kind with fewer or more devices."""
+"""`resized`: a cluster of the same kind with fewer or more devices; `part_of`: some of its devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import itertools
 import re
 from dataclasses import replace
 
+import numpy as np
+
 from env.cluster import Cluster
 from env.device import Device, Link
+from graphs.arrays import IntArray
 from graphs.errors import ClusterError
 
 _HOST = re.compile(r"(.*?)(\d+)/")  # of "host0/gpu1": "host" and its number
@@ -35,6 +38,26 @@ def resized(cluster: Cluster, count: int) -> Cluster:
         name=name,
         devices=tuple(device for device in cluster.devices if device.name not in gone),
         links=tuple(link for link in cluster.links if not {link.src, link.dst} & gone),
+    )
+
+
+def part_of(cluster: Cluster, devices: IntArray) -> Cluster:
+    """The devices with these numbers, and those that routes among them or their memories need, on the same routes."""
+    chosen = np.unique(devices)
+    source, target = (pairs.reshape(-1) for pairs in np.meshgrid(chosen, chosen, indexing="ij"))
+    used = set(cluster.routes.links_of(source, target)[1].tolist())
+    ends = {end for each in used for end in (cluster.links[each].src, cluster.links[each].dst)}
+    kept = {cluster.devices[d].name for d in [*chosen.tolist(), *cluster.memory_owner[chosen].tolist()]}
+    kept |= ends & cluster.device_index.keys()
+    return Cluster(
+        name=cluster.name,
+        devices=tuple(device for device in cluster.devices if device.name in kept),
+        links=tuple(
+            link
+            for number, link in enumerate(cluster.links)
+            if number in used or (link.is_free and link.src in kept and link.dst in kept)
+        ),
+        communication=cluster.communication,
     )
 
 

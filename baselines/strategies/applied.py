@@ -15,9 +15,9 @@ from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
 from env.collective_times import quickest
 from env.collectives import buffer_bytes, fused_s
-from env.part import part_of
 from env.plan import Plan
 from env.problem import Problem
+from env.resizing import part_of
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase

@@ -18,7 +18,7 @@ import numpy as np
 from env.cluster import Cluster
 from env.collective_times import host_size, side_by_side, with_hosts
 from env.collectives import EXPANDED_RANKS, ManyRanks
-from env.part import part_of
+from env.resizing import part_of
 from graphs.arrays import FloatArray, IntArray
 from graphs.transforms.collectives import ALGORITHMS, carried_out_by
 

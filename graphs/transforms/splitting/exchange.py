@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,21 @@ from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 
 ADD_FLOPS_PER_BYTE, ADD_BYTES_PER_BYTE = 0.25, 3.0  # of adding two tensors of 4-byte numbers
+
+
+class Parts(NamedTuple):
+    """Tensors that the places of a mesh give to an exchange, K of them for each copy of an op.
+
+    Attributes:
+        ids: int64 [copies, K], numbers of the tensors.
+        sizes: int64 [copies, K], bytes of each.
+        whole_bytes: int64 [copies, K], of what all parts of a group are together, where not all of them are here; None:
+            their sum.
+    """
+
+    ids: IntArray
+    sizes: IntArray
+    whole_bytes: IntArray | None = None
 
 
 class Exchanges:
@@ -74,7 +90,7 @@ class Exchanges:
                 waits_for = gates if is_second else ()
                 share = layout.mesh[a].written_share[tensor, 0]
                 whole = np.rint(sizes / share).astype(np.int64) if layout.is_folded else None
-                self._made[key] = self.exchange(kind, a, ids, sizes, op, phase, in_place, waits_for, whole)
+                self._made[key] = self.exchange(kind, a, Parts(ids, sizes, whole), op, phase, in_place, waits_for)
             ids, sizes = self._made[key]
         return ids
 
@@ -123,21 +139,17 @@ class Exchanges:
         self,
         kind: str,
         axis: int,
-        ids: IntArray,
-        sizes: IntArray,
+        parts: Parts,
         op: int,
         phase: Phase,
         in_place: bool,
         gates: Sequence[int] = (),
-        whole_bytes: IntArray | None = None,
     ) -> tuple[IntArray, IntArray]:
-        """Collectives of one kind along an axis, one a group of places: tensors [copies, K] to tensors [copies, K].
+        """Collectives of one kind along an axis, one a group of places, and what they make: ``(ids, sizes)``.
 
         They wait for `gates`, ops of the source, at their own place: empty tensors say that these are done.
-
-        Args:
-            whole_bytes: [copies, K], of what the parts of a group are together, where they are not all there.
         """
+        ids, sizes, whole_bytes = parts
         layout, graph = self.layout, self.layout.graph
         copies, k = len(ids), layout.sizes[axis]
         before = int(np.prod(layout.sizes[:axis], dtype=np.int64))

@@ -12,7 +12,7 @@ from graphs.opgraph import Phase
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
-from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.exchange import Exchanges, Parts
 from graphs.transforms.splitting.whereabouts import states_of
 
 NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients
@@ -65,5 +65,5 @@ def _synchronise_one(
     sizes = np.full((1, layout.places), size_bytes)
     ids = out.tensors(made, sizes[0])[None, :]
     for axis in axes:
-        ids, sizes = exchanges.exchange("all_reduce", axis, ids, sizes, op, Phase(int(graph.phase[op])), False)
+        ids, sizes = exchanges.exchange("all_reduce", axis, Parts(ids, sizes), op, Phase(int(graph.phase[op])), False)
     out.edges(ids, copies)

@@ -18,7 +18,7 @@ from graphs.opgraph import Phase
 from graphs.rows import State
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
-from graphs.transforms.splitting.exchange import Exchanges, cut_evenly
+from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
 from graphs.transforms.splitting.sharding import SUM
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
@@ -136,7 +136,7 @@ class Storage:
                     if target is not None and target > SUM:
                         sizes = sizes // layout.parts[a]
                 op = int(graph.tensor_producer[t])
-                ids, _ = exchanges.exchange("reduce_scatter", self.axis, ids, sizes, op, Phase.BACKWARD, True)
+                ids, _ = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, Phase.BACKWARD, True)
             out.edges(ids, layout.op_ids(c))
 
     def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:
@@ -145,7 +145,7 @@ class Storage:
         update = next(self._index[user] for user in state.users if self._is_update[self._index[user]])
         made, size = self._shard(out, number, state, self.layout.op_ids(update).reshape(-1))
         whole = self._local(number, state.parameter_bytes, False)[None, :] if self.layout.is_folded else None
-        exchanges.exchange("all_gather", self.axis, made, size, update, Phase.UPDATE, True, (), whole)
+        exchanges.exchange("all_gather", self.axis, Parts(made, size, whole), update, Phase.UPDATE, True)
 
     def _shard(self, out: Emission, number: int, state: State, producers: IntArray) -> tuple[IntArray, IntArray]:
         """Tensors [1, K] of the part of a parameter that each place keeps or has updated, and their sizes."""
@@ -179,10 +179,8 @@ class Storage:
             copies = max(int(layout.copies[op]) for op in ops)
             shard, size = shards[number]
             whole = np.repeat(self._local(number, state.parameter_bytes, False)[None, :], copies, 0)
-            given, sizes = np.repeat(shard, copies, 0), np.repeat(size, copies, 0)
-            ids, _ = exchanges.exchange(
-                "all_gather", self.axis, given, sizes, first, phase, False, (), whole if layout.is_folded else None
-            )
+            parts = Parts(np.repeat(shard, copies, 0), np.repeat(size, copies, 0), whole if layout.is_folded else None)
+            ids, _ = exchanges.exchange("all_gather", self.axis, parts, first, phase, False)
             self._wait(out, exchanges, copies, turns)
             for op in ops:
                 out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))
