@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from env.cluster import Cluster
@@ -32,6 +34,7 @@ def stage_fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: In
     return result
 
 
+@lru_cache(maxsize=8)
 def _waiting_bytes(graph: OpGraph) -> FloatArray:
     """float64 [n]: bytes of what each forward op writes and the backward pass reads."""
     producer, consumer, tensor = graph.edge_list

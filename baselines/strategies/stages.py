@@ -71,8 +71,8 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatAr
     Args:
         op_s: float64 [n, V], seconds of each op on the devices of each of V virtual stages.
         on: device of each virtual stage.
-        fill: float64 [n, V], share of the memory of each stage that each op takes. Where stages of equal times do not
-            fit, others that do are taken, if there are any. Of devices with one stage each.
+        fill: float64 [n, V], share of the memory of each stage that each op takes; stages then are such that fit, if
+            there are any. For devices with one stage each.
 
     Raises:
         StrategyError: fewer forward ops that take time than stages.
