@@ -45,7 +45,9 @@ def _waiting_bytes(graph: OpGraph) -> FloatArray:
 
 
 def _under_way(strategy: Strategy, stage: int) -> int:
-    """Micro-batches whose forward pass a stage has done at most, without their backward pass."""
-    behind = strategy.stages - stage
-    most = {"gpipe": strategy.micro_batches, "zb-h2": 2 * behind - 1}.get(strategy.order, behind)
-    return min(most, strategy.micro_batches)
+    """Micro-batches whose forward pass a stage has done at most, and not all of their backward pass.
+
+    Zero-bubble orders put gradients of weights off for as long as a stage comes later, so all stages have as many.
+    """
+    p, m = strategy.stages, strategy.micro_batches
+    return min({"gpipe": m, "zb-h1": p, "zb-h2": 2 * p - 1}.get(strategy.order, p - stage), m)

@@ -135,7 +135,8 @@ def test_a_device_with_little_memory_has_a_short_stage() -> None:
     large, small = 2**40, int(0.7 * peaks(2**40, 2**40)[1])
     assert peaks(large, small)[1] <= small
     assert peaks(small, large)[0] <= small
-    assert peaks(large, 1).tolist() == peaks(large, large).tolist()  # nothing fits
+    lacking = peaks(large, small // 100)[1]  # nothing fits
+    assert lacking < 0.5 * small
 
 
 def test_estimates_have_the_stages_that_strategies_have() -> None:
