@@ -31,10 +31,7 @@ def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[st
     if strategy.stages == 1 or strategy.cuts:
         return strategy.cuts
     again = recompute(graph, strategy.recompute).graph if strategy.recompute else graph
-    on = _stage_devices(strategy)
-    devices = devices_of(cluster, strategy)
-    op_s = _stage_seconds(problem_of(again, cluster), strategy, devices, on)
-    first_ops = even_cuts(again, op_s, on, _fill(again, cluster, strategy, devices))
+    first_ops = _first_ops(problem_of(again, cluster), strategy, devices_of(cluster, strategy))
     return tuple(again.op_names[op] for op in first_ops.tolist())
 
 
@@ -78,15 +75,39 @@ def pipeline_stages(
     Raises:
         StrategyError: too few ops for so many stages, or names of cuts that are none.
     """
-    on = _stage_devices(strategy)
-    op_s = _stage_seconds(Problem(graph, cluster), strategy, devices, on)
-    if strategy.cuts:
-        return stages_from(graph, named_cuts(graph, strategy), op_s)
-    return stages_from(graph, even_cuts(graph, op_s, on, _fill(graph, cluster, strategy, devices)), op_s)
+    problem = Problem(graph, cluster)
+    first_ops = named_cuts(graph, strategy) if strategy.cuts else _first_ops(problem, strategy, devices)
+    return stages_from(graph, first_ops, _stage_seconds(problem, strategy, devices))
 
 
-def _fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray) -> FloatArray | None:
-    return stage_fill(graph, cluster, strategy, devices) if strategy.order not in VIRTUAL else None
+def equal_cuts(problem: Problem, strategy: Strategy, devices: IntArray) -> IntArray:
+    """int64 [V - 1]: the forward ops with which stages of about equal times begin, whether they fit or not.
+
+    Raises:
+        StrategyError: too few ops for so many stages.
+    """
+    return even_cuts(problem.graph, _stage_seconds(problem, strategy, devices), _stage_devices(strategy))
+
+
+def is_overfull(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray, first_ops: IntArray) -> bool:
+    """Whether a stage needs more than its devices' memory, about; never where a device has several stages."""
+    if strategy.order in VIRTUAL:
+        return False
+    forward = forward_ops(graph)
+    position = graph.topological_position
+    begins = np.concatenate([[0], np.searchsorted(position[forward], position[first_ops])])
+    fill = np.add.reduceat(stage_fill(graph, cluster, strategy, devices)[forward], begins, axis=0)
+    return bool(np.diagonal(fill).max() > 1.0)
+
+
+def _first_ops(problem: Problem, strategy: Strategy, devices: IntArray) -> IntArray:
+    """`equal_cuts`, or others that fit where these do not."""
+    graph, cluster = problem.graph, problem.cluster
+    equal = equal_cuts(problem, strategy, devices)
+    if not is_overfull(graph, cluster, strategy, devices, equal):
+        return equal
+    fill = stage_fill(graph, cluster, strategy, devices)
+    return even_cuts(graph, _stage_seconds(problem, strategy, devices), _stage_devices(strategy), fill)
 
 
 def _stage_devices(strategy: Strategy) -> tuple[int, ...]:
@@ -95,7 +116,7 @@ def _stage_devices(strategy: Strategy) -> tuple[int, ...]:
     return devices_of_stages(name, strategy.stages, strategy.virtual_stages // strategy.stages)
 
 
-def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray, on: tuple[int, ...]) -> FloatArray:
+def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray) -> FloatArray:
     """float64 [n, V]: seconds of each op on each virtual stage, if its slowest device did all of it.
 
     Uneven shares of the batch count: a device with half as many samples as the mean takes half as long.
@@ -106,4 +127,4 @@ def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray, on: 
         share = np.outer(share, parts).reshape(-1)
     grid = devices[: strategy.stages * len(share)].reshape(strategy.stages, len(share))
     of_stage = [(problem.op_s[:, row] * share).max(axis=1) for row in grid]
-    return np.stack(of_stage, axis=1)[:, list(on)]
+    return np.stack(of_stage, axis=1)[:, list(_stage_devices(strategy))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from env.cluster import Cluster
@@ -32,6 +34,7 @@ def stage_fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: In
     return result
 
 
+@lru_cache(maxsize=8)
 def _waiting_bytes(graph: OpGraph) -> FloatArray:
     """float64 [n]: bytes of what each forward op writes and the backward pass reads."""
     producer, consumer, tensor = graph.edge_list
@@ -42,7 +45,9 @@ def _waiting_bytes(graph: OpGraph) -> FloatArray:
 
 
 def _under_way(strategy: Strategy, stage: int) -> int:
-    """Micro-batches whose forward pass a stage has done at most, without their backward pass."""
-    behind = strategy.stages - stage
-    most = {"gpipe": strategy.micro_batches, "zb-h2": 2 * behind - 1}.get(strategy.order, behind)
-    return min(most, strategy.micro_batches)
+    """Micro-batches whose forward pass a stage has done at most, and not all of their backward pass.
+
+    Zero-bubble orders put gradients of weights off for as long as a stage comes later, so all stages have as many.
+    """
+    p, m = strategy.stages, strategy.micro_batches
+    return min({"gpipe": m, "zb-h1": p, "zb-h2": 2 * p - 1}.get(strategy.order, p - stage), m)

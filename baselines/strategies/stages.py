@@ -71,8 +71,8 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatAr
     Args:
         op_s: float64 [n, V], seconds of each op on the devices of each of V virtual stages.
         on: device of each virtual stage.
-        fill: float64 [n, V], share of the memory of each stage that each op takes. Where stages of equal times do not
-            fit, others that do are taken, if there are any. Of devices with one stage each.
+        fill: float64 [n, V], share of the memory of each stage that each op takes; stages then are such that fit, or
+            lack little where none do. For devices with one stage each.
 
     Raises:
         StrategyError: fewer forward ops that take time than stages.
@@ -169,6 +169,8 @@ def _cuts(done: FloatArray, sent: FloatArray, full: FloatArray | None = None) ->
         sent: float64 [f], bytes sent where it is cut after each op.
         full: float64 [f + 1, V], share of the memory of each stage that all ops before each place take.
     """
+    if full is not None:  # where nothing fits, the fullest stage lacks about as little as it must
+        full = full / max(1.0, _shortest(full) * (1 + _SLACK))
     limit_s, all_s = _shortest(done), float(done[-1].max())
     while limit_s < all_s * (
         1 + _SLACK
@@ -178,7 +180,7 @@ def _cuts(done: FloatArray, sent: FloatArray, full: FloatArray | None = None) ->
         if cuts is not None:
             return cuts
     assert full is not None, "with an op for each stage there are cuts"
-    return _cuts(done, sent)  # nothing fits
+    return _cuts(done, sent, full / 2)  # every stage must have an op, also where the others could hold them all
 
 
 def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float, full: FloatArray | None) -> IntArray | None:

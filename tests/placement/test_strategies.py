@@ -29,6 +29,7 @@ from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 PLAIN = ("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2", "dp2 | pp2 gpipe", "mb4", "recompute=*")
+NAMED = ("dp3 shares=2:1:1", "pp2 1f1b mb2 | devices=gpu3+gpu1", "devices=gpu2", "dp2 shares=3:1 zero1 | tp2")
 MIXED = ("dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*", "dp3", "dp2 | reduce=tree", "dp2 | bucket=0")
 
 
@@ -39,7 +40,7 @@ def transformer() -> OpGraph:
     return capture(model.model, model.args, train=True)
 
 
-@pytest.mark.parametrize("text", [*PLAIN, *MIXED, *(f"pp2 {order} mb4" for order in (*ORDERS, "memory"))])
+@pytest.mark.parametrize("text", [*PLAIN, *NAMED, *MIXED, *(f"pp2 {order} mb4" for order in (*ORDERS, "memory"))])
 def test_a_strategy_saves_loads_and_verifies(transformer: OpGraph, text: str) -> None:
     result = optimize(transformer, CLUSTER, strategy=text)
     assert result.feasible

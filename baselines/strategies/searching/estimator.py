@@ -40,8 +40,9 @@ from baselines.strategies.searching.step import (
     Step,
     step_of,
 )
-from baselines.strategies.stage_cuts import pipeline_stages
+from baselines.strategies.stage_cuts import equal_cuts, is_overfull, pipeline_stages
 from env.cluster import Cluster
+from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -81,6 +82,7 @@ class Estimator:
         self._capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
         self._sources: dict[tuple[str, ...], _Source] = {}
         self._stages: dict[tuple[object, ...], IntArray] = {}
+        self._equal_cuts: dict[tuple[object, ...], IntArray] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._steps: dict[tuple[object, ...], tuple[Step, BlockArrays]] = {}
         self._orders: dict[tuple[object, ...], PipelineOrder] = {}
@@ -120,10 +122,20 @@ class Estimator:
         order = strategy.order if strategy.order in VIRTUAL else ""
         key = (strategy.recompute, strategy.stages, order, strategy.virtual_stages, strategy.cuts)
         known = key if self._are_alike else (*key, grid.tobytes(), tuple(rule.shares for rule in strategy.mesh))
+        if not strategy.cuts and self._is_overfull(strategy, grid, known):
+            mesh = tuple((rule.name, rule.size) for rule in strategy.mesh)
+            known = (*known, strategy.order, strategy.micro_batches, strategy.zero, mesh)
         if known not in self._stages:
             graph = self.source(strategy.recompute).graph
             self._stages[known] = pipeline_stages(graph, self.cluster, strategy, grid.reshape(-1))[0]
         return self._stages[known]
+
+    def _is_overfull(self, strategy: Strategy, grid: IntArray, key: tuple[object, ...]) -> bool:
+        """Whether stages of equal times do not fit, so that others depend on all that takes memory."""
+        source, devices = self.source(strategy.recompute), grid.reshape(-1)
+        if key not in self._equal_cuts:
+            self._equal_cuts[key] = equal_cuts(Problem(source.graph, self.cluster), strategy, devices)
+        return is_overfull(source.graph, self.cluster, strategy, devices, self._equal_cuts[key])
 
     def frame(self, strategy: Strategy, stage: IntArray, is_split: bool, is_chunked: BoolArray) -> Frame:
         """Ops in blocks.

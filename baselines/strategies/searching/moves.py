@@ -74,7 +74,7 @@ def _meshes(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mo
 def _axes(graph: OpGraph) -> list[str]:
     """Axes along which there is something to cut."""
     words = patterns(graph).words
-    return [name for name, taken in AXES.items() if words.intersection(taken) or (words and not taken)]
+    return [name for name, taken in AXES.items() if words.intersection(taken[:1]) or (words and not taken)]
 
 
 def _resized(sizes: dict[str, int]) -> Iterator[dict[str, int]]:

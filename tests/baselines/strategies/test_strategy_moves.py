@@ -68,6 +68,8 @@ def test_patterns_are_those_of_the_graph(transformer: OpGraph) -> None:
     assert unmatched(transformer, [pattern for several in found.recomputed for pattern in several]) == []
     assert "layers.*" in found.blocks
     assert "height" not in found.words
+    axes = {rule.name for _, move in neighbours(transformer, ALIKE, Strategy()) for rule in move.mesh}
+    assert axes == {"dp", "cp", "tp"}  # neither images nor experts
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 35, 99])
