@@ -24,7 +24,7 @@ from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.filling import Filling
 from baselines.strategies.searching.families import FAMILIES, HYBRID, PIPELINES
 from env.bounds.bounds import lower_bound
-from env.cluster import Cluster
+from env.cluster import LANE, Cluster
 from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
@@ -51,16 +51,21 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster) -> Mapping[str, float]:
         ONE_DEVICE: _one_device_s(problem),
         NO_STRATEGY: np.inf if placements.memory_reason else placements.value_s,
     }
-    devices = cluster.compute_devices
+    devices = _devices(cluster)
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
         result |= _families(problem, devices)
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
 
 
+def _devices(cluster: Cluster) -> IntArray:
+    """Numbers of the devices that a strategy may name: CPUs, too."""
+    return np.array([d for d, device in enumerate(cluster.devices) if device.kind != LANE], dtype=np.int64)
+
+
 def _one_device_s(problem: Problem) -> float:
     """All of the work on the device that takes least for it, among those that have room for what is kept."""
-    devices = problem.cluster.compute_devices
+    devices = _devices(problem.cluster)
     fits = problem.capacity_bytes[devices] >= int(problem.graph.kept_bytes.sum())
     seconds = problem.op_s[:, devices[fits]].sum(axis=0)
     return float(seconds.min(initial=np.inf)) * (1.0 - _ROUNDING)

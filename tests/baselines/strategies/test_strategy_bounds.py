@@ -106,6 +106,15 @@ def test_what_is_kept_decides_which_families_there_are() -> None:
     assert nothing[ALL] == np.inf
 
 
+def test_a_strategy_may_name_cpus_beside_gpus() -> None:
+    """A CPU as fast as the GPU doubles what there is."""
+    graph, cluster = step("gpt2"), quick_network((1e9, 1e9))
+    mixed = replace(cluster, devices=(cluster.devices[0], replace(cluster.devices[1], kind="cpu")))
+    step_s = scored(graph, mixed, Strategy.parse("dp2 | devices=gpu0+gpu1")).step_time_s
+    assert strategy_bounds(graph, mixed) == strategy_bounds(graph, cluster)
+    assert 0.9 * step_s < strategy_bounds(graph, mixed)["dp"] <= step_s
+
+
 def test_ops_that_cannot_be_cut_are_done_at_every_place() -> None:
     graph = step("gpt2")
     whole = replace(graph, split_rows=tuple(() if k == 5 else rows for k, rows in enumerate(graph.split_rows)))
