@@ -55,7 +55,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "verification measured_best",
         "optimization",
         "comparison strategy_comparison",
-        "what_if measuring memory_estimate",
+        "what_if measuring memory_estimate sensitivity",
         "report",
         "cli",
         "__init__ __main__",

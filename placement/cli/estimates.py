@@ -1,16 +1,26 @@
-"""``placement estimate``: its tables."""
+"""``placement estimate`` and ``placement compare --sweep figures``: what they do beside reading options, and tables."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING
 
+import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from graphs.formatting import format_bytes, show
+from graphs.formatting import format_bytes, format_seconds, show
+from placement.cli.output import emit, emit_rich, progress, reason_as_json
+from placement.cli.records import is_default, option_of
 from placement.cli.tables import new_table
 from placement.memory_estimate import WAYS, LeastDevices, MemoryEstimate
+
+if TYPE_CHECKING:
+    from placement.cli.commands.compare import CompareOptions
+    from placement.inputs.sources import Source
+    from placement.sensitivity import Sensitivities
 
 _NOTES = (
     "kept: on the devices all step; activations: what else a step holds at its peak on one device",
@@ -59,3 +69,53 @@ def _counts(device: LeastDevices, precision: str) -> str:
     """``"4, 2, 1"``, by ways."""
     counts = (device.counts[precision][way] for way in WAYS)
     return ", ".join("none" if count is None else f"{count}" for count in counts)
+
+
+# -- what would help most ---------------------------------------------------------------------------------------
+
+
+def check_figures(given: CompareOptions) -> None:
+    """Raises: typer.BadParameter: an option that a sweep of figures does not heed."""
+    for name in ("methods", "objective", "priority", "price", "strategies", "html", "trace"):
+        if not is_default(given, name):
+            raise typer.BadParameter(
+                f"--sweep figures changes the cluster under the best strategy; leave out {option_of(name)}."
+            )
+
+
+def compare_figures(given: CompareOptions, source: Source) -> None:
+    """Say which figure of the cluster would help most."""
+    from placement.cli.commands.compare import command_of
+    from placement.inputs.sources import cluster_for
+    from placement.sensitivity import what_helps
+
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    with reason_as_json(given.as_json), progress("searching") as report:
+        found = what_helps(
+            source.graph,
+            cluster,
+            seed=given.seed,
+            budget_s=given.budget_s,
+            evaluations=given.evaluations,
+            progress=report,
+        )
+    found = dataclasses.replace(found, command=command_of(given))
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, found.to_json())
+    if given.as_json:
+        emit(found.to_json())
+    else:
+        emit_rich(*figures_table(found), f"again: {found.command}")
+
+
+def figures_table(found: Sensitivities) -> list[RenderableType]:
+    """The advice, and one row for each figure."""
+    table = new_table("figure", "10 % better", "10 % worse", "elasticity", "", left=("",))
+    for row in found.rows:
+        times = ("nothing fits" if time_s is None else format_seconds(time_s) for time_s in (row.better_s, row.worse_s))
+        elasticity = "-" if row.elasticity is None else f"{row.elasticity:+.3f}"
+        table.add_row(show(row.figure), *times, elasticity, row.sentence(found.step_s))
+    note = "elasticity: by how many percent the step time changes with 1 % more; of memory, the best that fits"
+    return [found.advice(), table, Text(f" {note}", style="dim")]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from placement.sizing.sweeps import Sweep
     from placement.what_if import WhatIf
 
-DEVICES = "devices"  # a copy of `placement.sizing.sweeps.DEVICES`
+DEVICES, FIGURES = "devices", "figures"  # of --sweep; the former is a copy of `placement.sizing.sweeps.DEVICES`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,8 @@ class CompareOptions(HowToSearch, HowToRead):
             metavar="devices=1..8",
             show_default=False,
             help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
-            "stops helping; or batch=32..4096, one row for each batch. Long ranges go by doubling.",
+            "stops helping; batch=32..4096: one row for each batch; long ranges go by doubling. figures: which figure "
+            "of the cluster would help most, bandwidth, latency, memory or another.",
         ),
     ] = None
     price: Annotated[
@@ -116,6 +117,12 @@ def compare(given: CompareOptions) -> None:
     is_what_if = given.clusters is not None or given.sweep is not None
     if strategies == ["none"]:
         strategies, methods = None, methods or ([AUTO] if is_what_if else list(default_methods(given.objective)))
+    if given.sweep == FIGURES:
+        from placement.cli.estimates import check_figures, compare_figures
+
+        check_figures(given)
+        compare_figures(given, read_graph(given.graph, given))
+        return
     if strategies is not None:
         from placement.cli.strategies import check_strategies, compare_strategies
 

@@ -69,6 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("estimate", ["estimate", "g.json", *CLUSTER]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
         ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
+        ("compare --sweep figures", ["compare", "g.json", *CLUSTER, "--sweep", "figures", "--evaluations", "0"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
         ("train", ["train", "g.json", *CLUSTER, "--policy", "graph", "--evaluations", "0", "-o", "p.zip"]),
     ],

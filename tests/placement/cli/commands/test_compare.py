@@ -92,6 +92,18 @@ def test_what_if(call: Call, graph_file: Path, tmp_path: Path) -> None:
     assert document["verdict"].startswith("Fastest: ")
 
 
+def test_what_would_help_most(call: Call, graph_file: Path, tmp_path: Path) -> None:
+    words = ["compare", graph_file, *CLUSTER, "--sweep", "figures", "--evaluations", 0]
+    code, out, err = call(*words, "-o", "f.json")
+    assert (code, err) == (0, "")
+    document = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))
+    first, *lines = out.splitlines()
+    assert first == document["advice"]
+    assert lines[-1] == f"again: {document['command']}"
+    assert all(any(row["figure"] in line for line in lines) for row in document["figures"])
+    assert json.loads(call(*words, "--json")[1])["figures"] == document["figures"]
+
+
 def test_the_command_printed_gives_the_same_answer(call: Call, graph_file: Path) -> None:
     words = ["compare", graph_file, *CLUSTER, "--seed", 4, "--methods", "random,heft", "--priority", "fifo", "--json"]
     first = json.loads(call(*words)[1])
@@ -193,6 +205,7 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --price 1": [
             "--price says what the rows of --sweep and --clusters"
         ],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep figures --methods heft": ["leave out --methods"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=2..0": [
             "for example batch=32..4096, got 'batch=2..0'"
         ],

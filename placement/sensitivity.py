@@ -1,0 +1,220 @@
+"""`what_helps`: which figure of a cluster a step would gain most by."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from env.cluster import Cluster
+from env.plan import Plan
+from env.problem import Problem
+from graphs.errors import InfeasibleError
+from graphs.formatting import format_seconds, show
+from graphs.opgraph import IntArray, OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.optimization import optimize
+from placement.sizing.figures import ClusterFigure, memories, rates
+from placement.solving.result import NO_STRATEGY, Result
+
+if TYPE_CHECKING:
+    from env.simulation.simulator import Score
+
+STEP = 0.01  # by which a figure is changed either way, for the derivative
+BETTER = 0.10  # by how much better it is in the sentences
+_NOTHING = 5e-4  # gains below 0.05 % are none
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What a figure does to the step time.
+
+    Attributes:
+        figure: in words.
+        elasticity: d ln(step time) / d ln(figure): -0.5 where 1 % more of it makes the step 0.5 % faster. None of
+            memory, whose size changes what fits, not how fast it is.
+        better_s, worse_s: step times with 10 % more of it, or less where less is better, and the other way round; of
+            memory those of the best that was found to fit then. None where nothing was.
+    """
+
+    figure: str
+    more_helps: bool
+    elasticity: float | None
+    better_s: float | None
+    worse_s: float | None
+
+    def gain(self, step_s: float) -> float:
+        """The share of the step time that 10 % better save."""
+        return 0.0 if self.better_s is None else 1 - self.better_s / step_s
+
+    def sentence(self, step_s: float) -> str:
+        """``"10 % more bandwidth of links between gpu and nvswitch: 4.1 % faster"``."""
+        gain = self.gain(step_s)
+        change = f"{BETTER:.0%} {'more' if self.more_helps else 'less'} {show(self.figure)}"
+        if abs(gain) < _NOTHING:
+            return f"{change}: no gain"
+        return f"{change}: {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """What would help a step most.
+
+    Attributes:
+        result: the strategy or placement that figures were changed for.
+        step_s: its step time with the figures as they are.
+        rows: by what 10 % better of each figure saves, most first.
+        command: the command line that made it, or "".
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    result: Result
+    step_s: float
+    rows: tuple[Sensitivity, ...]
+    command: str = field(default="", compare=False)
+
+    def advice(self) -> str:
+        """What helps most, in a sentence or two."""
+        first = self.rows[0] if self.rows else None
+        how = self.result.strategy if self.result.strategy != NO_STRATEGY else f"the placement by {self.result.chosen}"
+        taken = f"with {how}, {format_seconds(self.step_s)} a step"
+        if first is None or first.gain(self.step_s) < _NOTHING:
+            return f"No single figure of {show(self.cluster.name)} helps {taken}."
+        return f"Most would help {first.sentence(self.step_s)} ({taken})."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "graph": self.graph.name,
+            "graph_hash": self.graph.hash,
+            "cluster": self.cluster.name,
+            "cluster_hash": self.cluster.hash,
+            "strategy": self.result.strategy,
+            "chosen": self.result.chosen,
+            "step_time_s": self.step_s,
+            "advice": self.advice(),
+            "command": self.command,
+            "figures": [asdict(row) | {"gain": row.gain(self.step_s)} for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+def what_helps(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> Sensitivities:
+    """Find the best strategy or placement, and score it with each figure of the cluster a little better and worse.
+
+    Memory decides what fits, so the best is looked for anew with 10 % more and less of it.
+
+    Args:
+        seed, budget_s, evaluations: as in `placement.optimize`; for each of the searches.
+        progress: called before each figure with its name and how many are done.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        ValueError, MismatchError: as `placement.optimize`.
+    """
+    tell = progress or (lambda name, done: None)
+    sizes = list(memories(cluster))
+    changed = {(figure.name, sign): figure.scaled(1 + sign * BETTER) for figure in sizes for sign in (1, -1)}
+    found: list[Result] = []
+    for target in (cluster, *changed.values()):
+        tell("the best" if target is cluster else "the best with more and less memory", len(found))
+        with contextlib.suppress(InfeasibleError):  # nothing fits there
+            result = optimize(graph, target, seed=seed, budget_s=budget_s, evaluations=evaluations)
+            found += [result] if result.answer is not None else []
+            if result.interrupted:
+                break
+    best = _fastest(graph, found, cluster)
+    if best is None:
+        raise InfeasibleError(optimize(graph, cluster, seed=seed, budget_s=0).reason or "nothing fits")
+    rows: list[Sensitivity] = []
+    sequence = _sequence(graph, best[1], cluster)
+    for figure in rates(cluster):
+        tell(figure.name, len(found) + len(rows))
+        rows.append(_of_rate(graph, best[1], sequence, figure))
+    for figure in sizes:
+        # What was found with another size counts wherever it fits: a difference is due to the memory, not to luck.
+        times = (_fastest(graph, found, changed[figure.name, sign]) for sign in (1, -1))
+        better_s, worse_s = (None if one is None else one[0] for one in times)
+        rows.append(Sensitivity(figure.name, True, None, better_s, worse_s))
+    rows.sort(key=lambda row: -row.gain(best[0]))
+    return Sensitivities(graph, cluster, best[1], best[0], tuple(rows))
+
+
+def _fastest(graph: OpGraph, found: Sequence[Result], cluster: Cluster) -> tuple[float, Result] | None:
+    """The result that is fastest among those that fit a cluster, with its step time there; None if none does."""
+    best = None
+    for result in found:
+        score, capacity = _scored_on(graph, result, cluster)
+        if (score.peak_bytes <= capacity).all() and (best is None or score.step_time_s < best[0]):
+            best = score.step_time_s, result
+    return best
+
+
+def _of_rate(graph: OpGraph, best: Result, sequence: Plan | None, figure: ClusterFigure) -> Sensitivity:
+    """The central difference of the logarithms, and the times with 10 % better and worse."""
+    sign = 1 if figure.more_helps else -1
+    up_s, down_s, better_s, worse_s = (
+        _scored_on(graph, best, figure.scaled(1 + share), sequence)[0].step_time_s
+        for share in (STEP, -STEP, sign * BETTER, -sign * BETTER)
+    )
+    slope = math.log(up_s / down_s) / math.log((1 + STEP) / (1 - STEP))
+    return Sensitivity(figure.name, figure.more_helps, slope, better_s, worse_s)
+
+
+def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan | None:
+    """A result's schedule as a fixed sequence, which nothing but the figures changes; None where it is made anew."""
+    from env.simulation.simulator import Simulator  # loads compiled code
+
+    if _has_times_of_its_own(graph, best.graph):
+        return None
+    _, schedule = Simulator(_problem(best, cluster)).schedule(best.plan())
+    order = np.empty(best.graph.n_ops)
+    order[schedule.order] = np.arange(best.graph.n_ops)
+    return Plan(schedule.device, order, np.stack([schedule.transfer_tensor, schedule.transfer_target], axis=1))
+
+
+def _scored_on(
+    graph: OpGraph, result: Result, cluster: Cluster, sequence: Plan | None = None
+) -> tuple[Score, IntArray]:
+    """The score of a result on a cluster with the same devices, and their capacities in bytes.
+
+    The plan stays: stages are not cut anew. Where times of collectives are part of its graph, the strategy is carried
+    out once more on the cluster.
+    """
+    from env.simulation.simulator import Simulator  # loads compiled code
+
+    if _has_times_of_its_own(graph, result.graph):
+        from baselines.strategies.applied import applied  # loads all transforms
+
+        what = applied(graph, cluster, Strategy.parse(result.strategy))
+        problem, plan = what.problem, what.plan
+    else:
+        problem, plan = _problem(result, cluster), sequence or result.plan()
+    return Simulator(problem).score(plan), problem.capacity_bytes
+
+
+def _problem(result: Result, cluster: Cluster) -> Problem:
+    """The graph of a result on a cluster, with lanes if the result has them."""
+    return Problem(result.graph, cluster.with_lanes() if result.cluster.lane_of.max() >= 0 else cluster)
+
+
+def _has_times_of_its_own(graph: OpGraph, derived: OpGraph) -> bool:
+    """Whether a rewritten graph has ops with a time that those it was made of have not."""
+    return derived is not graph and bool(np.isnan(graph.time_s).all() and not np.isnan(derived.time_s).all())
