@@ -4,6 +4,7 @@ Source of the files: J. Bang et al., "vTrain: a simulation framework for evaluat
 large language model training", MICRO 2024. Every row trains a GPT with full recompute, 1F1B, micro-batches, tensor,
 data and pipeline parallelism. One set of six figures of the machine is fitted to all rows of all files: either to those
 of a folder of its own, or by cross-validation, where each model is predicted from figures fitted to all other models.
+Models whose layers have the same sizes are one model here, so that no layer is predicted from its own times.
 """
 
 from __future__ import annotations
@@ -141,11 +142,12 @@ def _how(rows: Sequence[Training], predicted: Sequence[Training], fitting: Fitti
     if not fitting.leaves_out:
         marked = len(rows) - len(predicted)
         return how + (f" {marked} of the {len(rows)} rows here are among them, and marked so." if marked else "")
-    how += " The times here are predicted by cross-validation: those of a model from figures fitted to all other models"
+    how += " The times here are predicted by cross-validation: those of layers of one size from figures fitted to all "
+    how += "others"
     if len(fitting.by_model) == 1:
         return how + f", and as there are none, from those that no row has changed: {START}."
     seen = _error(rows, dict(zip(rows, iterations_s(rows, fitting.for_all), strict=True)))
-    return how + f". Figures fitted to all models are off by {seen:.1%} in the mean of these rows."
+    return how + f". Figures fitted to all are off by {seen:.1%} in the mean of these rows."
 
 
 def _error(rows: Sequence[Training], ours: dict[Training, float]) -> float:

@@ -82,7 +82,7 @@ class Training:
     measured_s: float
 
     def __post_init__(self) -> None:
-        sizes = [self.gpus, self.batch, self.micro_batch, *self.model, self.tensor, self.data, self.stages]
+        sizes = [*self.workload, self.micro_batch, self.tensor, self.data, self.stages]
         if min(*sizes, self.measured_s) <= 0 or not math.isfinite(self.measured_s):
             raise ValueError(f"a row has a number that is not above 0: {sizes}, {self.measured_s} s")
         if self.width % self.heads or self.heads % self.tensor or self.stages > self.layers:
@@ -101,13 +101,13 @@ class Training:
 
     @property
     def model(self) -> tuple[int, ...]:
-        """What is trained."""
-        return self.width, self.heads, self.layers, self.tokens
+        """Whose layers are trained, however many."""
+        return self.width, self.heads, self.tokens
 
     @property
     def workload(self) -> tuple[int, ...]:
         """What is trained, on how many GPUs: trainings of one workload are ways to do the same."""
-        return self.gpus, self.batch, *self.model
+        return self.gpus, self.batch, self.layers, *self.model
 
     def __str__(self) -> str:
         return (

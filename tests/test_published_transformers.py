@@ -57,10 +57,10 @@ def test_activations_of_a_layer_are_those_of_the_papers_table(
 MESHES = ((1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2))  # tensor, data, stages
 
 
-def _rows(iterations: ModuleType, machine: object, layers: int) -> list[Any]:
+def _rows(iterations: ModuleType, machine: object, layers: int, width: int = 2048) -> list[Any]:
     """A model's trainings, as long as a machine takes for them."""
     rows = [
-        iterations.Training(t * d * p, 16, micro_batch, 2048, 16, layers, 512, t, d, p, measured_s=1.0)
+        iterations.Training(t * d * p, 16, micro_batch, width, 16, layers, 512, t, d, p, measured_s=1.0)
         for micro_batch in (1, 2, 4, 8)
         for t, d, p in MESHES
     ]
@@ -97,7 +97,7 @@ def test_figures_are_found_again_where_rows_were_made_with_them(
     megatron: ModuleType, iterations: ModuleType, tmp_path: Path, checked: Callable[..., tuple[int, Any]]
 ) -> None:
     true = iterations.Machine(0.5, 0.7, 30e-6, 90e-6, 100e9, 400e-6, megatron.START.port_bytes_per_s)
-    rows = {layers: _rows(iterations, true, layers) for layers in (4, 6)}
+    rows = {layers: _rows(iterations, true, layers, width) for layers, width in ((4, 2048), (6, 1536))}
     (folder := tmp_path / "all").mkdir()
     for layers, chosen in rows.items():
         text = _write(folder / f"{layers}.csv", megatron, chosen)
@@ -105,7 +105,7 @@ def test_figures_are_found_again_where_rows_were_made_with_them(
     code, answer = checked(folder)
     assert code == 0
     for file in answer["files"]:  # each of two models from the other's rows
-        assert file["summary"]["value"] < 0.02
+        assert file["summary"]["value"] < 0.04
         assert not any("fitted" in row["name"] for row in file["rows"])
         assert file["further"][0]["value"] < 0.05
     assert "3 GPUs, and parallelism for 2" in answer["left_out"]["odd.csv"]
@@ -125,7 +125,8 @@ def test_figures_are_found_again_where_rows_were_made_with_them(
 def test_no_model_is_predicted_from_its_own_rows(
     megatron: ModuleType, iterations: ModuleType, checked: Callable[..., tuple[int, Any]], tmp_path: Path
 ) -> None:
-    slow = _rows(iterations, replace(megatron.START, compute_efficiency=0.3, host_s=100e-6), 4)
+    machine = replace(megatron.START, compute_efficiency=0.3, host_s=100e-6)
+    slow = _rows(iterations, machine, 4) + _rows(iterations, machine, 6)  # more of the same layers tell nothing
     fitting = megatron.Fitting(tuple(slow), leaves_out=True)
     assert fitting.machine(slow[0]) == megatron.START
     assert fitting.for_all.compute_efficiency < 0.5

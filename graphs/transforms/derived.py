@@ -15,6 +15,8 @@ from graphs.arrays import IntArray, frozen, pointers
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 
+STORED = "parameter"  # kind of an op that writes nothing but the part of a parameter that its place keeps
+
 
 @dataclass(frozen=True)
 class MeshAxis:

@@ -1,8 +1,9 @@
-"""`bucketed`: gradients of several parameters in one collective, as DistributedDataParallel sends them.
+"""`bucketed`: several parameters in one collective, as DistributedDataParallel and FSDP2 send them.
 
 A collective for each parameter pays its latency hundreds of times. Buckets are filled in the order in which the
 backward pass makes the gradients, so that each can be sent while the next one is still being computed (Li et al., VLDB
-2020, section 3.2.3, doi:10.14778/3415478.3415530).
+2020, section 3.2.3, doi:10.14778/3415478.3415530). Split parameters are gathered a layer at a time (Zhao et al., VLDB
+2023, doi:10.14778/3611540.3611569).
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from graphs.arrays import IntArray, pointers
 from graphs.errors import MismatchError
 from graphs.records import Phase
 from graphs.transforms.collectives.rewiring import rewired
-from graphs.transforms.derived import Collective, Derived
+from graphs.transforms.derived import STORED, Collective, Derived
 
 
 def bucketed(derived: Derived, bucket_bytes: int, apart: IntArray | None = None) -> Derived:
-    """Put reductions of gradients together until a bucket holds at least `bucket_bytes`.
+    """Put reductions of gradients, and gathers of updated parameters, together until a bucket holds `bucket_bytes`.
 
     A gradient is what backward ops write and, once it is reduced, updates alone read. Those of one kind, axis, dtype
-    and group of places share buckets. The op of a rank then reads and writes the tensors of all its gradients.
+    and group of places share buckets. Gathers of split parameters for their use share one bucket, of any size, where
+    they wait for the same: those of a layer. The op of a rank then reads and writes the tensors of its whole bucket.
 
     Args:
         bucket_bytes: at least 1; a gradient that is larger has a bucket of its own.
-        apart: int64 [ops of the source]; gradients of ops with different numbers, such as those of different stages, do
-            not share a bucket.
+        apart: int64 [ops of the source]; collectives of ops with different numbers, such as those of different stages,
+            do not share a bucket.
 
     Raises:
         MismatchError: a bucket of no bytes, or not one number for each op of the source.
@@ -50,22 +52,22 @@ def _buckets(derived: Derived, bucket_bytes: int, apart: IntArray | None) -> lis
     first = np.array([collective.ops[0] for collective in collectives], dtype=np.int64)
     filling: dict[tuple[object, ...], tuple[list[int], int]] = {}
     buckets: list[list[int]] = []
-    is_gradient = _gradients(derived)
+    is_limited, waits = _by_size(derived), _waits_of_layers(derived)
     for c in np.argsort(made_at[first], kind="stable").tolist():
         collective, op = collectives[c], int(first[c])
-        if not is_gradient[c]:
+        if not is_limited[c] and waits[c] is None:
             buckets.append([c])
             continue
         places = tuple(derived.part[list(collective.ops)].tolist())
         label = None if apart is None else int(apart[derived.origin[op]])
         about = graph.dtypes[op], int(derived.micro_batch[op]), label
-        key = (collective.kind, collective.axis, places, *about)
+        key = (collective.kind, collective.axis, places, waits[c], *about)
         members, size = filling.get(key, ([], 0))
         if not members:
             buckets.append(members)
         members.append(c)
         size += collective.bytes
-        filling[key] = (members, size) if size < bucket_bytes else ([], 0)
+        filling[key] = (members, size) if size < bucket_bytes or not is_limited[c] else ([], 0)
     return buckets
 
 
@@ -77,17 +79,34 @@ def _ready_position(derived: Derived) -> IntArray:
     return result
 
 
-def _gradients(derived: Derived) -> list[bool]:
-    """Whether each collective reduces a gradient."""
+def _by_size(derived: Derived) -> list[bool]:
+    """Whether each collective reduces a gradient, or gathers what updates have written."""
     graph = derived.graph
     producer, consumer, _ = graph.edge_list
-    after_backward = np.ones(graph.n_ops, dtype=np.bool_)
+    after_backward, after_update, before_update = (np.ones(graph.n_ops, dtype=np.bool_) for _ in range(3))
     np.logical_and.at(after_backward, consumer, graph.phase[producer] == Phase.BACKWARD)
-    before_update = np.ones(graph.n_ops, dtype=np.bool_)
+    np.logical_and.at(after_update, consumer, graph.phase[producer] == Phase.UPDATE)
     np.logical_and.at(before_update, producer, graph.phase[consumer] == Phase.UPDATE)
-    suits = after_backward & before_update
+    suits = dict.fromkeys(("all_reduce", "reduce_scatter"), after_backward & before_update)
+    suits["all_gather"] = after_update
+    return [c.kind in suits and bool(suits[c.kind][list(c.ops)].all()) for c in derived.collectives]
+
+
+def _waits_of_layers(derived: Derived) -> list[frozenset[int] | None]:
+    """The ops for which each gather of a split parameter for its use waits; None for other collectives."""
+    graph = derived.graph
+    producer, consumer, _ = graph.edge_list
+    is_stored = (np.array(graph.kinds) == STORED)[producer]
+    reads_stored = np.zeros(graph.n_ops, dtype=np.bool_)
+    reads_stored[consumer[is_stored]] = True
+    signals = reads_stored[consumer] & ~is_stored
+    waits: dict[int, set[int]] = {}
+    for before, op in zip(producer[signals].tolist(), consumer[signals].tolist(), strict=True):
+        waits.setdefault(op, set()).add(before)
     return [
-        collective.kind in ("all_reduce", "reduce_scatter") and bool(suits[list(collective.ops)].all())
+        frozenset().union(*(waits.get(op, ()) for op in collective.ops))
+        if collective.kind == "all_gather" and reads_stored[list(collective.ops)].all()
+        else None
         for collective in derived.collectives
     ]
 

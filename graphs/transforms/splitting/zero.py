@@ -16,6 +16,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import State
+from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
@@ -198,7 +199,7 @@ class Storage:
         places = np.arange(layout.places)
         ops = out.ops(
             [f"{state.name}/parameter{exchanges.spot(p)}" for p in places.tolist()],
-            kinds="parameter",
+            kinds=STORED,
             dtypes=graph.dtypes[owner],
             modules=graph.modules[owner],
             colocation=-1 if group < 0 else group * layout.places + places,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel.collective_graphs import star, step_s
+from torch import nn
 
+from graphs.capture import capture
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import Op, Phase, Tensor
 from graphs.transforms.collectives import bucketed, reduce
 from graphs.transforms.derived import Collective, Derived
+from graphs.transforms.splitting import Axis, Zero, split
 
 
 def data_parallel(sizes: list[int], ranks: int = 2, dtypes: list[str] | None = None) -> Derived:
@@ -110,6 +115,47 @@ def test_gradients_that_differ_do_not_share_a_bucket() -> None:
     before = data_parallel([10] * 4)
     stage = np.array([int(name[1] > "1") for name in before.source.op_names])
     assert contents(bucketed(before, 100, stage)) == [["r2", "r3"], ["r0", "r1"]]
+
+
+def layers_of_two(layers: int) -> OpGraph:
+    """A training step of layers that have a weight and a bias each."""
+    model = nn.Module()
+    model.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+    model.forward = lambda x: model.layers(x)  # type: ignore[method-assign]
+    return capture(model, (torch.ones(4, 8),), train=True, optimizer="sgd")
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_split_parameters_are_gathered_a_layer_at_a_time(micro_batches: int) -> None:
+    before = split(layers_of_two(3), [Axis("dp", 2, ("batch",))], micro_batches, Zero(3))
+    after = bucketed(before, 1)
+    # Forward a weight and a bias each; backward the weights of all layers but the first.
+    counts = [sum(c.kind == "all_gather" for c in derived.collectives) for derived in (before, after)]
+    assert counts == [8 * micro_batches, 5 * micro_batches]
+    gathered = [sum(c.bytes for c in d.collectives if c.kind == "all_gather") for d in (before, after)]
+    assert gathered == [(3 * 72 + 2 * 64) * 4 * micro_batches] * 2
+    assert OpGraph.build(*after.graph.records(), after.graph.name, after.graph.origin).hash == after.graph.hash
+    stage = np.array([int(name.startswith("layers.1")) for name in before.source.modules])
+    assert [c.bytes for c in bucketed(before, 1, stage).collectives] == [c.bytes for c in after.collectives]
+
+
+def test_parameters_of_one_layer_in_two_stages_are_gathered_apart() -> None:
+    pair = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(OrderedDict(blocks=nn.Sequential(pair)))
+    graph = capture(model, (torch.ones(4, 8),), train=True, optimizer="sgd")
+    before = split(graph, [Axis("dp", 2, ("batch",))], zero=Zero(3))
+    stage = np.array([int(module == "blocks.0.1") for module in graph.modules])
+    for apart, expected in ((None, [2 * 72, 64]), (stage, [72, 72, 64])):
+        gathers = [c.bytes // 4 for c in bucketed(before, 1, apart).collectives if c.kind == "all_gather"]
+        assert gathers == expected
+
+
+def test_updated_parameters_are_gathered_in_buckets() -> None:
+    before = split(layers_of_two(3), [Axis("dp", 2, ("batch",))], zero=Zero(1))
+    for size, count in ((1, 6), (72 * 4, 3), (10**9, 1)):
+        gathers = [c for c in bucketed(before, size).collectives if c.kind == "all_gather"]
+        assert sum(c.bytes for c in gathers) == 3 * 72 * 4
+        assert len(gathers) == count, size
 
 
 def test_bad_input() -> None:

@@ -1,0 +1,216 @@
+"""The search over strategies beside one device, pure placement, and the best of what people try by hand.
+
+    python benchmarks/strategies.py --seed 0 [--models a,b] [--clusters a,b] [--budget-s 20] [--out docs/results]
+
+Each row is one training graph on one cluster: one device, `auto` without strategies and the search with the same
+budget, and the best of the full hand grid (`baselines.strategies.searching.grid`): all of it is estimated, and scored
+by the simulator from the best estimate on, until what is left is estimated at more than MARGIN times the best scored;
+with --whole-grid all of it is scored. A row is appended to OUT/strategies.jsonl as soon as it is known, and a run that
+was stopped goes on with what is missing. At the end OUT/strategies.md is written; --render does only that. Losses and
+ties are printed like wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from table import machine, parser, read_rows
+
+from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.searching.grid import hand_grid
+from baselines.strategies.searching.records import Estimate, Scored
+from baselines.strategies.searching.scoring import scored
+from env.cluster import Cluster
+from graphs.disk import write_atomically
+from graphs.errors import InfeasibleError, StrategyError
+from graphs.formatting import format_bytes, format_seconds
+from graphs.opgraph import OpGraph
+from placement.inputs.sources import read_source
+from placement.optimization import optimize
+
+MODELS = (
+    "resnet50,bert_base,gpt2,vgg16,inception_v3,vit_b16,unet,rnnlm,nmt2,nmt4,s2vt,gpt2_medium,transformer_moe,"
+    "two_tower,llama3_8b,llama3_70b,mixtral_8x7b"
+)
+CLUSTERS = "8xH100-nvswitch,4xV100-pcie,2x8xH100-ib,16xV100-10gbe,8xV100-nvlink,mixed-gpus"
+OUT = Path("docs/results")
+MARGIN = 1.25  # an estimate so much above the best score is not worth scoring
+GRID_S = 60.0  # most seconds for scoring what is left of the grid
+EQUAL = 1e-6  # times that differ by less are a tie
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    options = _options()
+    rows_file, page = options.out / "strategies.jsonl", options.out / "strategies.md"
+    rows = read_rows(rows_file, _key)
+    for model in options.models.split(",") if not options.render else ():
+        graph: OpGraph | None = None
+        for name in options.clusters.split(","):
+            key = (model, name, options.seed, options.budget_s)
+            if key in rows:
+                continue
+            graph = graph or read_source(model, train=True).graph
+            row = _row(model, graph, Cluster.preset(name), options)
+            rows[key] = row
+            with rows_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(_line(row), flush=True)
+    wanted = [row for row in rows.values() if row["budget_s"] == options.budget_s and row["seed"] == options.seed]
+    command = shlex.join(["python", "benchmarks/strategies.py", *(word for word in sys.argv[1:] if word != "--render")])
+    write_atomically(page, _page(wanted, command))
+    print(f"{len(wanted)} rows: {page}")
+
+
+def _options() -> argparse.Namespace:
+    made = parser(__doc__)
+    made.add_argument("--models", default=MODELS)
+    made.add_argument("--clusters", default=CLUSTERS)
+    made.add_argument("--budget-s", type=float, default=20.0, help="seconds of each search (default: %(default)s)")
+    made.add_argument("--out", type=Path, default=OUT)
+    made.add_argument("--whole-grid", action="store_true", help="score all of the grid, which takes hours")
+    made.add_argument("--render", action="store_true", help="write the page from the rows that are there")
+    return made.parse_args()
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["model"], row["cluster"], row["seed"], row["budget_s"]
+
+
+def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Row:
+    row: Row = {"model": model, "cluster": cluster.name, "seed": options.seed, "budget_s": options.budget_s}
+    row |= {
+        "graph_hash": graph.hash,
+        "cluster_hash": cluster.hash,
+        "ops": graph.n_ops,
+        "one_s": _one_device(graph, cluster),
+    }
+    for key, strategy in (("auto_s", "none"), ("search", None)):
+        began_s = time.monotonic()
+        try:
+            found = optimize(graph, cluster, seed=options.seed, budget_s=options.budget_s, strategy=strategy)
+        except InfeasibleError:  # the graph fits nowhere without a strategy
+            row[key] = None
+            continue
+        if strategy == "none":
+            row[key] = found.objective_s
+            continue
+        peak = None if found.peak_bytes is None else max(found.peak_bytes.values(), default=0)
+        row |= {"search_s": found.objective_s, "strategy": found.strategy, "peak": peak, "bound_s": found.lower_bound_s}
+        row |= {"took_s": time.monotonic() - began_s, "note": found.note}
+    row.pop("search", None)
+    return row | _grid(graph, cluster, options.whole_grid) | {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def _one_device(graph: OpGraph, cluster: Cluster) -> float | None:
+    try:
+        return optimize(graph, cluster, "single_device").objective_s
+    except InfeasibleError:
+        return None
+
+
+def _grid(graph: OpGraph, cluster: Cluster, whole: bool) -> Row:
+    """The best of the hand grid."""
+    estimator, began_s = Estimator(graph, cluster), time.monotonic()
+    estimates: list[Estimate] = []
+    for strategy in hand_grid(graph, cluster):
+        try:
+            estimates.append(estimator.estimate(strategy))
+        except StrategyError:
+            continue
+    estimated_s = time.monotonic() - began_s
+    estimates.sort(key=lambda e: (e.missing_bytes > 0.15 * max(e.peak_bytes, 1), e.step_time_s))
+    best: Scored | None = None
+    count = 0
+    for estimate in estimates:
+        if not whole and best is not None and estimate.step_time_s > MARGIN * best.step_time_s:
+            break
+        if not whole and best is not None and time.monotonic() - began_s - estimated_s > GRID_S:
+            break
+        try:
+            found = scored(graph, cluster, estimate.strategy)
+        except (StrategyError, InfeasibleError):
+            continue
+        count += 1
+        if found.fits and (best is None or found.step_time_s < best.step_time_s):
+            best = found
+    return {
+        "grid_s": None if best is None else best.step_time_s,
+        "grid_strategy": None if best is None else best.strategy.text,
+        "grid_estimated": len(estimates),
+        "grid_scored": count,
+    }
+
+
+def _outcome(row: Row) -> str:
+    """Win, tie or loss against the grid."""
+    ours, grid = row["search_s"], row["grid_s"]
+    if ours is None or grid is None:
+        return "tie" if ours == grid else "win" if grid is None else "loss"
+    return "tie" if abs(ours - grid) <= EQUAL * grid else "win" if ours < grid else "loss"
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row['model']} on {row['cluster']}: {_time(row['search_s'])} {row.get('strategy', '')}; grid "
+        f"{_time(row['grid_s'])} {row['grid_strategy']}; placement {_time(row['auto_s'])}; one {_time(row['one_s'])}: "
+        f"{_outcome(row)}, {row.get('took_s', 0):.0f} s"
+    )
+
+
+def _time(seconds: float | None) -> str:
+    return "does not fit" if seconds is None else format_seconds(seconds)
+
+
+def _page(rows: list[Row], command: str) -> str:
+    counts = {word: sum(_outcome(row) == word for row in rows) for word in ("win", "tie", "loss")}
+    against = [row for row in rows if row["auto_s"] is not None and row["search_s"] is not None]
+    worse = sum(row["search_s"] > row["auto_s"] * (1 + EQUAL) for row in against)
+    lines = [
+        "# The search over strategies",
+        "",
+        f"`{command}` on {machine()}.",
+        "",
+        f"Against the best of the hand grid: better on {counts['win']} of {len(rows)} rows, equal on {counts['tie']}, "
+        f"worse on {counts['loss']}. Worse than pure placement with the same budget on {worse} of {len(against)}.",
+        "",
+        "x: times as fast as one device. Gap: at most so far from optimal, among all strategies. Grid: "
+        f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or for "
+        f"{GRID_S:g} s.",
+        "",
+        "| model | cluster | one device | placement | strategy found | time | x | peak | gap | grid's best | time | |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["cluster"], row["model"])):
+        ours, one = row["search_s"], row["one_s"]
+        times = f"{one / ours:.2f}" if ours and one else "–"
+        gap = f"{100 * (ours / row['bound_s'] - 1):.0f} %" if ours and row.get("bound_s") else "–"
+        peak = format_bytes(row["peak"]) if row.get("peak") else "–"
+        cells = [row["model"], row["cluster"], _time(one), _time(row["auto_s"]), f"`{_cell(row.get('strategy'))}`"]
+        cells += [
+            _time(ours),
+            times,
+            peak,
+            gap,
+            f"`{_cell(row['grid_strategy'])}`",
+            _time(row["grid_s"]),
+            _outcome(row),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(strategy: str | None) -> str:
+    return (strategy or "–").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
