@@ -238,19 +238,7 @@ class _Estimation:
         if not len(result):
             return result
         rank = ranks[jobs.block // GROUPS]
-        size = local.job_bytes.copy()
-        bucketed = jobs.is_gradient & (self.strategy.bucket_bytes > 0)
-        self.has_time = np.ones(len(result), dtype=np.bool_)
-        group = (jobs.kind * 64 + jobs.axis) * len(ranks) + jobs.block // GROUPS
-        for value in np.unique(group[bucketed]).tolist():
-            members = np.flatnonzero(bucketed & (group == value))
-            total = np.cumsum(size[members])
-            bucket = ((total - size[members]) // self.strategy.bucket_bytes).astype(np.int64)
-            last = np.flatnonzero(np.append(np.diff(bucket) > 0, True))
-            size[members] = 0.0
-            size[members[last]] = np.diff(total[last], prepend=0.0)
-            self.has_time[members] = False
-            self.has_time[members[last]] = True
+        size = self._in_buckets(local.job_bytes.copy())
         for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
             chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
             if kind == HALO:
@@ -260,6 +248,37 @@ class _Estimation:
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
         return result
+
+    def _in_buckets(self, size: FloatArray) -> FloatArray:
+        """float64 [j]: bytes where one member of each bucket has those of all; says which in ``has_time``."""
+        jobs, limit = self.step.jobs, self.strategy.bucket_bytes
+        self.has_time = np.ones(len(size), dtype=np.bool_)
+        if not limit:
+            return size
+        stage = jobs.block // GROUPS
+        # Gradients and updated parameters fill buckets one after the other; the last member begins when all are there.
+        group = (jobs.kind * 64 + jobs.axis) * (1 + int(stage.max())) + stage
+        filling = jobs.is_gradient | jobs.is_update
+        for value in np.unique(group[filling]).tolist():
+            members = np.flatnonzero(filling & (group == value))
+            total = np.cumsum(size[members])
+            last = np.flatnonzero(np.append(np.diff((total - size[members]) // limit) > 0, True))
+            self._carry(size, members, members[last], np.diff(total[last], prepend=0.0))
+        # A layer's parameters are gathered at a time.
+        stored = np.flatnonzero((jobs.state >= 0) & ~jobs.is_update)
+        if len(stored):
+            turn = (jobs.block[stored] * (self.source.graph.n_ops + 1) + jobs.after[stored] + 1) * 64 + jobs.axis[
+                stored
+            ]
+            _, first, which = np.unique(turn, return_index=True, return_inverse=True)
+            self._carry(size, stored, stored[first], np.bincount(which.reshape(-1), size[stored]).astype(np.float64))
+        return size
+
+    def _carry(self, size: FloatArray, members: IntArray, carriers: IntArray, sums: FloatArray) -> None:
+        size[members] = 0.0
+        size[carriers] = sums
+        self.has_time[members] = False
+        self.has_time[carriers] = True
 
     def _border_s(self, size: FloatArray, axis: int, rank: int) -> FloatArray:
         line = np.moveaxis(self.grid[rank], axis, -1).reshape(-1, self.sizes.axes[axis])[0]

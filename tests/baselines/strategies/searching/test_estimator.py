@@ -1,0 +1,83 @@
+"""Estimates against scores: near enough to choose by, on models, meshes, orders and clusters of all kinds."""
+
+from __future__ import annotations
+
+import pytest
+from scipy.stats import kendalltau
+
+from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.searching.grid import hand_grid
+from baselines.strategies.searching.scoring import scored
+from env.cluster import Cluster
+from graphs.errors import StrategyError
+from graphs.transforms.strategy import Strategy
+from graphs.zoo.cache import model_graph
+
+TIME, MEMORY = 0.25, 0.25  # most that one estimate may be off
+CASES = [
+    ("gpt2", "8xH100-nvswitch", "dp8"),
+    ("gpt2", "8xH100-nvswitch", "dp8 zero1"),
+    ("gpt2", "8xH100-nvswitch", "dp8 zero2 | bucket=5MB"),
+    ("gpt2", "8xH100-nvswitch", "dp8 zero3"),
+    ("gpt2", "8xH100-nvswitch", "tp8"),
+    ("gpt2", "8xH100-nvswitch", "dp2 | tp4 sp"),
+    ("gpt2", "8xH100-nvswitch", "cp4"),
+    ("gpt2", "8xH100-nvswitch", "dp8 | mb4"),
+    ("gpt2", "8xH100-nvswitch", "pp4 gpipe mb8"),
+    ("gpt2", "8xH100-nvswitch", "pp4 1f1b mb8 | recompute=*"),
+    ("gpt2", "8xH100-nvswitch", "pp4 interleaved mb8"),
+    ("gpt2", "8xH100-nvswitch", "pp4 zb-h1 mb8"),
+    ("gpt2", "8xH100-nvswitch", "pp4 zbv mb8"),
+    ("gpt2", "8xH100-nvswitch", "pp4 memory mb8"),
+    ("gpt2", "8xH100-nvswitch", "dp2 zero1 | pp2 1f1b mb8 | tp2"),
+    ("gpt2", "mixed-gpus", "dp4 shares=28:16:12:8"),
+    ("gpt2", "mixed-gpus", "pp4 1f1b mb8"),
+    ("bert_base", "4xV100-pcie", "dp4"),
+    ("bert_base", "4xV100-pcie", "pp2 1f1b mb8 | tp2"),
+    ("resnet50", "4xV100-pcie", "dp4 | statistics=sync"),
+    ("resnet50", "4xV100-pcie", "hp4 | statistics=sync"),
+    ("resnet50", "4xV100-pcie", "tp4"),
+    ("transformer_moe", "4xV100-pcie", "ep4"),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "text"), CASES)
+def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> None:
+    graph, target, strategy = model_graph(model, train=True), Cluster.preset(cluster), Strategy.parse(text)
+    estimate, score = Estimator(graph, target).estimate(strategy), scored(graph, target, strategy)
+    assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=TIME)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
+
+
+def test_estimates_put_strategies_in_the_order_of_their_scores() -> None:
+    graph, cluster = model_graph("bert_base", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    estimator = Estimator(graph, cluster)
+    strategies = list(hand_grid(graph, cluster))[::17]
+    pairs = [
+        (estimator.estimate(s).step_time_s, scored(graph, cluster, s).step_time_s) for s in strategies if s.devices == 4
+    ]
+    assert len(pairs) > 10
+    assert kendalltau(*zip(*pairs, strict=True)).statistic > 0.85
+
+
+def test_an_estimate_does_not_depend_on_those_before() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    texts = ("dp4", "dp2 | tp2", "pp4 1f1b mb8", "dp4 zero3", "pp4 zb-h1 mb4", "dp2 | mb2", "dp4", "pp2 1f1b mb8 | tp2")
+    warm = Estimator(graph, cluster)
+    found = [warm.estimate(Strategy.parse(text)) for text in texts]
+    assert found == [Estimator(graph, cluster).estimate(Strategy.parse(text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("dp16", "needs 16 devices"),
+        ("dp4 | mb32", "has 8"),
+        ("dp4 | statistics=sync | recompute=nowhere", "recomputes 'nowhere'"),
+        ("pp4 interleaved mb3", "groups of 4"),
+    ],
+)
+def test_what_is_not_possible_is_refused(text: str, sentence: str) -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    with pytest.raises(StrategyError, match=sentence):
+        Estimator(graph, cluster).estimate(Strategy.parse(text))

@@ -1,0 +1,91 @@
+"""The search over strategies: against the whole grid, reproducible, and with an answer whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from baselines.budget import Budget
+from baselines.strategies.searching import search as searching
+from baselines.strategies.searching.bound import ALL, strategy_bounds
+from baselines.strategies.searching.families import FAMILIES, family_of
+from baselines.strategies.searching.grid import hand_grid
+from baselines.strategies.searching.records import Scored
+from baselines.strategies.searching.scoring import scored
+from baselines.strategies.searching.search import search_strategies
+from env.cluster import Cluster
+from graphs.errors import InfeasibleError, StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from graphs.zoo.cache import model_graph
+
+
+def best_of_grid(graph: OpGraph, cluster: Cluster) -> Scored:
+    found = []
+    for strategy in hand_grid(graph, cluster):
+        try:
+            found.append(scored(graph, cluster, strategy))
+        except (StrategyError, InfeasibleError):
+            continue
+    return min((one for one in found if one.fits), key=lambda one: one.step_time_s)
+
+
+@pytest.mark.parametrize("model", ["bert_base", "resnet50"])
+@pytest.mark.parametrize("cluster", ["2xK40-pcie", "mixed-gpus"])
+def test_the_search_is_no_worse_than_the_whole_grid(model: str, cluster: str) -> None:
+    graph, target = model_graph(model, train=True, batch_size=4), Cluster.preset(cluster)
+    outcome = search_strategies(graph, target, 0, Budget(evaluations=40))
+    assert outcome.best is not None
+    assert outcome.best.step_time_s <= best_of_grid(graph, target).step_time_s * (1 + 1e-9)
+    assert outcome.best.step_time_s >= strategy_bounds(graph, target)[ALL] * (1 - 1e-9)
+
+
+def test_the_same_evaluations_give_the_same_outcome() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    first, second = (search_strategies(graph, cluster, 0, Budget(evaluations=12)) for _ in range(2))
+    assert first == second
+    assert first.scored <= 12
+
+
+def test_the_outcome_has_the_best_of_each_family_and_the_front() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=30))
+    assert outcome.best is not None
+    assert {"dp", "zero3", "tp", "pp 1f1b", "hybrid"} <= set(outcome.best_of) <= set(FAMILIES)
+    for name, found in outcome.best_of.items():
+        assert family_of(found.strategy) == name
+        assert found.step_time_s >= outcome.best.step_time_s
+    times = [found.step_time_s for found in outcome.front]
+    peaks = [found.peak_bytes for found in outcome.front]
+    assert times == sorted(times)
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_no_time_at_all_still_gives_an_answer() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    outcome = search_strategies(graph, cluster, 0, Budget(seconds=0.0))
+    assert outcome.best is not None
+    assert outcome.scored == 1
+
+
+def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    calls = []
+
+    def impatient(*arguments: object) -> Scored:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return scored(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(searching, "scored", impatient)
+    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=30))
+    assert outcome.interrupted
+    assert outcome.scored == 2
+    assert outcome.best is not None
+
+
+def test_strategies_to_begin_with_are_considered() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    odd = Strategy.parse("dp2 | bucket=123456 | pp2 1f1b mb3")
+    found = search_strategies(graph, cluster, 0, Budget(seconds=0.0), starts=[odd])
+    assert found.estimated >= 1
