@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import permutations
 
+import numpy as np
 import pytest
 
 from env.cluster import Cluster, Device, both_ways
-from env.resizing import resized
+from env.resizing import part_of, resized
 from graphs.errors import ClusterError
 
 
@@ -55,3 +57,25 @@ def test_what_cannot_be_repeated_is_refused() -> None:
         resized(dataclasses.replace(two, devices=(*two.devices[:-1], slower)), 17)
     with pytest.raises(ClusterError, match="cannot have 0 devices"):
         resized(two, 0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "chosen"), [("2x8xH100-ib", [0, 3, 8]), ("8xV100-nvlink", [0, 5, 7]), ("mixed-gpus", [1])]
+)
+def test_a_part_of_a_cluster_keeps_devices_and_routes(preset: str, chosen: list[int]) -> None:
+    cluster = Cluster.preset(preset)
+    part = part_of(cluster, np.array(chosen))
+    wanted = [cluster.devices[d].name for d in chosen]
+    assert set(wanted) <= set(part.device_index)
+    assert len(part.devices) < len(cluster.devices)
+    for a, b in permutations(wanted, 2):
+        whole = cluster.routes[cluster.device_index[a], cluster.device_index[b]]
+        found = part.routes[part.device_index[a], part.device_index[b]]
+        assert [part.links[e] for e in found.links] == [cluster.links[e] for e in whole.links]
+
+
+def test_a_part_of_a_cluster_has_the_memories_its_devices_work_in() -> None:
+    cluster = Cluster.preset("8xH100-nvswitch").with_lanes()
+    part = part_of(cluster, cluster.lane_of[[2, 4]])
+    assert list(part.device_index) == ["gpu2", "gpu4", "gpu2.lane", "gpu4.lane"]
+    assert part.memory_owner.tolist() == [0, 1, 0, 1]

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from parallel.collective_graphs import star
 
 from baselines.strategies.collective_costs import SIZES, CollectiveCosts, SideBySide
 from env.cluster import Cluster, both_ways
-from env.collective_times import lone_collective_s
-from env.collectives import ManyRanks
+from env.collective_times import lone_collective_s, side_by_side
+from env.collectives import ManyRanks, buffer_bytes
 from env.presets import H100
 from graphs.errors import UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS
@@ -99,6 +100,30 @@ def test_many_ranks_are_timed_by_formula() -> None:
     (inside,) = found.networks(1)
     assert isinstance(inside, SideBySide)
     assert len(inside.groups) == 1
+
+
+def test_one_size_exactly_with_the_buffers_it_needs() -> None:
+    found = costs("2x8xH100-ib", 1, 2, 8)
+    size = 12 * 2**20
+    name = found.quickest("all_reduce", 1, size)
+    each = {name: found.exactly("all_reduce", 1, 2**24, name)[0] for name in ALGORITHMS}
+    assert each[name] == pytest.approx(min(each.values()))
+    seconds, held = found.exactly("all_reduce", 1, size, "ring")
+    assert seconds == pytest.approx(found.seconds("all_reduce", 1, size, "ring"), rel=1e-3)
+    assert held == pytest.approx(size / 8, abs=8)  # a piece at a time
+    assert found.exactly("all_gather", 1, size, "ring")[1] == pytest.approx(size * 7 / 8, abs=8)
+    assert costs("2x8xH100-ib", 1, 16).quickest("all_reduce", 0, 10**9) == "hierarchical8"
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("algorithm", ["ring", "sharded", "butterfly", "hierarchical", "doubling", "tree", "central"])
+def test_buffers_by_formula_are_those_of_the_simulator(kind: str, algorithm: str) -> None:
+    """For ranks that are powers of two; sums are made as pieces arrive."""
+    cluster = star(16, 1e-6, 1e-9, 1e-12)
+    for ranks in (4, 16):
+        size = 65536 * ranks
+        held = int(side_by_side(cluster, [range(ranks)], kind, size, algorithm).peak_bytes.max())
+        assert held <= buffer_bytes(kind, algorithm, size, ranks) <= 2 * held
 
 
 def test_bad_names_are_refused() -> None:
