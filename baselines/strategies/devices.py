@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from env.cluster import Cluster, Device
+from env.cluster import LANE, Cluster, Device
 from env.problem import Problem
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
@@ -21,11 +21,11 @@ def devices_of(cluster: Cluster, strategy: Strategy) -> IntArray:
     """int64: numbers of the devices that a strategy may use, in its order: those that it names, else the cluster's.
 
     Raises:
-        StrategyError: fewer than it needs, an unknown name, or one of a lane or of a CPU beside other devices.
+        StrategyError: fewer than it needs, an unknown name, or one of a lane.
     """
     devices = cluster.compute_devices
     if strategy.device_names:
-        known = [cluster.devices[d].name for d in cluster.compute_devices]
+        known = [device.name for device in cluster.devices if device.kind != LANE]
         unknown = next((name for name in strategy.device_names if name not in known), None)
         if unknown is not None:
             raise StrategyError(

@@ -254,16 +254,19 @@ class Strategy:
         """The inverse of `to_dict`.
 
         Raises:
-            StrategyError: an unknown field, or what `Strategy` refuses.
+            StrategyError: an unknown field, a value of another kind, or what `Strategy` refuses.
         """
         known = [f.name for f in fields(Strategy)]
         for key in values:
             if key not in known:
                 raise StrategyError(f"a strategy has unknown field {key!r:.60}; known: {', '.join(known)}.")
         given = dict(values)
-        rules = (dict(rule) for rule in given.pop("mesh", ()))
-        mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "shares")) for rule in rules)
-        return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
+        try:
+            rules = (dict(rule) for rule in given.pop("mesh", ()))
+            mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "shares")) for rule in rules)
+            return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
+        except (TypeError, ValueError) as error:
+            raise StrategyError(f"a strategy has a field that is none of its kind: {plain_reason(error)}.") from None
 
 
 def _with_tuples(values: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -65,14 +65,15 @@ def test_devices_that_are_left_out_are_said() -> None:
 
 def test_unknown_devices_and_lanes_are_refused() -> None:
     cluster = uneven(1, 1)
-    with_cpu = Cluster.preset("2xK40-pcie")
-    for given, first, name in (
-        (cluster, "d0", "d7"),
-        (cluster.with_lanes(), "d0", "d0.lane"),
-        (with_cpu, "gpu0", "cpu0"),
-    ):
+    for given, name in ((cluster, "d7"), (cluster.with_lanes(), "d0.lane")):
         with pytest.raises(StrategyError, match=f"names device '{name}', and cluster '.*' has no such device that"):
-            applied(mlp(), given, Strategy.parse(f"dp2 | devices={first}+{name}"))
+            applied(mlp(), given, Strategy.parse(f"dp2 | devices=d0+{name}"))
+
+
+def test_a_cpu_takes_part_where_it_is_named() -> None:
+    cluster = Cluster.preset("cpu-gpu")
+    what = applied(mlp(layers=4), cluster, Strategy.parse("pp2 1f1b mb2 | devices=gpu0+cpu0"))
+    assert set(what.plan.device.tolist()) == {0, 1}
 
 
 def test_named_cuts_begin_stages() -> None:

@@ -62,6 +62,13 @@ def test_a_mesh_moves_and_keeps_its_options(transformer: OpGraph) -> None:
     assert {"dp8 zero1 | tp2 sp", "dp2 zero1 | tp2 sp", "dp4 zero1 | cp2 | tp2 sp"} <= meshes
 
 
+def test_experts_are_spread_where_there_are_some() -> None:
+    model = build("mixtral_8x7b", device="meta", small=True, batch_size=8)
+    graph = capture(model.model, model.args, train=True)
+    meshes = {move.text for kind, move in neighbours(graph, ALIKE, Strategy.parse("dp4 zero1")) if kind == "mesh"}
+    assert {"dp2 zero1 | ep2", "dp4 zero1 | ep2"} <= meshes
+
+
 def test_patterns_are_those_of_the_graph(transformer: OpGraph) -> None:
     found = patterns(transformer)
     assert found.recomputed[:3] == ((), ("*",), ("kind:*scaled_dot_product*",))

@@ -144,7 +144,13 @@ def test_zero_needs_replicas() -> None:
         Strategy(zero=1)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"banana": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"banana": 1}', '{"device_names": 5}', '{"cuts": [["a"]]}', '{"stages": "2"}', '{"mesh": [5]}'),
+        *('{"mesh": [{"name": "xx", "size": 2}]}', '{"mesh": [{"name": "dp", "size": 2, "shares": ["a", "b"]}]}'),
+    ],
+)
 def test_json_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(StrategyError):
         Strategy.from_json(text)
