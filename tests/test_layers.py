@@ -62,7 +62,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "placement.runtime": ("program", "in_process transport", "ranks", "backends", "application", "__init__"),
     "placement.learning": (
-        "networks",
+        "networks strategies",
         "policies",
         "learners",
         "by_name checkpoint event_log placing session training",

@@ -1,0 +1,1 @@
+"""How do agents search over strategies? The environment ``placement/Strategy-v0``."""
