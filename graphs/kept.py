@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphs.arrays import FloatArray, IntArray
 from graphs.formatting import format_bytes
-from graphs.opgraph import OpGraph, Phase
 from graphs.optimizers import OPTIMIZERS
+from graphs.records import Phase
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
 
 _USUAL = OPTIMIZERS["momentum"]  # where nobody said which
 _BITS = re.compile(r"\d+")

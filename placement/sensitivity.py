@@ -182,7 +182,7 @@ def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan | None:
     """A result's schedule as a fixed sequence, which nothing but the figures changes; None where it is made anew."""
     from env.simulation.simulator import Simulator  # loads compiled code
 
-    if _has_times_of_its_own(graph, best.graph):
+    if _is_made_anew(graph, best, cluster):
         return None
     _, schedule = Simulator(_problem(best, cluster)).schedule(best.plan())
     order = np.empty(best.graph.n_ops)
@@ -195,15 +195,17 @@ def _scored_on(
 ) -> tuple[Score, IntArray]:
     """The score of a result on a cluster with the same devices, and their capacities in bytes.
 
-    The plan stays: stages are not cut anew. Where times of collectives are part of its graph, the strategy is carried
-    out once more on the cluster.
+    The plan stays: stages are not cut anew. Where figures of the cluster are part of its graph, the strategy is carried
+    out once more.
     """
     from env.simulation.simulator import Simulator  # loads compiled code
 
-    if _has_times_of_its_own(graph, result.graph):
-        from baselines.strategies.applied import applied  # loads all transforms
+    if _is_made_anew(graph, result, cluster):
+        from baselines.strategies.applied import applied  # these load all transforms
+        from baselines.strategies.folding import is_to_be_folded
 
-        what = applied(graph, cluster, Strategy.parse(result.strategy))
+        strategy = Strategy.parse(result.strategy)
+        what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
         problem, plan = what.problem, what.plan
     else:
         problem, plan = _problem(result, cluster), sequence or result.plan()
@@ -215,6 +217,11 @@ def _problem(result: Result, cluster: Cluster) -> Problem:
     return Problem(result.graph, cluster.with_lanes() if result.cluster.lane_of.max() >= 0 else cluster)
 
 
-def _has_times_of_its_own(graph: OpGraph, derived: OpGraph) -> bool:
-    """Whether a rewritten graph has ops with a time that those it was made of have not."""
-    return derived is not graph and bool(np.isnan(graph.time_s).all() and not np.isnan(derived.time_s).all())
+def _is_made_anew(graph: OpGraph, result: Result, cluster: Cluster) -> bool:
+    """Whether figures of the cluster are part of a rewritten graph: times, or a replica for all."""
+    from baselines.strategies.folding import is_to_be_folded  # loads all transforms
+
+    if result.strategy == NO_STRATEGY:
+        return False
+    has_times = bool(np.isnan(graph.time_s).all() and not np.isnan(result.graph.time_s).all())
+    return has_times or is_to_be_folded(graph, cluster, Strategy.parse(result.strategy))

@@ -260,7 +260,7 @@ def what_if(
     """Compare methods on each cluster. A cluster that the graph does not fit on is a row that says so.
 
     Args:
-        clusters: for a sweep one cluster with more and more of its devices, as `env.resizing.resized` gives them.
+        clusters: for a sweep one cluster with more and more of its devices, as `resized` gives them.
         methods: as in `placement.compare`; None for ``"auto"`` and, where `placement.optimize` would search them,
             strategies.
         seed, objective, budget_s, evaluations: as in `placement.compare`; the budget is for each cluster.
