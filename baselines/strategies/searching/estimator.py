@@ -232,14 +232,14 @@ class _Estimation:
         return self._finished(local, job_s, by_place, ranks, *pipeline)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
-        """float64 [j]: seconds of each exchange; gradients share buckets, whose last member has all its time."""
+        """float64 [j]: seconds of each exchange; in buckets of gradients or updated parameters the last has all time."""
         jobs = self.step.jobs
         result = np.zeros(len(jobs.kind))
         if not len(result):
             return result
         rank = ranks[jobs.block // GROUPS]
         size = local.job_bytes.copy()
-        bucketed = jobs.is_gradient & (self.strategy.bucket_bytes > 0)
+        bucketed = (jobs.is_gradient | jobs.is_update) & (self.strategy.bucket_bytes > 0)
         self.has_time = np.ones(len(result), dtype=np.bool_)
         group = (jobs.kind * 64 + jobs.axis) * len(ranks) + jobs.block // GROUPS
         for value in np.unique(group[bucketed]).tolist():
