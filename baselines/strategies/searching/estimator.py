@@ -232,7 +232,7 @@ class _Estimation:
         return self._finished(local, job_s, by_place, ranks, *pipeline)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
-        """float64 [j]: seconds of each exchange; in buckets of gradients or updated parameters the last has all time."""
+        """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""
         jobs = self.step.jobs
         result = np.zeros(len(jobs.kind))
         if not len(result):
