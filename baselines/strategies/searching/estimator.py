@@ -232,7 +232,7 @@ class _Estimation:
         return self._finished(local, job_s, by_place, ranks, *pipeline)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
-        """float64 [j]: seconds of each exchange; gradients share buckets, whose last member has all its time."""
+        """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""
         jobs = self.step.jobs
         result = np.zeros(len(jobs.kind))
         if not len(result):
@@ -308,6 +308,9 @@ class _Estimation:
         seconds = usual[:, :3].copy()
         seconds[:, where] += sums
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
+        if self.strategy.stages == 1 and self.strategy.micro_batches > 1:
+            seconds[0, 3] = self._overlapped_s(local, job_s, seconds[0])
+            seconds[0, 0] = 0.0 if self.source.graph.is_training else seconds[0, 3]
         held, peak, once = self._memory(local)
         stages = self.strategy.stages
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, once, stages)
@@ -322,6 +325,14 @@ class _Estimation:
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
         return ends, longer, np.maximum(peaks, kept)
+
+    def _overlapped_s(self, local: LocalCosts, job_s: FloatArray, seconds: FloatArray) -> float:
+        """Seconds of a micro-batch among others without a pipeline: while one communicates, the next one computes."""
+        jobs, frame, m = self.step.jobs, self.step.frame, self.strategy.micro_batches
+        computing = float(local.op_s[frame.group != ONCE].sum() + local.sum_s.sum())
+        communicating = float(job_s[~jobs.is_gradient & ~jobs.is_update].sum())
+        alone = float(seconds[FORWARD] + seconds[3])
+        return (alone + (m - 1) * min(alone, max(computing, communicating))) / m
 
     def _finished(
         self,
