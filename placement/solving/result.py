@@ -62,7 +62,7 @@ class Result:
         bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
             which is `lower_bound_s`, and by family as far as a family can exist at all
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
-            it is.
+            it is; left out where that is very large.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -192,8 +192,8 @@ class Result:
         if ALL not in finite:  # nothing fits
             return self
         result = self.against(finite[ALL], "the bound over all strategies")
-        own = {ALL: result.lower_bound_s, THIS_GRAPH: self.lower_bound_s}
-        return dataclasses.replace(result, bounds={**finite, **own})
+        own = {THIS_GRAPH: self.lower_bound_s} if self.lower_bound_s > 0 else {}
+        return dataclasses.replace(result, bounds={**finite, ALL: result.lower_bound_s, **own})
 
     def against(self, lower_bound_s: float, source: str) -> Result:
         """The same result beside a lower bound that `source` has proved.
