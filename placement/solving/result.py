@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
+_MOST_PEAKS = 8  # devices whose peak a summary tells one by one
 NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
@@ -276,7 +277,10 @@ class Result:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         answer = self.answer
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
-        peaks = ", ".join(f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices)
+        peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices]
+        if len(peaks) > _MOST_PEAKS:
+            ends = [answer.peak_bytes[name] for name in devices]
+            peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
         used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
         others: list[str] = []
         if self.alternatives:
@@ -288,7 +292,7 @@ class Result:
             head,
             f"step time    {format_seconds(answer.step_time_s)} on {used}",
             f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {self.scope}",
-            f"peak memory  {peaks}",
+            f"peak memory  {', '.join(peaks)}",
             f"moved        {format_bytes(answer.bytes_moved)} between devices",
         ]
         if self.objective == THROUGHPUT:
