@@ -24,7 +24,6 @@ from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategic import without_answer
-from placement.solving.strategy_search import beside_placements, has_strategies
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -129,6 +128,8 @@ def compare(
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
         BoundError: one method's placement beats another one's lower bound.
     """
+    from placement.solving.strategy_search import beside_placements, has_strategies
+
     asked = default_methods(objective) if methods is None else methods
     check_options(asked, seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
@@ -181,6 +182,8 @@ def _strategies_alone(
     graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
 ) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
+    from placement.solving.strategy_search import beside_placements
+
     nothing = without_answer(graph, cluster, seed, AUTO, reason)
     return Comparison(
         graph=graph,

@@ -243,7 +243,8 @@ def _bounds_differ(found: Verification, own_bound_s: float) -> Iterator[str]:
     searched = result.method == AUTO or result.method in SEARCHES
     bounds = [("lower_bound_s", result.lower_bound_s, own_bound_s, searched)]
     if result.bounds:
-        bounds = [(f"the bound of {THIS_GRAPH}", result.bounds.get(THIS_GRAPH, 0.0), own_bound_s, searched)]
+        own = [result.bounds[THIS_GRAPH]] if THIS_GRAPH in result.bounds else []
+        bounds = [(f"the bound of {THIS_GRAPH}", own_s, own_bound_s, searched) for own_s in own]
         if found.lower_bound_s is not None:
             bounds.append(("lower_bound_s", result.lower_bound_s, min(found.lower_bound_s, objective_s), False))
         said_s = result.bounds.get(ALL)

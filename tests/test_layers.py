@@ -48,9 +48,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "placement": (
-        "processes inputs namesakes",
+        "processes inputs namesakes sizing",
         "solving",
-        "sizing",
         "learning runtime exporters",
         "verification measured_best",
         "optimization",

@@ -71,16 +71,17 @@ class FewestDevices:
         }
 
 
-def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES) -> FewestDevices:
+def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, more_than: int = 0) -> FewestDevices:
     """Try more and more devices of a cluster, and hosts like its own, until a frugal strategy is estimated to fit.
 
     Args:
         most: devices to try.
+        more_than: so many are known not to do.
     """
     usable = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist())
     at_least = max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable)))
     tried, found = 0, None
-    for count in range(at_least, most + 1):
+    for count in range(max(at_least, more_than + 1), most + 1):
         try:
             fewer = resized(cluster, count)
         except ClusterError:  # it has no hosts to repeat

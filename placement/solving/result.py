@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
+_MOST_PEAKS = 8  # devices whose peak a summary tells one by one
 NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
@@ -62,7 +63,7 @@ class Result:
         bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
             which is `lower_bound_s`, and by family as far as a family can exist at all
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
-            it is.
+            it is; left out where that is very large.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -192,8 +193,8 @@ class Result:
         if ALL not in finite:  # nothing fits
             return self
         result = self.against(finite[ALL], "the bound over all strategies")
-        own = {ALL: result.lower_bound_s, THIS_GRAPH: self.lower_bound_s}
-        return dataclasses.replace(result, bounds={**finite, **own})
+        own = {THIS_GRAPH: self.lower_bound_s} if self.lower_bound_s > 0 else {}
+        return dataclasses.replace(result, bounds={**finite, ALL: result.lower_bound_s, **own})
 
     def against(self, lower_bound_s: float, source: str) -> Result:
         """The same result beside a lower bound that `source` has proved.
@@ -276,7 +277,10 @@ class Result:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         answer = self.answer
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
-        peaks = ", ".join(f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices)
+        peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices]
+        if len(peaks) > _MOST_PEAKS:
+            ends = [answer.peak_bytes[name] for name in devices]
+            peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
         used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
         others: list[str] = []
         if self.alternatives:
@@ -288,7 +292,7 @@ class Result:
             head,
             f"step time    {format_seconds(answer.step_time_s)} on {used}",
             f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {self.scope}",
-            f"peak memory  {peaks}",
+            f"peak memory  {', '.join(peaks)}",
             f"moved        {format_bytes(answer.bytes_moved)} between devices",
         ]
         if self.objective == THROUGHPUT:

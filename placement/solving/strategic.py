@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from baselines.strategies.figures import StrategyFigures
 
 
+MOST_BOUNDED_OPS = 100_000  # the bound of a larger rewritten graph takes as long as all the rest
+
+
 @dataclass(frozen=True)
 class StrategyRow:
     """One strategy's outcome.
@@ -105,6 +108,7 @@ def _result(
     priority = Priority.LONGEST_PATH.value
     if what.is_folded:
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
+    bound_s = 0.0 if what.problem.graph.n_ops > MOST_BOUNDED_OPS else None
     try:
         solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority, bound_s=bound_s)
     except InfeasibleError as error:

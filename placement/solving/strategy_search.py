@@ -16,6 +16,8 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_bytes
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import MeshRule, Strategy
+from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
@@ -32,6 +34,7 @@ PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
+_MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
 
 
@@ -135,7 +138,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, seed, own, progress)
+        outcome = search_strategies(graph, cluster, seed, own, progress, starts(graph, cluster))
     budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
@@ -192,21 +195,26 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
         yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
 
 
+def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
+    """What the search begins with: all devices along one axis, then each mesh at its most frugal."""
+    n = len(cluster.compute_devices)
+    for zero in range(4) if graph.is_training else (0,):
+        yield Strategy((MeshRule("dp", n),), zero=zero)
+    yield Strategy((MeshRule("tp", n),))
+    yield from frugal_strategies(graph, n)
+
+
 def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
-    """Why nothing fits: what the most frugal strategy lacks on which device, and how many devices it takes at least."""
-    words = [f"The step keeps {kept_words(graph)}."]
+    """Why nothing fits: what the most frugal strategy lacks on which device, and how many devices would do."""
     if outcome.frugal is None:
-        return " ".join([placed.reason or "", *words])
+        return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."
     frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
-    lacking = format_bytes(outcome.frugal.missing_bytes)
-    words.insert(
-        0, f"The most frugal strategy, {frugal.strategy!r}, lacks {lacking}: {frugal.reason or 'by estimate.'}"
+    missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
+    lacking = f"lacks {format_bytes(missing)}" if missing else "nearly fits"
+    return (
+        f"The most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
+        f"{kept_words(graph)}. {fewest_devices(graph, cluster, _MORE_DEVICES * n, n).headline()}"
     )
-    largest = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices)
-    least = -(-int(graph.kept_bytes.sum()) // max(1, largest))
-    if least > len(cluster.compute_devices):
-        words.append(f"At least {least} of these devices hold that, and activations come on top.")
-    return " ".join(words)
 
 
 def solver_or_reason(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:

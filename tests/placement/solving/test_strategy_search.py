@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 from dataclasses import replace
 from itertools import pairwise
@@ -142,7 +143,8 @@ def test_where_nothing_fits_the_most_frugal_strategy_says_what_it_lacks() -> Non
     assert not found.feasible
     assert found.reason.startswith("The most frugal strategy, '")
     assert "gpu0" in found.reason
-    assert "At least " in found.reason
+    assert "lacks " in found.reason
+    assert "at least 12 are needed" in found.reason
     assert advice(found) == f"found nothing that fits: {found.reason}"
     assert Result.from_json(found.to_json()) == found
 
@@ -204,3 +206,9 @@ def test_speedups_need_both_times() -> None:
     (one,) = ways(("dp", "dp2", 2.0, 5))
     assert (one.speedup(4.0), one.speedup(None)) == (2.0, None)
     assert math.isclose(ways(("dp", "dp2", 0.0, 5))[0].speedup(4.0) or 0.0, 1.0)
+
+
+def test_many_devices_are_summed_up_by_their_ends() -> None:
+    found = optimize(mlp(batch=16), Cluster.preset("2x8xH100-ib"), strategy="dp16")
+    (line,) = [line for line in found.summary().splitlines() if line.startswith("peak memory")]
+    assert re.fullmatch(r"peak memory  fullest host\d/gpu\d .*, emptiest host\d/gpu\d .*", line)
