@@ -51,21 +51,16 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster) -> Mapping[str, float]:
         ONE_DEVICE: _one_device_s(problem),
         NO_STRATEGY: np.inf if placements.memory_reason else placements.value_s,
     }
-    devices = _devices(cluster)
+    devices = cluster.compute_devices
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
         result |= _families(problem, devices)
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
 
 
-def _devices(cluster: Cluster) -> IntArray:
-    """Numbers of the devices that a strategy may name: CPUs, too."""
-    return np.array([d for d, device in enumerate(cluster.devices) if device.kind != LANE], dtype=np.int64)
-
-
 def _one_device_s(problem: Problem) -> float:
     """All of the work on the device that takes least for it, among those that have room for what is kept."""
-    devices = _devices(problem.cluster)
+    devices = np.array([d for d, device in enumerate(problem.cluster.devices) if device.kind != LANE], dtype=np.int64)
     fits = problem.capacity_bytes[devices] >= int(problem.graph.kept_bytes.sum())
     seconds = problem.op_s[:, devices[fits]].sum(axis=0)
     return float(seconds.min(initial=np.inf)) * (1.0 - _ROUNDING)
