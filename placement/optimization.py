@@ -15,10 +15,10 @@ from placement.solving.methods import AUTO, METHODS, check_options, check_proble
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row
-from placement.solving.strategy_search import Progress, best_of_all, has_strategies
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
+    from placement.solving.strategy_search import Progress
 
 __all__ = ["METHODS", "optimize", "solved"]
 
@@ -79,6 +79,8 @@ def optimize(
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
     """
+    from placement.solving.strategy_search import best_of_all, has_strategies
+
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     plain = (method, objective, priority, scorer) == (AUTO, LATENCY, Priority.LONGEST_PATH.value, "simulate")
