@@ -55,7 +55,7 @@ def main() -> None:
     for model in options.models.split(",") if not options.render else ():
         graph: OpGraph | None = None
         for name in options.clusters.split(","):
-            key = (model, name, options.seed, options.budget_s)
+            key = f"{model} {name} {options.seed} {options.budget_s:g}"
             if key in rows:
                 continue
             graph = graph or read_source(model, train=True).graph
@@ -81,8 +81,8 @@ def _options() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return row["model"], row["cluster"], row["seed"], row["budget_s"]
+def _key(row: Row) -> str:
+    return f"{row['model']} {row['cluster']} {row['seed']} {row['budget_s']:g}"
 
 
 def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Row:
@@ -183,8 +183,8 @@ def _page(rows: list[Row], command: str) -> str:
         f"worse on {counts['loss']}. Worse than pure placement with the same budget on {worse} of {len(against)}.",
         "",
         "x: times as fast as one device. Gap: at most so far from optimal, among all strategies. Grid: "
-        f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or for "
-        f"{GRID_S:g} s.",
+        f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or "
+        f"for {GRID_S:g} s.",
         "",
         "| model | cluster | one device | placement | strategy found | time | x | peak | gap | grid's best | time | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -16,7 +16,7 @@ from graphs.opgraph import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class FinishEstimate:
     """A scheduler's own schedule, with links that are never busy (n ops): device int64, start and end float64 s."""
 
     device: IntArray
@@ -29,7 +29,7 @@ class Estimate:
         return float(self.end_s.max())
 
 
-Scheduler = Callable[[Allowance], Estimate]
+Scheduler = Callable[[Allowance], FinishEstimate]
 
 
 def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Plan:
@@ -52,7 +52,7 @@ def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]
     return place_within_memory(units, build)
 
 
-def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> Estimate:
+def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> FinishEstimate:
     """A scheduler's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
 
     Raises:
@@ -82,7 +82,7 @@ def insert(
     allowance: Allowance,
     look_ahead_s: FloatArray | None = None,
     first_choice: IntArray | None = None,
-) -> Estimate:
+) -> FinishEstimate:
     """Place op after op where it would finish first, in the first idle interval there that holds it.
 
     Only devices with room are considered. The first op of a colocation group fixes the device of all, where its finish
@@ -102,7 +102,7 @@ def insert(
 
     problem = units.problem
     n, n_devices = problem.op_s.shape
-    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    estimate = FinishEstimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
     room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.insert(
         order,
@@ -123,7 +123,7 @@ def insert(
     return estimate
 
 
-def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourite: IntArray) -> Estimate:
+def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourite: IntArray) -> FinishEstimate:
     """Again and again start the op that can start first, on the device where it can, as `m_etf` and `m_sct` do.
 
     Args:
@@ -139,7 +139,7 @@ def start_earliest(units: Units, op_of: IntArray, allowance: Allowance, favourit
 
     problem, graph = units.problem, units.problem.graph
     n = graph.n_ops
-    estimate = Estimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
+    estimate = FinishEstimate(np.empty(n, np.int64), np.empty(n), np.empty(n))
     room = room_of(units, allowance.unit_bytes, allowance.working_bytes)
     failed = list_kernel.start_earliest(
         op_of,

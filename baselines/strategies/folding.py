@@ -23,7 +23,7 @@ from graphs.transforms.collectives import reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.strategy import Strategy
 
-LARGE_OPS = 300_000  # of a derived graph, about: more of them are folded
+LARGE_OPS = 150_000  # of a derived graph, about: more of them are folded
 _SPATIAL = ("hp", "wp")
 _EXCHANGES = 0.04  # collectives for each op and axis of a mesh, about
 _ROUNDS = 16  # of a collective that is spelt out, at most

@@ -20,7 +20,7 @@ from strategies import problems
 
 from baselines.list_schedulers.cpop import cpop, critical_device
 from baselines.list_schedulers.cpop import scheduler as cpop_scheduler
-from baselines.list_schedulers.estimate import Estimate, estimated_schedule, ready_order
+from baselines.list_schedulers.estimate import FinishEstimate, estimated_schedule, ready_order
 from baselines.list_schedulers.m_etf import m_etf
 from baselines.list_schedulers.m_etf import scheduler as etf_scheduler
 from baselines.list_schedulers.m_sct import arcs, favourite_children, m_sct, relaxation
@@ -40,7 +40,7 @@ from graphs.generators import topcuoglu
 from graphs.opgraph import FloatArray, IntArray, Op, OpGraph, Tensor
 
 METHODS: Mapping[str, Method] = {"cpop": cpop, "peft": peft, "m_etf": m_etf, "m_sct": m_sct, "m_topo": m_topo}
-ESTIMATES: Mapping[str, Callable[[Problem], Estimate]] = {
+ESTIMATES: Mapping[str, Callable[[Problem], FinishEstimate]] = {
     "cpop": partial(estimated_schedule, scheduler=cpop_scheduler),
     "peft": partial(estimated_schedule, scheduler=peft_scheduler),
     "etf": partial(estimated_schedule, scheduler=etf_scheduler),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.list_schedulers.estimate import Estimate
+from baselines.list_schedulers.estimate import FinishEstimate
 from env.cluster import Cluster, Device, both_ways
 from env.problem import Problem
 
@@ -16,7 +16,7 @@ def mesh(*devices: tuple[str, str, int]) -> Cluster:
     return Cluster("mesh", made, tuple(link for a, b in pairs for link in both_ways(a, b, 1.0, 0.0)))
 
 
-def check(problem: Problem, estimate: Estimate) -> None:
+def check(problem: Problem, estimate: FinishEstimate) -> None:
     """Every op waits for the last of its inputs, takes its time, and has its device for itself."""
     graph, device = problem.graph, estimate.device
     own = problem.op_s[np.arange(graph.n_ops), device]

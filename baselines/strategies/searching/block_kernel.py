@@ -37,6 +37,7 @@ class BlockArrays(NamedTuple):
 def _launch(first: int, last: int, now: float, lane: float, job_s: FloatArray, job_end: FloatArray) -> float:
     """Put jobs into the lane; returns when it is free."""
     for j in range(first, last):
+        # One that is left out is there at once.
         job_end[j] = 0.0
         if job_s[j] >= 0.0:
             lane = max(lane, now) + job_s[j]
@@ -57,16 +58,20 @@ def run_blocks(
         ends, lane_ends: [B], when ops and jobs of each block have come to their end.
     """
     for b in range(len(ends)):
+        # The clock of every block begins at 0; some exchanges begin with it.
         now = 0.0
         lane = _launch(a.start_ptr[2 * b], a.start_ptr[2 * b + 1], 0.0, 0.0, job_s, job_end)
-        late = a.first[b]  # the next op that may have been put off
+        # What nothing but an update waits for is put off until the device has nothing else to do.
+        late = a.first[b]
         for i in range(a.first[b], a.first[b + 1]):
             if a.is_late[i]:
                 continue
+            # Exchanges of other blocks have come to their end long before.
             ready = now
             for w in range(a.wait_ptr[i], a.wait_ptr[i + 1]):
                 if a.job_block[a.wait_job[w]] == b:
                     ready = max(ready, job_end[a.wait_job[w]])
+            # The time until what it needs is there goes to ops that were put off, whole ops: none is interrupted.
             while late < i and now < ready:
                 if a.is_late[late]:
                     now += op_s[late]
@@ -74,10 +79,12 @@ def run_blocks(
                 late += 1
             now = max(now, ready) + op_s[i]
             lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
+        # What is still put off runs at the end of the block.
         for i in range(late, a.first[b + 1]):
             if a.is_late[i]:
                 now += op_s[i]
                 lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
+        # Where the lane ends later, what follows has to say whether it waits for that.
         ends[b], lane_ends[b] = now, lane
 
 
@@ -127,7 +134,9 @@ def run_pipeline(
         sent: float64 [S, 2], zeros; scratch: when the way to each stage is free again, from before and from behind.
         ends, peaks: float64 [p]: results, zeros before.
     """
+    # Memory grows and shrinks as micro-batches come and go; `held` is what each device has now.
     n_devices, n_stages = len(ends), len(a.seconds)
+    # Devices take turns; each runs as many blocks as it can before the next one has its turn.
     left = a.ptr[n_devices]
     while left > 0:
         moved = False
@@ -135,6 +144,7 @@ def run_pipeline(
             while a.ptr[d] + place[d] < a.ptr[d + 1]:
                 k = a.ptr[d] + place[d]
                 kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
+                # A block needs what its neighbour sends, a backward pass its own forward pass, too.
                 if kind == 0 and s > 0 and not is_done[s - 1, m, 0]:
                     break
                 if (
@@ -146,6 +156,7 @@ def run_pipeline(
                 if kind != 2:
                     ends[d] = max(ends[d], ready[s, m, min(kind, 1)])
                 ends[d] += a.seconds[s, kind]
+                # While a block runs, its peak counts; what the micro-batch holds afterwards stays.
                 if kind == 0:
                     peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
                     held[d] += a.held[s, 0]
@@ -155,8 +166,10 @@ def run_pipeline(
                 else:
                     peaks[d] = max(peaks[d], held[d] - a.held[s, 0] + a.peak[s, 1])
                     held[d] -= a.held[s, 0]
+                    # The backward pass for inputs alone leaves what that for weights needs.
                     if kind == 1:
                         held[d] += a.held[s, 1]
+                # Results go to the next stage, or to the one before, one after the other.
                 if kind != 2:
                     is_done[s, m, min(kind, 1)] = True
                     if kind == 0 and s + 1 < n_stages:
@@ -165,9 +178,11 @@ def run_pipeline(
                     elif kind != 0 and s > 0:
                         sent[s - 1, 1] = max(sent[s - 1, 1], ends[d]) + a.back_s[s - 1]
                         ready[s - 1, m, 1] = sent[s - 1, 1]
+                # The next block of this device.
                 place[d] += 1
                 left -= 1
                 moved = True
+        # Nobody can go on: the order waits for itself.
         if not moved:
             return False
     return True

@@ -35,9 +35,9 @@ from baselines.strategies.searching.step import (
     STATISTICS,
     WEIGHTS,
     Frame,
+    LocalStep,
     Split,
     States,
-    Step,
     step_of,
 )
 from baselines.strategies.stage_cuts import equal_cuts, is_overfull, pipeline_stages
@@ -84,7 +84,7 @@ class Estimator:
         self._stages: dict[tuple[object, ...], IntArray] = {}
         self._equal_cuts: dict[tuple[object, ...], IntArray] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
-        self._steps: dict[tuple[object, ...], tuple[Step, BlockArrays]] = {}
+        self._steps: dict[tuple[object, ...], tuple[LocalStep, BlockArrays]] = {}
         self._orders: dict[tuple[object, ...], PipelineOrder] = {}
         self._networks: dict[tuple[object, ...], CollectiveCosts] = {}
 
@@ -155,7 +155,7 @@ class Estimator:
 
     def step(
         self, frame: Frame, split: Split, source: _Source, is_ordered: bool, key: tuple[object, ...]
-    ) -> tuple[Step, BlockArrays]:
+    ) -> tuple[LocalStep, BlockArrays]:
         if key not in self._steps:
             while len(self._steps) >= _MOST_KEPT:
                 del self._steps[next(iter(self._steps))]
@@ -488,7 +488,7 @@ def crossings(frame: Frame) -> tuple[tuple[IntArray, IntArray, IntArray], tuple[
     return result[0], result[1]
 
 
-def _block_arrays(step: Step, is_late: BoolArray) -> BlockArrays:
+def _block_arrays(step: LocalStep, is_late: BoolArray) -> BlockArrays:
     """The step in the form of the compiled loops."""
     frame, jobs = step.frame, step.jobs
     n, n_blocks = frame.graph.n_ops, frame.n_stages * GROUPS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.strategies.searching.cuts import AxisCut
-from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, Split, States, Step
+from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, LocalStep, Split, States
 from env.cluster import Cluster
 from graphs.arrays import FloatArray
 from graphs.opgraph import ANY_DEVICE, OpGraph
@@ -104,7 +104,7 @@ class OpTimes:
 
 
 def local_costs(
-    step: Step, split: Split, sizes: Sizes, states: States, times: OpTimes, devices: Sequence[Sequence[int]]
+    step: LocalStep, split: Split, sizes: Sizes, states: States, times: OpTimes, devices: Sequence[Sequence[int]]
 ) -> LocalCosts:
     """Costs of a step on a mesh of these sizes.
 
@@ -162,7 +162,7 @@ def _stretch(devices: Sequence[int], number: int, parts: int) -> Sequence[int]:
 
 
 def _seconds(
-    step: Step, times: OpTimes, flops: FloatArray, moved: FloatArray, devices: Sequence[Sequence[int]]
+    step: LocalStep, times: OpTimes, flops: FloatArray, moved: FloatArray, devices: Sequence[Sequence[int]]
 ) -> FloatArray:
     """float64 [n]: seconds of each op on the slowest device of its stage."""
     if all(numbers == devices[0] for numbers in devices):
@@ -174,7 +174,7 @@ def _seconds(
     return result
 
 
-def _statistics_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
+def _statistics_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
     """float64 [n]: of each batch norm whose parts put their statistics together, a first look at what it reads."""
     graph, result = step.frame.graph, np.zeros(step.frame.graph.n_ops)
     parted = np.zeros(graph.n_ops, dtype=np.bool_)
@@ -219,7 +219,9 @@ def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray
     return result
 
 
-def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: FloatArray) -> dict[str, FloatArray]:
+def _job_bytes(
+    step: LocalStep, split: Split, sizes: Sizes, states: States, tensor: FloatArray
+) -> dict[str, FloatArray]:
     jobs = step.jobs
     if not len(jobs.kind):
         return {"job_bytes": np.zeros(0), "job_made": np.zeros(0)}
@@ -234,7 +236,7 @@ def _job_bytes(step: Step, split: Split, sizes: Sizes, states: States, tensor: F
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 
 
-def _sum_s(step: Step, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
+def _sum_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
     """float64 [stages]: what it takes to add one micro-batch's gradients to those before."""
     graph = step.frame.graph
     result = np.zeros(step.frame.n_stages)

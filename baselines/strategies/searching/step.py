@@ -1,8 +1,8 @@
-"""`Step`: what one place of a mesh does in a step, as arrays whose sizes follow from those of the mesh.
+"""`LocalStep`: what one place of a mesh does in a step, as arrays whose sizes follow from those of the mesh.
 
 A strategy's graph has many places that do all the same. An estimate looks at one of them: which ops run in which block
 of the pipeline, what is exchanged before whom, and from when to when each tensor is held. All this depends on how the
-graph is cut, not on into how many parts; so one `Step` serves many sizes.
+graph is cut, not on into how many parts; so one `LocalStep` serves many sizes.
 
 Blocks are numbered ``4 * stage + group``; groups are forward, backward for inputs, backward for weights, and what
 happens once a step.
@@ -110,7 +110,7 @@ class Lives:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LocalStep:
     """One place's part of a step, for any size of the mesh.
 
     Attributes:
@@ -216,7 +216,7 @@ class Split:
     synchronised: bool = False
 
 
-def step_of(frame: Frame, split: Split, states: States) -> Step:
+def step_of(frame: Frame, split: Split, states: States) -> LocalStep:
     """The step of a graph in stages that is cut in this way. O((n + e) log e)."""
     return _Builder(frame, split, states).step()
 
@@ -238,7 +238,7 @@ class _Builder:
         self.direct = np.ones(len(self.tensor), dtype=np.bool_)
         self.job_lives: list[tuple[IntArray, IntArray, IntArray]] = []  # (job, first place, last place)
 
-    def step(self) -> Step:
+    def step(self) -> LocalStep:
         for a in range(len(self.split.cuts)):
             self._along(a)
             if self.split.synchronised:
@@ -246,7 +246,7 @@ class _Builder:
         if self.split.zero_axis >= 0:
             self._storage()
         jobs = self._jobs()
-        return Step(
+        return LocalStep(
             self.frame, self.split.cuts, self.split.chunks, self.is_chunked, jobs, self._lives(jobs), self._summed()
         )
 

@@ -37,7 +37,7 @@ CASES = [
     ("resnet50", "4xV100-pcie", "dp4 | statistics=sync"),
     ("resnet50", "4xV100-pcie", "hp4 | statistics=sync"),
     ("resnet50", "4xV100-pcie", "tp4"),
-    ("transformer_moe", "4xV100-pcie", "ep4"),
+    ("mixtral_8x7b", "8xH100-nvswitch", "ep8 | recompute=*"),
 ]
 
 
@@ -50,14 +50,14 @@ def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> N
 
 
 def test_estimates_put_strategies_in_the_order_of_their_scores() -> None:
-    graph, cluster = model_graph("bert_base", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
     estimator = Estimator(graph, cluster)
-    strategies = list(hand_grid(graph, cluster))[::17]
+    strategies = list(hand_grid(graph, cluster))[::23]
     pairs = [
-        (estimator.estimate(s).step_time_s, scored(graph, cluster, s).step_time_s) for s in strategies if s.devices == 4
+        (estimator.estimate(s).step_time_s, scored(graph, cluster, s).step_time_s) for s in strategies if s.devices == 8
     ]
-    assert len(pairs) > 10
-    assert kendalltau(*zip(*pairs, strict=True)).statistic > 0.85
+    assert len(pairs) > 8
+    assert kendalltau(*zip(*pairs, strict=True)).statistic > 0.8
 
 
 def test_an_estimate_does_not_depend_on_those_before() -> None:
