@@ -1,0 +1,176 @@
+"""Does learning help the search over strategies, at equal time?
+
+    python benchmarks/strategy_learning.py --seed 0 [--train-s 300] [--budget-s 10]
+
+MaskablePPO is trained for some minutes on ``placement/Strategy-v0``, on training steps of some models, by estimates.
+Then three searches with the same budget look for strategies of other models:
+
+* the search without learning (`search_strategies`);
+* the policy first, for a share of the time: episodes from one device and from random strategies, whose best by estimate
+  are what the search begins with, for the rest of the time;
+* moves by chance instead of the policy's, so that it shows what the policy has learned.
+
+All answers are scored by the simulator. Training does not count as time of the search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.callbacks import BaseCallback
+from table import Printer, parser
+
+from baselines.budget import Budget
+from baselines.strategies.searching.records import Estimate
+from baselines.strategies.searching.search import search_strategies
+from env.cluster import Cluster
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from graphs.zoo.cache import model_graph
+from placement.learning.strategies.environment import RANDOM, StrategyEnv, StrategyTask
+
+LEARNED_ON = ("alexnet", "inception_v3", "vit_b16", "bert_base", "rnnlm")
+ASKED = ("gpt2", "resnet50", "nmt4", "transformer_moe")
+CLUSTERS = ("8xH100-nvswitch", "4xV100-pcie", "16xV100-10gbe")
+STEPS = 12
+PROPOSING = 0.3  # of the time
+PROPOSED = 8  # strategies that the search begins with
+
+Choose = Callable[[Any, Any], int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of the best strategy that each search has found for one task; infinite where none fits."""
+
+    model: str
+    cluster: str
+    plain_s: float
+    learned_s: float
+    chance_s: float
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--train-s", type=float, default=300.0, help="seconds of training (default: %(default)s)")
+    options.add_argument("--budget-s", type=float, default=10.0, help="seconds of each search (default: %(default)s)")
+    given = options.parse_args()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    agent, learning = _trained(given)
+    _found_s(
+        model_graph(LEARNED_ON[0], train=True), Cluster.preset(CLUSTERS[0]), given.seed, Budget(evaluations=1)
+    )  # compiles
+    rng = np.random.default_rng(given.seed)
+
+    def by_policy(observation: Any, mask: Any) -> int:
+        return int(agent.predict(observation, action_masks=mask)[0])
+
+    def by_chance(observation: Any, mask: Any) -> int:
+        return int(rng.choice(np.flatnonzero(mask)))
+
+    rows = [
+        Row(
+            model,
+            name,
+            _found_s(graph, cluster, given.seed, Budget(given.budget_s)),
+            *(_proposing_s(graph, cluster, given, choose) for choose in (by_policy, by_chance)),
+        )
+        for model in ASKED
+        for graph in [model_graph(model, train=True)]
+        for name in CLUSTERS
+        for cluster in [Cluster.preset(name)]
+    ]
+    show = Printer("Learning and the search over strategies", given.markdown)
+    print(learning)
+    show.table(
+        f"Best step time found in {given.budget_s:g} s",
+        ["model", "cluster", "search alone", "policy, then search", "chance, then search", "policy against search"],
+        [_words(row) for row in rows],
+    )
+    print(_verdict(rows))
+
+
+def _trained(given: argparse.Namespace) -> tuple[MaskablePPO, str]:
+    """A policy, and how its episodes went at the beginning and at the end."""
+    graphs = [model_graph(name, train=True) for name in LEARNED_ON]
+    env = StrategyEnv(graphs, [Cluster.preset(name) for name in CLUSTERS], max_steps=STEPS)
+    agent = MaskablePPO("MlpPolicy", env, n_steps=256, batch_size=128, gamma=1.0, ent_coef=0.01, seed=given.seed)
+    until = _Until(time.monotonic() + given.train_s)
+    agent.learn(10**9, callback=until)
+    returns = until.returns
+    part = max(1, len(returns) // 5)
+    first, last = (float(np.exp(np.mean(some))) if some else 1.0 for some in (returns[:part], returns[-part:]))
+    words = (
+        f"Trained for {given.train_s:g} s: {agent.num_timesteps:,} moves, {len(returns):,} episodes of {STEPS}.",
+        f"One made the step {first:.2f}x as fast as on one device in the first fifth of them, {last:.2f}x in the last",
+        "(geometric mean; a step that does not fit counts as slower).",
+    )
+    return agent, " ".join(words)
+
+
+class _Until(BaseCallback):
+    """Ends training at a time, and keeps the returns of episodes."""
+
+    def __init__(self, end_s: float) -> None:
+        super().__init__()
+        self.end_s, self.returns = end_s, list[float]()
+
+    def _on_step(self) -> bool:
+        self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+        return time.monotonic() < self.end_s
+
+
+def _found_s(graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, starts: tuple[Strategy, ...] = ()) -> float:
+    best = search_strategies(graph, cluster, seed, budget, starts=starts).best
+    return float("inf") if best is None else best.step_time_s
+
+
+def _proposing_s(graph: OpGraph, cluster: Cluster, given: argparse.Namespace, choose: Choose) -> float:
+    """Episodes first, and then a search from the best strategies that they came to."""
+    budget = Budget(given.budget_s)
+    part = budget.part(PROPOSING)
+    env = StrategyEnv(graph, cluster, max_steps=STEPS)
+    env.reset(seed=given.seed)
+    episode = 0
+    while not part.over():
+        observation, _ = env.reset(options={"start": RANDOM if episode % 2 else "none"})
+        for _ in range(STEPS):
+            if part.over():
+                break
+            observation = env.step(choose(observation, env.action_masks()))[0]
+        episode += 1
+    return _found_s(graph, cluster, given.seed, budget, tuple(_best(env.task)))
+
+
+def _best(task: StrategyTask) -> list[Strategy]:
+    """Those that fit, fastest first, by estimate."""
+    known: list[Estimate] = [found for found in task.estimates.values() if found is not None and found.fits]
+    return [found.strategy for found in sorted(known, key=lambda found: found.step_time_s)[:PROPOSED]]
+
+
+def _words(row: Row) -> list[str]:
+    times = [f"{seconds * 1e3:.2f} ms" for seconds in (row.plain_s, row.learned_s, row.chance_s)]
+    return [row.model, row.cluster, *times, f"{row.plain_s / row.learned_s:.3f}x"]
+
+
+def _verdict(rows: list[Row]) -> str:
+    """One sentence: wins, losses, ties, and the mean."""
+    ratio = np.array([row.plain_s / row.learned_s for row in rows])
+    chance = np.array([row.plain_s / row.chance_s for row in rows])
+    better, worse = int((ratio > 1.001).sum()), int((ratio < 0.999).sum())
+    means = [float(np.exp(np.nanmean(np.log(some[np.isfinite(some)])))) for some in (ratio, chance)]
+    return (
+        f"With the policy the search finds a faster step in {better} of {len(rows)} rows and a slower one in {worse}; "
+        f"in the geometric mean it is {means[0]:.3f}x as fast as without, and with moves by chance {means[1]:.3f}x."
+    )
+
+
+if __name__ == "__main__":
+    main()
