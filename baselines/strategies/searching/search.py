@@ -165,24 +165,23 @@ class _Search:
             parts = sizes.get("dp", 1)
             micro = space.micro_batches(parts)
             some = {micro[0], micro[-1], micro[len(micro) // 2]} if stages > 1 else {micro[0]}
+            ways = (True, False) if sizes.get("tp", 1) > 1 and space.has_sequence else (False,)
             for m in sorted(some):
-                plain = space.strategy(sizes, stages, micro_batches=m)
-                yield plain
-                yield from self._frugal(plain)
+                for sequence in ways:
+                    yield from self._frugal(space.strategy(sizes, stages, sequence, micro_batches=m))
 
     def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
         """More and more frugal forms of a strategy, until one fits."""
-        estimate = self.pool.estimates.get(plain)
-        if estimate is None or estimate.fits:
-            return
         has_dp = any(rule.name == "dp" for rule in plain.mesh)
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
         for recompute in self.space.recomputations:
             for zero in levels:
                 frugal = replace(plain, zero=zero, recompute=recompute)
+                if not self.space.may_fit(frugal):
+                    continue
                 yield frugal
                 found = self.pool.estimates.get(frugal)
-                if found is not None and found.fits:
+                if found is None or found.fits:
                     return
 
     def _climb(self) -> None:

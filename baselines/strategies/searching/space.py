@@ -54,6 +54,21 @@ class Space:
         """Samples of the batch; 1 where it cannot be cut."""
         return self.extents.get("batch", 1)
 
+    @property
+    def has_sequence(self) -> bool:
+        """Whether ops can be cut along a sequence."""
+        return self.extents.get("sequence", 1) > 1
+
+    def may_fit(self, strategy: Strategy) -> bool:
+        """Whether what is kept has room, were every byte of it shared out as evenly as the strategy allows."""
+        graph, parts = self.graph, strategy.stages
+        for rule in strategy.mesh:
+            parts *= rule.size if rule.name in ("tp", "ep") else 1
+        dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
+        sizes = graph.parameter_bytes.sum(), graph.gradient_bytes.sum(), graph.optimizer_bytes.sum()
+        kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
+        return kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist())
+
     @cached_property
     def has_statistics(self) -> bool:
         """Whether an op works with statistics of the whole batch, so that it cannot be cut in time."""
@@ -79,9 +94,13 @@ class Space:
             return (1,)
         return tuple(1 << i for i in range(max(1, self.batch // parts).bit_length()))
 
-    def strategy(self, sizes: dict[str, int], stages: int = 1, **options: object) -> Strategy:
-        """A strategy of these axes; statistics of a batch that they cut are put together."""
-        mesh = tuple(MeshRule(name, size) for name, size in sizes.items() if size > 1)
+    def strategy(self, sizes: dict[str, int], stages: int = 1, sequence: bool = False, **options: object) -> Strategy:
+        """A strategy of these axes; statistics of a batch that they cut are put together.
+
+        Args:
+            sequence: tensor parallelism cuts along the sequence what it leaves whole.
+        """
+        mesh = tuple(MeshRule(name, size, sequence and name == "tp") for name, size in sizes.items() if size > 1)
         cuts_images = any(sizes.get(name, 1) > 1 for name in ("dp", "hp", "wp", "ep"))
         statistics = "sync" if self.has_statistics and cuts_images else "exact"
         return replace(Strategy(mesh, stages, statistics=statistics), **options)  # type: ignore[arg-type]
@@ -90,20 +109,18 @@ class Space:
         """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.
 
         One other axis, such as experts or the height of images, may stand beside data parallelism or stages. Meshes of
-        all devices come first.
+        all devices come first, and of those the ones with few stages and much data parallelism.
         """
         n = self.n_devices
         totals = [n, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT or (k & (k - 1)) == 0)]
         others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
         for total in totals:
-            for dp in _divisors(total):
-                if dp > self.limit("dp"):
-                    continue
-                for inner in _divisors(total // dp):
-                    stages = total // dp // inner
-                    for axis in ("tp", *others) if inner > 1 else ("tp",):
-                        if inner <= self.limit(axis):
-                            yield {"dp": dp, axis: inner}, stages
+            shapes = [(stages, inner) for stages in _divisors(total) for inner in _divisors(total // stages)]
+            for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
+                dp = total // stages // inner
+                for axis in ("tp", *others) if inner > 1 else ("tp",):
+                    if dp <= self.limit("dp") and inner <= self.limit(axis):
+                        yield {"dp": dp, axis: inner}, stages
 
 
 def _divisors(n: int) -> list[int]:
