@@ -116,6 +116,7 @@ class _Search:
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
+        self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
@@ -216,31 +217,38 @@ class _Search:
     # -- scoring ----------------------------------------------------------------------------------------------
 
     def _score_best(self) -> None:
-        """Score the most promising, family by family and then by estimate, and the neighbours of the best."""
-        for estimate in self._best_of_families():
-            if self._is_over():
-                return
-            if self._best() is None or self._scoring_s(estimate) < self.budget.left_s():
+        """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
+        families, without = iter(self._best_of_families()), 0
+        while not self._is_over():
+            estimate = next((e for e in families if e.strategy not in self.pool.scored), None)
+            if estimate is not None and self._has_time_for(estimate):
                 self._score(estimate)
-        without, explored = 0, set[Strategy]()
-        while without < _PATIENCE and not self._is_over():
-            best = self._best()
-            if best is not None and best.strategy not in explored:
-                explored.add(best.strategy)
-                for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
-                    if self._is_over():
-                        return
-                    self._estimate(strategy)
-            limit_s = math.inf if best is None else best.step_time_s * _SLACK
-            left = [e for e in self._ranked() if e.strategy not in self.pool.scored]
-            left = [e for e in left if self._rank(e)[0] < 2 and self.pool.corrected_s(e) <= limit_s]
-            if not left:
+            best, promising = self._best(), self._promising() if without < _PATIENCE else None
+            if promising is None and estimate is None:
                 return
-            if best is not None and self._scoring_s(left[0]) > self.budget.left_s():
+            if promising is not None and self._has_time_for(promising) and not self._is_over():
+                found = self._score(promising)
+                is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
+                without = 0 if is_better else without + 1
+            elif estimate is None:
                 return
-            found = self._score(left[0])
-            is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
-            without = 0 if is_better else without + 1
+
+    def _promising(self) -> Estimate | None:
+        """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
+        best = self._best()
+        if best is not None and best.strategy not in self.explored:
+            self.explored.add(best.strategy)
+            for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
+                if self._is_over():
+                    return None
+                self._estimate(strategy)
+        limit_s = math.inf if best is None else best.step_time_s * _SLACK
+        left = (e for e in self._ranked() if e.strategy not in self.pool.scored and self._rank(e)[0] < 2)
+        return next((e for e in left if self.pool.corrected_s(e) <= limit_s), None)
+
+    def _has_time_for(self, estimate: Estimate) -> bool:
+        """Whether it can be scored in time; there has to be an answer, whatever the time."""
+        return self._best() is None or self._scoring_s(estimate) < self.budget.left_s()
 
     def _best_of_families(self) -> list[Estimate]:
         """The most promising of all, then of each family."""

@@ -67,7 +67,7 @@ class Space:
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
         sizes = graph.parameter_bytes.sum(), graph.gradient_bytes.sum(), graph.optimizer_bytes.sum()
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
-        return kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist())
+        return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
 
     @cached_property
     def has_statistics(self) -> bool:
