@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baselines.strategies.cuts_kernel import best_begins
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -197,13 +198,9 @@ def _cuts_within(done: FloatArray, sent: FloatArray, limit_s: float, full: Float
         if full is not None:
             low = np.maximum(low, np.searchsorted(full[:, k], full[:, k] - 1.0))
         here = np.full(f + 1, np.inf)
-        ends = np.flatnonzero(low < high)
-        for j in ends.tolist() if k + 1 < n_stages else ends[ends == f].tolist():
-            begins = slice(low[j], high[j])
-            options = cost[begins] + ((own[j] - own[begins]) / unit_s) ** 2 / 2
-            best = int(options.argmin())
-            came_from[k, j] = low[j] + best
-            here[j] = options[best] + (sent[j - 1] if k + 1 < n_stages else 0.0)
+        is_last = k + 1 == n_stages
+        after = np.zeros(f + 1) if is_last else np.concatenate([[0.0], sent]).astype(np.float64)
+        best_begins(cost, own, unit_s, low, high, after, f if is_last else 0, here, came_from[k])
         cost = here
     if not np.isfinite(cost[f]):
         return None
