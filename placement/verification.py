@@ -153,7 +153,8 @@ def _strategy_bound_s(result: Result, source: OpGraph | None) -> float | None:
     from baselines.strategies.searching.bound import strategy_bounds
 
     source = result.graph if result.strategy == NO_STRATEGY else source
-    return None if source is None else strategy_bounds(source, without_lanes(result.cluster))[ALL]
+    keeps_statistics = Strategy.parse(result.strategy).statistics != "local"
+    return None if source is None else strategy_bounds(source, without_lanes(result.cluster), keeps_statistics)[ALL]
 
 
 def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
@@ -243,7 +244,8 @@ def _bounds_differ(found: Verification, own_bound_s: float) -> Iterator[str]:
     searched = result.method == AUTO or result.method in SEARCHES
     bounds = [("lower_bound_s", result.lower_bound_s, own_bound_s, searched)]
     if result.bounds:
-        bounds = [(f"the bound of {THIS_GRAPH}", result.bounds.get(THIS_GRAPH, 0.0), own_bound_s, searched)]
+        own_s = result.bounds.get(THIS_GRAPH, 0.0)  # a lower one holds, too: that of a large graph is left out
+        bounds = [(f"the bound of {THIS_GRAPH}", own_s, min(own_s, own_bound_s), searched)]
         if found.lower_bound_s is not None:
             bounds.append(("lower_bound_s", result.lower_bound_s, min(found.lower_bound_s, objective_s), False))
         said_s = result.bounds.get(ALL)
