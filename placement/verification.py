@@ -153,7 +153,8 @@ def _strategy_bound_s(result: Result, source: OpGraph | None) -> float | None:
     from baselines.strategies.searching.bound import strategy_bounds
 
     source = result.graph if result.strategy == NO_STRATEGY else source
-    return None if source is None else strategy_bounds(source, without_lanes(result.cluster))[ALL]
+    keeps_statistics = Strategy.parse(result.strategy).statistics != "local"
+    return None if source is None else strategy_bounds(source, without_lanes(result.cluster), keeps_statistics)[ALL]
 
 
 def _remade(result: Result, graph: OpGraph) -> Iterator[str]:

@@ -72,6 +72,8 @@ def strategy_row(
     from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
+    keeps_statistics = strategy.statistics != "local"
+    bounds = bounds if keeps_statistics else None  # which hold for strategies that keep them
     try:
         what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     except InfeasibleError as error:  # no order of a pipeline keeps to the memory
@@ -80,7 +82,8 @@ def strategy_row(
     score, schedule = Simulator(what.problem).schedule(what.plan)
     result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
-        result = result.among_strategies(strategy_bounds(graph, cluster) if bounds is None else bounds)
+        known = strategy_bounds(graph, cluster, keeps_statistics) if bounds is None else bounds
+        result = result.among_strategies(known)
     return StrategyRow(result, figures(what, score, schedule), what)
 
 

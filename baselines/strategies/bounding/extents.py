@@ -14,7 +14,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray
 from graphs.opgraph import OpGraph
-from graphs.rows import Partial, Shard, SplitRow
+from graphs.rows import BATCH_STATISTICS, Partial, Shard, SplitRow
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import AXES
 
@@ -39,8 +39,12 @@ class Extents:
     micro_batches: int
 
     @staticmethod
-    def of(graph: OpGraph) -> Extents:
-        """The limits of a graph. O(rows)."""
+    def of(graph: OpGraph, keeps_statistics: bool = True) -> Extents:
+        """The limits of a graph. O(rows).
+
+        Args:
+            keeps_statistics: those of a batch stay those of the whole batch, so that it is not cut in time.
+        """
         n_read = np.diff(graph.inputs[0]).tolist()
         largest = np.ones(graph.n_ops)
         along = {word: np.ones(graph.n_ops) for word in _OWN}
@@ -62,6 +66,8 @@ class Extents:
         limit = of_inputs if of_inputs > 1 else float((largest if leaks else batch).max(initial=1.0))
         # A state that a row of the batch cuts could keep another row from fitting.
         is_chunked = (batch >= limit) & is_clear & bool(limit > 1 and is_stateless.all() and not leaks)
+        if keeps_statistics and graph.is_training and not BATCH_STATISTICS.isdisjoint(graph.kinds):
+            limit = 1.0
         return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit))
 
 

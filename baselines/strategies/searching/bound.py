@@ -35,12 +35,15 @@ _LOOPED = "interleaved"  # of as many micro-batches as there are devices, or mor
 _ROUNDING = 1e-9  # relative: a score adds up millions of numbers
 
 
-def strategy_bounds(graph: OpGraph, cluster: Cluster) -> Mapping[str, float]:
+def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = True) -> Mapping[str, float]:
     """Seconds that no strategy can beat, under `ALL`, `ONE_DEVICE`, `NO_STRATEGY` and names of `families.FAMILIES`.
 
     `NO_STRATEGY` is that of placements of the graph as it is (`env.bounds`). Infinite where none of a family can be,
     for want of devices or of memory for what is kept. They hold for all ways to cut into even or uneven parts, for
     subsets of the devices, and for unequal ones. Takes less than a second for 10,000 ops.
+
+    Args:
+        keeps_statistics: strategies with ``statistics=local``, which change what is computed, do not count.
 
     Raises:
         InfeasibleError, MismatchError: as `env.problem.Problem`.
@@ -54,7 +57,7 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster) -> Mapping[str, float]:
     devices = cluster.compute_devices
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
-        result |= _families(problem, devices)
+        result |= _families(problem, devices, Extents.of(graph, keeps_statistics))
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
 
 
@@ -66,9 +69,9 @@ def _one_device_s(problem: Problem) -> float:
     return float(seconds.min(initial=np.inf)) * (1.0 - _ROUNDING)
 
 
-def _families(problem: Problem, devices: IntArray) -> dict[str, float]:
+def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str, float]:
     graph, count = problem.graph, len(devices)
-    extents, costs, room = Extents.of(graph), Costs.of(problem, devices), _Room.of(problem, devices)
+    costs, room = Costs.of(problem, devices), _Room.of(problem, devices)
     is_update = graph.phase == Phase.UPDATE
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)

@@ -33,7 +33,7 @@ from placement.learning.strategies.observation import (
     vector,
 )
 
-SCORERS = ("estimate", "simulate")
+SCORERS, MASKS = ("estimate", "simulate"), ("fits", "possible")
 RANDOM = "random"
 _DRAWS = 20  # of a random start, until one is legal
 _LACKING = 2.0  # what the logarithm of the time counts for more, at least, where memory does not suffice
@@ -130,6 +130,7 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         max_steps: moves of an episode.
         start: the text of a strategy to begin with, or ``"random"``.
         scorer: ``"estimate"``, or ``"simulate"`` to have every strategy that is come to carried out.
+        masks: ``"fits"``: `action_masks` estimates all moves; ``"possible"``: it says which moves there are.
         render_mode: ``"ansi"``, the strategy as a line.
 
     Raises:
@@ -147,10 +148,13 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         max_steps: int = 16,
         start: str = NONE,
         scorer: str = "estimate",
+        masks: str = "fits",
         render_mode: str | None = None,
     ) -> None:
         if scorer not in SCORERS:
             raise UnknownNameError("scorer", str(scorer), SCORERS)
+        if masks not in MASKS:
+            raise UnknownNameError("masks", str(masks), MASKS)
         if render_mode not in (None, "ansi"):
             raise UnknownNameError("render mode", str(render_mode), ["ansi"])
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
@@ -159,6 +163,7 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.start = None if start == RANDOM else Strategy.parse(start)
         pairs = itertools.product(graphs_named(graph), clusters_named(cluster))
         self.tasks = tuple(StrategyTask(*pair) for pair in pairs)
+        self._estimates_masks = masks == "fits"
         self._simulates = scorer == "simulate"
         self.observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (len(FEATURES),), np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(ACTIONS))
@@ -219,13 +224,15 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def action_masks(self) -> BoolArray:
         """bool [A]: moves to strategies that are allowed, and fit or at least lack less memory than this one.
 
-        By estimates, as many as there are moves. Not to move is always possible.
+        By estimates, as many as there are moves, if the environment was made so. Not to move is always possible.
         """
         mask = np.zeros(len(ACTIONS), dtype=np.bool_)
-        lacking = self._here.missing_bytes
-        for number, strategy in self.task.moves(self._here.strategy).items():
-            found = self.task.estimate(strategy)
-            mask[number] = number == 0 or (found is not None and (found.fits or found.missing_bytes < lacking))
+        found = self.task.moves(self._here.strategy)
+        mask[list(found)] = True
+        for number, strategy in found.items() if self._estimates_masks else ():
+            estimate = self.task.estimate(strategy)
+            is_good = estimate is not None and (estimate.fits or estimate.missing_bytes < self._here.missing_bytes)
+            mask[number] = number == 0 or is_good
         return mask
 
     def render(self) -> str | None:

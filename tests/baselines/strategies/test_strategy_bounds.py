@@ -95,6 +95,17 @@ def test_one_device_and_placements_alone_have_bounds_of_their_own() -> None:
     assert single[ALL] == pytest.approx(single[NO_STRATEGY])
 
 
+def test_where_statistics_stay_whole_no_batch_is_cut_in_time() -> None:
+    graph, cluster = step("resnet50"), quick_network((1e9,) * 4, 1e-7)
+    kept, cut = (strategy_bounds(graph, cluster, keeps) for keeps in (True, False))
+    assert kept["dp"] == cut["dp"]
+    assert kept["pp 1f1b"] > 1.2 * cut["pp 1f1b"]
+    for text in ("dp4 | statistics=sync", "dp2 | tp2 | statistics=sync", "pp2 gpipe mb1", "pp4 1f1b mb1"):
+        strategy = Strategy.parse(text)
+        assert kept[family_of(strategy)] <= scored(graph, cluster, strategy).step_time_s
+    assert strategy_bounds(step("gpt2"), cluster) == strategy_bounds(step("gpt2"), cluster, False)
+
+
 def test_what_is_kept_decides_which_families_there_are() -> None:
     """Four devices with room for a half of what a replica keeps: replicas do not fit, split storage does."""
     graph = step("bert_base")
@@ -180,7 +191,7 @@ def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster,
         step_s = scored(graph, cluster, strategy).step_time_s
     except PlacementError:
         return
-    bounds = strategy_bounds(graph, cluster)
+    bounds = strategy_bounds(graph, cluster, keeps_statistics=strategy.statistics != "local")
     assert bounds[ALL] <= step_s
     assert bounds[family_of(strategy) or (ONE_DEVICE if strategy.stages == 1 else ALL)] <= step_s
 
@@ -191,7 +202,7 @@ def test_every_op_that_certainly_runs_for_each_micro_batch_does() -> None:
 
     for name in ("gpt2", "resnet50", "transformer_moe"):
         graph = step(name)
-        found = Extents.of(graph)
+        found = Extents.of(graph, keeps_statistics=False)
         assert found.micro_batches == 4
         assert found.is_chunked[graph.phase != Phase.UPDATE].mean() > 0.5
         derived = chunk(graph, 2)

@@ -112,6 +112,14 @@ def test_what_is_not_allowed_is_masked_and_changes_nothing() -> None:
         assert (np.flatnonzero(after != observation) == FEATURES.index("share of steps left")).all()
 
 
+def test_masks_without_estimates_say_which_moves_there_are() -> None:
+    (quick, _), (exact, _) = ((env, env.reset(seed=0)) for env in (make(masks="possible"), make()))
+    possible = set(np.flatnonzero(quick.action_masks()).tolist())
+    assert possible == set(moves(quick.task.graph, CLUSTER, Strategy()))
+    assert len(quick.task.estimates) == 1
+    assert set(np.flatnonzero(exact.action_masks()).tolist()) <= possible
+
+
 def test_masks_lead_to_what_fits() -> None:
     """One device lacks memory: moves may lack less, and from what fits none leads to what does not."""
     graph = step("bert_base")
@@ -162,6 +170,8 @@ def test_one_seed_is_one_episode() -> None:
 def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
     with pytest.raises(UnknownNameError, match="scorer"):
         make(scorer="guess")
+    with pytest.raises(UnknownNameError, match="masks"):
+        make(masks="some")
     with pytest.raises(MismatchError, match="max_steps is 0; expected 1 or more"):
         make(max_steps=0)
     with pytest.raises(StrategyError):

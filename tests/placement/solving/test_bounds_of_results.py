@@ -10,7 +10,9 @@ from parallel.every_strategy import quick_network
 from training_steps import mlp
 
 from baselines.strategies.searching.bound import strategy_bounds
+from graphs.capture import capture
 from graphs.errors import BoundError
+from graphs.zoo import build
 from placement import compare_strategies, optimize, verify
 from placement.solving.result import ALL, THIS_GRAPH, Result
 
@@ -39,8 +41,27 @@ def test_bounds_are_kept_and_verified() -> None:
     assert json.loads(result.to_json())["bounds"] == dict(result.bounds)
     assert verify(result, GRAPH).holds
     assert verify(result, GRAPH).lower_bound_s == pytest.approx(result.lower_bound_s)
-    for bounds in ({**result.bounds, THIS_GRAPH: 0.0}, {**result.bounds, ALL: 0.0}):
+    step_s = result.answered().step_time_s
+    for bounds in ({**result.bounds, THIS_GRAPH: step_s}, {**result.bounds, ALL: 0.0}):
         assert not verify(dataclasses.replace(result, bounds=bounds)).holds
+    assert verify(dataclasses.replace(result, bounds={**result.bounds, THIS_GRAPH: 0.0}), GRAPH).holds
+
+
+def test_statistics_of_parts_have_bounds_of_their_own() -> None:
+    """A pipeline of micro-batches is faster than any strategy that keeps statistics of the whole batch."""
+    made = build("resnet50", small=True, batch_size=4)
+    graph, cluster = capture(made.model, made.train_args, train=True), quick_network((1e9,) * 2, 1e-7)
+    local = optimize(graph, cluster, strategy="pp2 1f1b mb4 | statistics=local")
+    assert local.bounds[ALL] == strategy_bounds(graph, cluster, keeps_statistics=False)[ALL]
+    assert verify(local, graph).holds
+    whole, parts = compare_strategies(graph, cluster, ["dp2 | statistics=sync", "dp2 | statistics=local"]).rows
+    assert {whole.result.bounds[ALL], parts.result.bounds[ALL]} == {
+        strategy_bounds(graph, cluster, keeps)[ALL] for keeps in (True, False)
+    }
+
+
+def test_a_bound_that_is_too_low_is_found() -> None:
+    result = optimize(GRAPH, CLUSTER, strategy="dp4")
     lower_s = result.lower_bound_s / 2
     lying = dataclasses.replace(result, lower_bound_s=lower_s, bounds={**result.bounds, ALL: lower_s})
     assert any("lower_bound_s is" in problem for problem in verify(lying, GRAPH).problems)
