@@ -18,6 +18,7 @@ from env.collectives import buffer_bytes, fused_s
 from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of
+from env.simulation.simulator import Simulator
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -116,11 +117,13 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         numbers = _program_order(spelt_out)
     device = _devices(spelt_out, target, devices, rank)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
+    problem = Problem(derived.graph, target)
+    plan = Plan(device, numbers) if numbers is not None else _faster(problem, device, _program_order(spelt_out))
     return Applied(
         strategy=strategy,
         derived=derived,
-        problem=Problem(derived.graph, target),
-        plan=Plan(device, numbers),
+        problem=problem,
+        plan=plan,
         unordered=unordered,
         exchanged=exchanged,
         stage=stage[spelt_out.origin],
@@ -152,6 +155,15 @@ def order_of(strategy: Strategy) -> PipelineOrder:
         return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
     except MismatchError as error:
         raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
+
+
+def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:
+    """Where nothing prescribes an order: that of the program, or what most waits for first, whichever is faster."""
+    plans = Plan(device), Plan(device, numbers)
+    simulator = Simulator(problem)
+    scores = [simulator.score(plan) for plan in plans]
+    best = min(range(2), key=lambda k: (not scores[k].feasible, scores[k].step_time_s))
+    return plans[best]
 
 
 def _program_order(derived: Derived) -> FloatArray:

@@ -84,7 +84,7 @@ class Estimator:
         self._stages: dict[tuple[object, ...], IntArray] = {}
         self._equal_cuts: dict[tuple[object, ...], IntArray] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
-        self._steps: dict[tuple[object, ...], tuple[LocalStep, BlockArrays]] = {}
+        self._steps: dict[tuple[object, ...], tuple[LocalStep, tuple[BlockArrays, ...]]] = {}
         self._orders: dict[tuple[object, ...], PipelineOrder] = {}
         self._networks: dict[tuple[object, ...], CollectiveCosts] = {}
 
@@ -155,14 +155,15 @@ class Estimator:
 
     def step(
         self, frame: Frame, split: Split, source: _Source, is_ordered: bool, key: tuple[object, ...]
-    ) -> tuple[LocalStep, BlockArrays]:
+    ) -> tuple[LocalStep, tuple[BlockArrays, ...]]:
         if key not in self._steps:
             while len(self._steps) >= _MOST_KEPT:
                 del self._steps[next(iter(self._steps))]
             made = step_of(frame, split, source.states)
-            # Without an order of its own a device runs first what much is waiting for.
-            is_late = np.zeros(frame.graph.n_ops, dtype=np.bool_) if is_ordered else source.is_late
-            self._steps[key] = made, _block_arrays(made, is_late)
+            # Without an order of its own a device may run first what much is waiting for.
+            in_order = np.zeros(frame.graph.n_ops, dtype=np.bool_)
+            orders = (in_order,) if is_ordered else (in_order, source.is_late)
+            self._steps[key] = made, tuple(_block_arrays(made, is_late) for is_late in orders)
         return self._steps[key]
 
 
@@ -187,7 +188,7 @@ class _Estimation:
         frame = estimator.frame(strategy, stage, self.is_apart, is_chunked)
         key = (strategy.recompute, stage.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
-        self.step, self.blocks = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
+        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
         self.network = estimator.network(self.grid)
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
@@ -228,8 +229,11 @@ class _Estimation:
         frame = self.step.frame
         by_place = np.empty(len(frame.position))
         by_place[frame.position] = local.op_s
-        pipeline = self._pipeline(local, job_s, by_place, ranks)
-        return self._finished(local, job_s, by_place, ranks, *pipeline)
+        found = []
+        for self.blocks in self.ways:
+            pipeline = self._pipeline(local, job_s, by_place, ranks)
+            found.append(self._finished(local, job_s, by_place, ranks, *pipeline))
+        return min(found, key=lambda estimate: estimate.step_time_s)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
         """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""
