@@ -8,6 +8,7 @@ import numpy as np
 
 from baselines.strategies.allowed import check_allowed, check_independence, remarks
 from baselines.strategies.costs import pipeline_costs
+from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder, pipeline_order
@@ -24,7 +25,6 @@ from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
-from graphs.transforms.recomputing import recompute
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.strategy import Strategy
@@ -82,7 +82,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
-    again = recompute(graph, strategy.recompute) if strategy.recompute else Derived.identity(graph)
+    again = recomputed(graph, strategy.recompute)
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
     is_synchronised = strategy.statistics == "sync"

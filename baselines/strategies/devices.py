@@ -13,6 +13,8 @@ from env.problem import Problem
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.derived import Derived
+from graphs.transforms.recomputing import recompute
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import Strategy
 
@@ -103,7 +105,13 @@ def are_alike(cluster: Cluster, devices: Sequence[int]) -> bool:
     return len({_figures(cluster.devices[d]) for d in devices}) <= 1
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
+def recomputed(graph: OpGraph, patterns: tuple[str, ...]) -> Derived:
+    """The graph with what the patterns match run again, which many strategies ask for; without any as it is."""
+    return recompute(graph, patterns) if patterns else Derived.identity(graph)
+
+
+@lru_cache(maxsize=8)
 def problem_of(graph: OpGraph, cluster: Cluster) -> Problem:
     """The problem of placing a graph on a cluster, whose times of ops many strategies ask for."""
     return Problem(graph, cluster)

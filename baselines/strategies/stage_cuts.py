@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from baselines.strategies.devices import devices_of, problem_of
+from baselines.strategies.devices import devices_of, problem_of, recomputed
 from baselines.strategies.orders import devices_of_stages
 from baselines.strategies.stage_memory import stage_fill
 from baselines.strategies.stages import even_cuts, forward_ops, named_cuts, sent_after, stages_from, work_s
@@ -14,7 +14,6 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph
-from graphs.transforms.recomputing import recompute
 from graphs.transforms.strategy import VIRTUAL, Strategy
 
 _STEP = 0.03  # of a stage's time: a cut is moved at least so far
@@ -30,7 +29,7 @@ def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[st
     """
     if strategy.stages == 1 or strategy.cuts:
         return strategy.cuts
-    again = recompute(graph, strategy.recompute).graph if strategy.recompute else graph
+    again = recomputed(graph, strategy.recompute).graph
     first_ops = _first_ops(problem_of(again, cluster), strategy, devices_of(cluster, strategy))
     return tuple(again.op_names[op] for op in first_ops.tolist())
 
@@ -75,7 +74,7 @@ def pipeline_stages(
     Raises:
         StrategyError: too few ops for so many stages, or names of cuts that are none.
     """
-    problem = Problem(graph, cluster)
+    problem = problem_of(graph, cluster)
     first_ops = named_cuts(graph, strategy) if strategy.cuts else _first_ops(problem, strategy, devices)
     return stages_from(graph, first_ops, _stage_seconds(problem, strategy, devices))
 

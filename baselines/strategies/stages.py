@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baselines.strategies.cuts_kernel import best_begins
+from baselines.strategies.stage_kernels import best_begins, follow
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.strategy import Strategy
 
 _SLACK = 0.1  # of the longest stage's time: so much longer it may be where less is sent
+_LONG = 8192  # forward ops, of which not every one is considered for a cut
+_NEAR = 8  # ops to both sides
 _SWEEPS = 10  # over all cuts, to even out devices with several stages
 
 
@@ -91,7 +93,9 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatAr
         cuts = _evened(_cuts(done, sent), done, sent, on)
     else:
         full = None if fill is None else np.vstack([np.zeros((1, n_stages)), np.cumsum(fill[forward], axis=0)])
-        cuts = _cuts(done, sent, full)
+        places = _places(sent, n_stages)
+        ends = np.concatenate([[0], places])
+        cuts = ends[_cuts(done[ends], sent[places - 1], None if full is None else full[ends])]
     result: IntArray = forward[cuts]
     return result
 
@@ -158,6 +162,21 @@ def sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:
     np.add.at(change, position[graph.tensor_producer[read]], graph.tensor_bytes[read])
     np.add.at(change, last[read], -graph.tensor_bytes[read])
     return np.cumsum(change)[:-1]
+
+
+def _places(sent: FloatArray, n_stages: int) -> IntArray:
+    """int64: places where stages may end, all of them but in a long graph; the last one is its end.
+
+    A long graph is cut only where no place nearby has less to send: that of the least sent is among them, as is one for
+    each layer.
+    """
+    every = np.arange(1, len(sent) + 1)
+    if len(sent) <= _LONG:
+        return every
+    padded = np.pad(sent, _NEAR, constant_values=np.inf)
+    least = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEAR + 1).min(axis=1)
+    chosen = every[(sent == least) | (every == len(sent))]
+    return chosen if len(chosen) >= _NEAR * n_stages else every
 
 
 def _cuts(done: FloatArray, sent: FloatArray, full: FloatArray | None = None) -> IntArray:
@@ -265,18 +284,9 @@ def _followed(graph: OpGraph, stage: IntArray) -> IntArray:
     known = stage.copy()
     mirrored = (known < 0) & (graph.forward_of >= 0)
     known[mirrored] = known[graph.forward_of[mirrored]]
-    producer, consumer, _ = graph.edge_list
-    before: list[list[int]] = [[] for _ in range(graph.n_ops)]
-    after: list[list[int]] = [[] for _ in range(graph.n_ops)]
-    for p, c in zip(producer.tolist(), consumer.tolist(), strict=True):
-        before[c].append(p)
-        after[p].append(c)
-    order = graph.topological_order.tolist()
-    for op in order:
-        if known[op] < 0:
-            known[op] = max((int(known[p]) for p in before[op]), default=-1)
-    for op in reversed(order):
-        # Data that is there before the step lies where it is read first.
-        if known[op] < 0 or (graph.kernels[op] == 0 and not before[op]):
-            known[op] = min((int(known[c]) for c in after[op] if known[c] >= 0), default=max(int(known[op]), 0))
+    ptr, tensors = graph.inputs
+    reads, producers = np.asarray(ptr), graph.tensor_producer[tensors]
+    is_data = (graph.kernels == 0) & (np.diff(reads) == 0)  # is there before the step
+    readers = graph.output_ptr, graph.consumer_ptr, graph.consumers
+    follow(known, graph.topological_order, reads, producers, *readers, is_data)
     return known

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.rows import BATCH_STATISTICS, Shard
+from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.sharding import OWN_FAMILY, SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import cut
 
@@ -66,10 +67,16 @@ def _largest_share(extent: IntArray, size: int, weights: Sequence[int], weight: 
 
 
 class Cuts:
-    """The cuts of one graph, made when they are first asked for."""
+    """The cuts of one graph, made when they are first asked for.
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    Args:
+        runs: the graph with some ops that run again, if there are any; each run is cut as the first one is.
+        first: cuts of the graph before, then.
+    """
+
+    def __init__(self, graph: OpGraph, runs: Derived | None = None, first: Cuts | None = None) -> None:
+        self.graph, self._first = graph, first
+        self._origins = None if runs is None else _Origins.of(runs)
         self._made: dict[tuple[object, ...], AxisCut] = {}
         self._failed: dict[tuple[object, ...], StrategyError] = {}
         self._extents: dict[str, list[int]] = {}
@@ -103,6 +110,8 @@ class Cuts:
         key = (axis.words, size, axis.sequence, axis.modules, levels, too_small)
         if key in self._failed:
             raise self._failed[key]
+        if key not in self._made and self._first is not None and self._origins is not None:
+            self._made[key] = self._origins.cut_alike(self._first.along(axis, others))
         if key not in self._made:
             try:
                 made = cut(self.graph, axis, others)
@@ -111,6 +120,56 @@ class Cuts:
                 raise
             self._made[key] = _kept(self.graph, made, key)
         return self._made[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Origins:
+    """Where each op, tensor and input of a graph with recomputation comes from.
+
+    Attributes:
+        op: int64 [n].
+        tensor: int64 [m]; -1 for a gate, which is empty, and whole everywhere.
+        input: int64 [e]; -1 for a gate.
+    """
+
+    op: IntArray
+    tensor: IntArray
+    input: IntArray
+
+    @staticmethod
+    def of(runs: Derived) -> _Origins:
+        graph, before, op = runs.graph, runs.source, runs.origin
+        # A run writes what its op writes, in the same order, and after that its gate.
+        slot = np.arange(graph.n_tensors) - graph.output_ptr[graph.tensor_producer]
+        origin = op[graph.tensor_producer]
+        tensor = np.where(slot < np.diff(before.output_ptr)[origin], before.output_ptr[origin] + slot, -1)
+        known = _input_keys(before, np.arange(before.n_ops), np.arange(before.n_tensors), before.n_tensors)
+        wanted = _input_keys(graph, op, tensor, before.n_tensors)
+        place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+        is_gate = tensor[graph.inputs[1]] < 0
+        return _Origins(op, tensor, np.where(is_gate, -1, place))
+
+    def cut_alike(self, first: AxisCut) -> AxisCut:
+        """The cut whose runs are each cut as the first one is."""
+        none_of_tensor, none_of_input = self.tensor < 0, self.input < 0
+        return replace(
+            first,
+            extent=first.extent[self.op],
+            whole_flops=first.whole_flops[self.op],
+            whole_bytes=first.whole_bytes[self.op],
+            written_extent=np.where(none_of_tensor, 0, first.written_extent[self.tensor]),
+            written=np.where(none_of_tensor, WHOLE, first.written[self.tensor]),
+            read=np.where(none_of_input, WHOLE, first.read[self.input]),
+            halo=np.where(none_of_input, 0.0, first.halo[self.input]),
+            has_parted_statistics=first.has_parted_statistics[self.op],
+        )
+
+
+def _input_keys(graph: OpGraph, op: IntArray, tensor: IntArray, n_tensors: int) -> IntArray:
+    """int64 [e]: a number for each (reader, tensor), given what to call either."""
+    ptr, tensors = graph.inputs
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
+    return np.asarray(op[reader] * n_tensors + tensor[tensors], dtype=np.int64)
 
 
 def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:

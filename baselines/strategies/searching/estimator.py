@@ -17,7 +17,7 @@ from baselines.strategies.allowed import check_allowed
 from baselines.strategies.applied import order_of
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.costs import PipelineCosts
-from baselines.strategies.devices import are_alike
+from baselines.strategies.devices import are_alike, problem_of, recomputed
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
@@ -42,12 +42,10 @@ from baselines.strategies.searching.step import (
 )
 from baselines.strategies.stage_cuts import equal_cuts, is_overfull, pipeline_stages
 from env.cluster import Cluster
-from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived
-from graphs.transforms.recomputing import recompute
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import VIRTUAL, Strategy
@@ -101,8 +99,10 @@ class Estimator:
     def source(self, patterns: tuple[str, ...]) -> _Source:
         """The graph with recomputation."""
         if patterns not in self._sources:
-            graph = recompute(self.graph, patterns).graph if patterns else self.graph
-            self._sources[patterns] = _Source(graph, Cuts(graph), States.of(graph), OpTimes(graph, self.cluster))
+            runs = recomputed(self.graph, patterns)
+            graph = runs.graph
+            cuts = Cuts(graph, runs, self.source(()).cuts) if patterns else Cuts(graph)
+            self._sources[patterns] = _Source(graph, cuts, States.of(graph), OpTimes(graph, self.cluster))
         return self._sources[patterns]
 
     def order(self, strategy: Strategy) -> PipelineOrder:
@@ -134,7 +134,7 @@ class Estimator:
         """Whether stages of equal times do not fit, so that others depend on all that takes memory."""
         source, devices = self.source(strategy.recompute), grid.reshape(-1)
         if key not in self._equal_cuts:
-            self._equal_cuts[key] = equal_cuts(Problem(source.graph, self.cluster), strategy, devices)
+            self._equal_cuts[key] = equal_cuts(problem_of(source.graph, self.cluster), strategy, devices)
         return is_overfull(source.graph, self.cluster, strategy, devices, self._equal_cuts[key])
 
     def frame(self, strategy: Strategy, stage: IntArray, is_split: bool, is_chunked: BoolArray) -> Frame:
