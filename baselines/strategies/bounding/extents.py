@@ -31,12 +31,14 @@ class Extents:
         along: float64 [n] by axis word, parts where a mesh has axes of this word alone.
         is_chunked: bool [n], whether each micro-batch certainly has an own copy, of a part of `along` the batch.
         micro_batches: so many at most.
+        keeps_states: whether states are certainly whole in every replica, as none is cut with the batch.
     """
 
     most: FloatArray
     along: Mapping[str, FloatArray]
     is_chunked: BoolArray
     micro_batches: int
+    keeps_states: bool
 
     @staticmethod
     def of(graph: OpGraph, keeps_statistics: bool = True) -> Extents:
@@ -65,10 +67,11 @@ class Extents:
         of_inputs = float(batch[is_input].max(initial=1.0))
         limit = of_inputs if of_inputs > 1 else float((largest if leaks else batch).max(initial=1.0))
         # A state that a row of the batch cuts could keep another row from fitting.
-        is_chunked = (batch >= limit) & is_clear & bool(limit > 1 and is_stateless.all() and not leaks)
+        keeps_states = bool(is_stateless.all()) and not leaks
+        is_chunked = (batch >= limit) & is_clear & (limit > 1 and keeps_states)
         if keeps_statistics and graph.is_training and not BATCH_STATISTICS.isdisjoint(graph.kinds):
             limit = 1.0
-        return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit))
+        return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit), keeps_states)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from baselines.strategies.bounding.copies import Costs, Staged
 from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.filling import Filling
-from baselines.strategies.searching.families import FAMILIES, HYBRID, PIPELINES
+from baselines.strategies.searching.families import FAMILIES, HYBRID
 from env.bounds.bounds import lower_bound
 from env.cluster import LANE, Cluster
 from env.problem import Problem
@@ -32,6 +32,7 @@ from graphs.opgraph import OpGraph, Phase
 ALL, ONE_DEVICE, NO_STRATEGY = "all", "one device", "none"
 _STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
 _LOOPED = "interleaved"  # of as many micro-batches as there are devices, or more
+LAID_OUT = (*_STRAIGHT, *_V_SHAPED, _LOOPED)  # orders whose layout of stages is known here
 _ROUNDING = 1e-9  # relative: a score adds up millions of numbers
 
 
@@ -75,9 +76,10 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
     is_update = graph.phase == Phase.UPDATE
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
+    replicas = [room.whole(places, level) if extents.keeps_states else room.shared(places) for level in range(4)]
     limits = {
-        "dp": (along["batch"], room.whole(places, 0)),
-        **{f"zero{k}": (np.where(is_update, np.inf, along["batch"]), room.whole(places, k)) for k in (1, 2, 3)},
+        "dp": (along["batch"], replicas[0]),
+        **{f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)},
         "tp": (extents.most, room.shared(places)),
         "cp": (along["sequence"], room.shared(places)),
         "ep": (anyhow, room.shared(places)),
@@ -105,12 +107,10 @@ def _pipelines(filling: Filling, room: _Room, devices: int) -> dict[str, float]:
     one, fits = np.ones_like(stages), room.shared(stages)
     if not fits.any():
         return {}
-    anyhow_s = _least(filling.staged.least_s(one, stages, one), fits)
     looped_s = _least(filling.staged.least_s(one, stages, stages), fits)
     straight_s, v_shaped_s = (filling.least_s(devices, (1, 1), is_v) for is_v in (False, True))
-    by_order = dict.fromkeys((name.removeprefix("pp ") for name in PIPELINES), anyhow_s)
-    by_order |= {**dict.fromkeys(_STRAIGHT, straight_s), **dict.fromkeys(_V_SHAPED, v_shaped_s), _LOOPED: looped_s}
-    return {f"pp {order}": seconds for order, seconds in by_order.items() if f"pp {order}" in PIPELINES}
+    by_order = {**dict.fromkeys(_STRAIGHT, straight_s), **dict.fromkeys(_V_SHAPED, v_shaped_s), _LOOPED: looped_s}
+    return {f"pp {order}": seconds for order, seconds in by_order.items()}
 
 
 def _least(seconds: FloatArray, fits: BoolArray) -> float:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from parallel.every_strategy import SYNCHRONOUS, every_strategy, meshes, quick_network
 from training_steps import mlp
 
-from baselines.strategies.searching.bound import ALL, NO_STRATEGY, ONE_DEVICE, strategy_bounds
-from baselines.strategies.searching.families import FAMILIES, family_of
+from baselines.strategies.searching.bound import ALL, LAID_OUT, NO_STRATEGY, ONE_DEVICE, strategy_bounds
+from baselines.strategies.searching.families import FAMILIES, PIPELINES, family_of
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
@@ -68,6 +68,11 @@ def test_no_strategy_beats_a_bound(case: tuple[int, tuple[float, ...], float]) -
         best = min(scores, key=scores.__getitem__)
         assert bounds[ALL] <= scores[best], best
         assert bounds[family] <= scores[best], best
+
+
+def test_the_layout_of_every_order_is_known() -> None:
+    """Bounds rest on how an order lays stages out: straight, as a V, or in rounds."""
+    assert {f"pp {order}" for order in LAID_OUT} == set(PIPELINES)
 
 
 def test_bounds_say_all_families() -> None:
