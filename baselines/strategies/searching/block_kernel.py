@@ -121,6 +121,7 @@ def run_pipeline(
     is_done: BoolArray,
     held: FloatArray,
     sent: FloatArray,
+    busy: FloatArray,
     ends: FloatArray,
     peaks: FloatArray,
 ) -> bool:
@@ -132,6 +133,7 @@ def run_pipeline(
         is_done: bool [S, M, 2], all False; scratch.
         held: float64 [p], bytes kept; scratch.
         sent: float64 [S, 2], zeros; scratch: when the way to each stage is free again, from before and from behind.
+        busy: float64 [p], zeros; scratch: how long each device sends.
         ends, peaks: float64 [p]: results, zeros before.
     """
     # Memory grows and shrinks as micro-batches come and go; `held` is what each device has now.
@@ -175,9 +177,11 @@ def run_pipeline(
                     if kind == 0 and s + 1 < n_stages:
                         sent[s + 1, 0] = max(sent[s + 1, 0], ends[d]) + a.forward_s[s + 1]
                         ready[s + 1, m, 0] = sent[s + 1, 0]
+                        busy[d] += a.forward_s[s + 1]
                     elif kind != 0 and s > 0:
                         sent[s - 1, 1] = max(sent[s - 1, 1], ends[d]) + a.back_s[s - 1]
                         ready[s - 1, m, 1] = sent[s - 1, 1]
+                        busy[d] += a.back_s[s - 1]
                 # The next block of this device.
                 place[d] += 1
                 left -= 1
@@ -185,4 +189,7 @@ def run_pipeline(
         # Nobody can go on: the order waits for itself.
         if not moved:
             return False
+    # What is sent ahead and back leaves a device by one way.
+    for d in range(n_devices):
+        ends[d] = max(ends[d], busy[d])
     return True

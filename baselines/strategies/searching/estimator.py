@@ -230,7 +230,8 @@ class _Estimation:
         by_place = np.empty(len(frame.position))
         by_place[frame.position] = local.op_s
         found = []
-        for self.blocks in self.ways:
+        for blocks in self.ways:
+            self.blocks = blocks
             pipeline = self._pipeline(local, job_s, by_place, ranks)
             found.append(self._finished(local, job_s, by_place, ranks, *pipeline))
         return min(found, key=lambda estimate: estimate.step_time_s)
@@ -323,8 +324,8 @@ class _Estimation:
         arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak)
         ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
         shape = (self.n_stages, self.strategy.micro_batches, 2)
-        is_done, sent = np.zeros(shape, dtype=np.bool_), np.zeros((self.n_stages, 2))
-        if not run_pipeline(arrays, place, np.zeros(shape), is_done, kept.copy(), sent, ends, peaks):
+        is_done, sent, busy = np.zeros(shape, dtype=np.bool_), np.zeros((self.n_stages, 2)), np.zeros(stages)
+        if not run_pipeline(arrays, place, np.zeros(shape), is_done, kept.copy(), sent, busy, ends, peaks):
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
