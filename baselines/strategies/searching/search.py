@@ -35,7 +35,7 @@ _MOST_STEPS = 40  # of one climb
 _PATIENCE = 24  # strategies scored in a row without a better one, after which the search ends
 _SLACK = 1.25  # times the best: estimates that are worth scoring
 _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
-_CHANCE = 0.97  # times the estimate, where nothing like it has been scored
+_HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
@@ -78,20 +78,20 @@ class _Pool:
 
     def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
         """Remember how far an estimate was off, and whether trying its like has paid."""
-        like, kin = _like(estimate.strategy), _kin(estimate.strategy)
+        like = _like(estimate.strategy)
         self.tried[like] = 0 if is_gain else self.tried.get(like, 0) + 1
         if estimate.step_time_s > 0 and found.step_time_s > 0:
             ratio = math.log(found.step_time_s / estimate.step_time_s)
-            for key in (like, kin, None):
+            for key in (like, None):
                 self.ratios.setdefault(key, []).append(ratio)
 
     def corrected_s(self, estimate: Estimate) -> float:
-        """An estimate, corrected by what is known of its like, or of its kin; what was not tried yet has a chance."""
-        like, kin = _like(estimate.strategy), _kin(estimate.strategy)
-        known = self.ratios.get(like) or self.ratios.get(kin) or self.ratios.get(None)
-        factor = math.exp(float(np.mean(known))) if known else 1.0
-        chance = _CHANCE if like not in self.ratios else 1.0 + _WEARY * self.tried[like]
-        return estimate.step_time_s * factor * chance
+        """An estimate, corrected by what is known of its like; what has not been tried yet is given a chance."""
+        like = _like(estimate.strategy)
+        if like in self.ratios:
+            return estimate.step_time_s * math.exp(float(np.mean(self.ratios[like]))) * (1 + _WEARY * self.tried[like])
+        known = self.ratios.get(None)
+        return estimate.step_time_s * (math.exp(float(np.quantile(known, _HOPE))) if known else 1.0)
 
 
 def _like(strategy: Strategy) -> object:
@@ -99,12 +99,6 @@ def _like(strategy: Strategy) -> object:
     mesh = tuple((rule.name, rule.size, rule.sequence) for rule in strategy.mesh)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
-
-
-def _kin(strategy: Strategy) -> object:
-    """Strategies of the same kinds of parallelism."""
-    mesh = tuple((rule.name, rule.sequence) for rule in strategy.mesh)
-    return mesh, strategy.stages > 1, strategy.zero
 
 
 class _Search:
