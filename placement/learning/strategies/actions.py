@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.patterns import patterns
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
@@ -46,6 +45,8 @@ def moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> dict[int, Str
 
     Of several with the same action, the first counts. `STAY` is always there.
     """
+    from baselines.strategies.searching.moves import neighbours  # loads all transforms
+
     result = {0: strategy}
     count: dict[str, int] = {}
     for kind, after in neighbours(graph, cluster, strategy):

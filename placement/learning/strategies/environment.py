@@ -6,17 +6,13 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.strategies.searching.bound import ALL, ONE_DEVICE, strategy_bounds
-from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.records import Estimate
-from baselines.strategies.searching.scoring import scored
-from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
 from graphs.arrays import BoolArray
@@ -32,6 +28,9 @@ from placement.learning.strategies.observation import (
     task_features,
     vector,
 )
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.estimator import Estimator
 
 SCORERS, MASKS = ("estimate", "simulate"), ("fits", "possible")
 RANDOM = "random"
@@ -58,11 +57,15 @@ class StrategyTask:
 
     @cached_property
     def estimator(self) -> Estimator:
+        from baselines.strategies.searching.estimator import Estimator  # loads all transforms
+
         return Estimator(self.graph, self.cluster)
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
         """Seconds that no strategy can beat, and of one device, as if it had room for everything."""
+        from baselines.strategies.searching.bound import ALL, ONE_DEVICE, strategy_bounds
+
         found = strategy_bounds(self.graph, self.cluster)
         one_s = found[ONE_DEVICE]
         if not math.isfinite(one_s):
@@ -97,6 +100,8 @@ class StrategyTask:
 
     def score(self, strategy: Strategy) -> Estimate | None:
         """What a strategy takes by the simulator; None where it is not allowed."""
+        from baselines.strategies.searching.scoring import scored
+
         if strategy not in self.scores:
             try:
                 found = scored(self.graph, self.cluster, strategy)
@@ -107,6 +112,8 @@ class StrategyTask:
 
     def random(self, rng: np.random.Generator) -> Strategy:
         """A strategy of some mesh and number of micro-batches; one device where none of those drawn is allowed."""
+        from baselines.strategies.searching.space import Space
+
         space = Space(self.graph, self.cluster)
         meshes = list(space.meshes())
         for _ in range(_DRAWS if meshes else 0):
