@@ -136,7 +136,7 @@ def compare(
     names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
-    limits = (budget_s, evaluations) if plain and has_strategies(graph, cluster) else None
+    limits = (budget_s, evaluations) if plain and has_strategies(graph) else None
     try:
         solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
     except InfeasibleError as error:

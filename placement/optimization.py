@@ -39,9 +39,9 @@ def optimize(
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
-    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults, ops of the graph
-    have split rows, as captured ones have, and there are several devices. One device and the placements that
-    ``"auto"`` finds for the graph as it is are always candidates.
+    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults and ops of the
+    graph have split rows, as captured ones have. One device and the placements that ``"auto"`` finds for the graph as
+    it is are always candidates.
 
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
@@ -84,7 +84,7 @@ def optimize(
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     plain = (method, objective, priority, scorer) == (AUTO, LATENCY, Priority.LONGEST_PATH.value, "simulate")
-    if strategy is None and plain and has_strategies(graph, cluster):
+    if strategy is None and plain and has_strategies(graph):
         return best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
     asked = (
         strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)

@@ -16,7 +16,7 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_bytes
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import MeshRule, Strategy
+from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
@@ -38,9 +38,9 @@ _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
 
 
-def has_strategies(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether there is anything to search: ops that can be split, and devices to split them over."""
-    return any(graph.split_rows) and len(cluster.compute_devices) > 1
+def has_strategies(graph: OpGraph) -> bool:
+    """Whether there is anything to search: ops that can be split."""
+    return any(graph.split_rows)
 
 
 def default_budget_s(graph: OpGraph) -> float:
@@ -170,7 +170,7 @@ def fastest(
         best = without_answer(graph, cluster, seed, AUTO, reason)
     else:
         best = best if best.bounds else best.among_strategies(bounds)
-    remarks = (best.note, counted(outcome), *outcome.refused)
+    remarks = dict.fromkeys((best.note, counted(outcome), *outcome.refused))
     return dataclasses.replace(
         best,
         method=AUTO,
@@ -192,15 +192,20 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
         yield Alternative(name, result.strategy, result.objective_s, peak)
     scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
     for one in scored:
+        if one.strategy.is_none:
+            continue  # that is one device
         yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
     """What the search begins with: all devices along one axis, then each mesh at its most frugal."""
-    n = len(cluster.compute_devices)
-    for zero in range(4) if graph.is_training else (0,):
-        yield Strategy((MeshRule("dp", n),), zero=zero)
-    yield Strategy((MeshRule("tp", n),))
+    from baselines.strategies.searching.space import Space
+
+    n, space = len(cluster.compute_devices), Space(graph, cluster)
+    if n > 1:
+        for zero in range(4) if graph.is_training else (0,):
+            yield space.strategy({"dp": n}, zero=zero)
+        yield space.strategy({"tp": n})
     yield from frugal_strategies(graph, n)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphs.transforms.strategy import ORDERS, Strategy
 
 HYBRID = "hybrid"
+IN_PARTS = ""  # on one device: its micro-batches, and what it recomputes
 PIPELINES = tuple(f"pp {order}" for order in ORDERS if order != "pipedream")
 FAMILIES = ("dp", "zero1", "zero2", "zero3", "tp", "cp", "ep", "spatial", *PIPELINES, HYBRID)
 
@@ -13,12 +14,12 @@ def family_of(strategy: Strategy) -> str:
     """The family of a strategy that uses several devices; micro-batches and recomputation belong to every family.
 
     Returns:
-        A name of `FAMILIES`; "" for a strategy of one device.
+        A name of `FAMILIES`; `IN_PARTS` for a strategy of one device.
     """
     names = {{"hp": "spatial", "wp": "spatial"}.get(rule.name, rule.name) for rule in strategy.mesh if rule.size > 1}
     if strategy.stages > 1:
         names.add(f"pp {strategy.order}")
     if len(names) > 1:
         return HYBRID
-    name = next(iter(names), "")
+    name = next(iter(names), IN_PARTS)
     return f"zero{strategy.zero}" if name == "dp" and strategy.zero else name

@@ -58,7 +58,8 @@ class StrategyOutcome:
 
     Attributes:
         best: the fastest that fits; None if none does.
-        best_of: the fastest of each family that fits, by names of `baselines.strategies.searching.families.FAMILIES`.
+        best_of: the fastest of each family that fits, the graph as it is aside, by names of
+            `baselines.strategies.searching.families.FAMILIES`; `IN_PARTS` first.
         front: those that no other one beats both in time and in memory, fastest first.
         frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
         estimated, scored: how many strategies were estimated, and scored by the simulator.

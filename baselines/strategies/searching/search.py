@@ -16,7 +16,7 @@ import numpy as np
 
 from baselines.budget import Budget
 from baselines.strategies.searching.estimator import Estimator
-from baselines.strategies.searching.families import FAMILIES, HYBRID, family_of
+from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
@@ -297,10 +297,11 @@ class _Search:
         fitting, estimates = self._fitting(), self.pool.estimates.values()
         best_of: dict[str, Scored] = {}
         for found in fitting:
-            best_of.setdefault(family_of(found.strategy), found)
+            if not found.strategy.is_none:
+                best_of.setdefault(family_of(found.strategy), found)
         return StrategyOutcome(
             best=fitting[0] if fitting else None,
-            best_of={name: best_of[name] for name in FAMILIES if name in best_of},
+            best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
             front=tuple(_front(fitting)),
             frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
             estimated=len(estimates),

@@ -16,7 +16,7 @@ from training_steps import mlp
 
 from baselines.budget import Budget
 from baselines.strategies.searching.records import Scored, StrategyOutcome
-from env.cluster import Cluster
+from env.cluster import Cluster, Device, Link
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.transforms.strategy import Strategy
@@ -41,9 +41,9 @@ def result() -> Result:
     return optimize(heavy(), CLUSTER, evaluations=FEW)
 
 
-def heavy() -> Any:
+def heavy(batch: int = 8, layers: int = 2) -> Any:
     """The multilayer perceptron with so much work that links hardly count."""
-    graph = mlp(batch=8)
+    graph = mlp(batch=batch, layers=layers)
     return replace(graph, flops=graph.flops * 1e12)
 
 
@@ -136,6 +136,44 @@ def test_what_fits_only_as_a_strategy_is_found() -> None:
     assert single_s(found.alternatives) is None
     assert "one device does not fit" in advice(found)
     assert "does not fit" in beside(found)[-1]
+
+
+def test_the_answer_is_the_fastest_of_all_that_it_lists() -> None:
+    """Also where that is one device, with the batch in parts because all of it does not fit."""
+    devices = tuple(replace(d, memory_bytes=9000, reserved_bytes=0) for d in SLOW.devices[:2])
+    found = optimize(heavy(64, 3), replace(SLOW, devices=devices, links=between(devices)), evaluations=10_000)
+    assert single_s(found.alternatives) is None
+    assert found.strategy.startswith("mb")
+    assert found.step_time_s == found.alternatives[0].step_time_s
+
+
+def between(devices: tuple[Device, ...]) -> tuple[Link, ...]:
+    """Links with a latency that no strategy can afford."""
+    names = [device.name for device in devices]
+    return tuple(Link(a, b, 1e9, 1e6) for a in names for b in names if a != b)
+
+
+def test_one_device_has_strategies_too() -> None:
+    """Its batch in parts fits where all of it at once does not."""
+    device = replace(CLUSTER.devices[0], memory_bytes=9000, reserved_bytes=0)
+    found = optimize(heavy(64, 3), Cluster("one", (device,), ()), evaluations=10_000)
+    assert found.strategy.startswith("mb")
+    assert found.summary().startswith(advice(found))
+    plain = optimize(heavy(), Cluster("one", CLUSTER.devices[:1], ()), evaluations=FEW)
+    assert advice(plain).startswith("one device is best: ")
+
+
+def test_the_graph_as_it_is_on_one_device_is_listed_once() -> None:
+    found = optimize(heavy(), SLOW, evaluations=FEW)
+    assert {one.name for one in found.alternatives if one.strategy == "none"} == {ONE_DEVICE, PLACEMENT}
+    assert "the graph as it is" not in advice(found)
+
+
+def test_the_search_begins_with_statistics_of_the_whole_batch() -> None:
+    graph = heavy()
+    kinds = ("aten.native_batch_norm", *graph.kinds[1:])
+    texts = [one.text for one in strategy_search.starts(replace(graph, kinds=kinds), CLUSTER)]
+    assert texts[:2] == ["dp8 | statistics=sync", "dp8 zero1 | statistics=sync"]
 
 
 def test_where_nothing_fits_the_most_frugal_strategy_says_what_it_lacks() -> None:
