@@ -160,8 +160,10 @@ def compare(
     bound_s = results[prover].lower_bound_s
     ordered = ranked(result.against(bound_s, f"method {prover!r}") for result in results.values())
     overall = None
-    if limits is not None and not any(result.interrupted for result in ordered):
+    if limits is not None:
         tell("strategies", len(names), steps)
+        if any(result.interrupted for result in ordered):
+            limits = (0.0, None)  # a quick look: without it the table would be silent about the best ways
         overall = beside_placements(graph, cluster, seed, ordered[0], single, *limits)
     tell("", steps, steps)
     return Comparison(

@@ -20,6 +20,7 @@ from env.cluster import Cluster, Device, Link
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.transforms.strategy import Strategy
+from placement.comparison import compare
 from placement.optimization import optimize
 from placement.solving import strategy_search
 from placement.solving.advice import advice, beside
@@ -111,6 +112,19 @@ def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch)
     assert found.interrupted
     assert found.strategy == "dp8"
     assert "interrupted: the best found so far" in found.summary()
+
+
+def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = Solver.solve
+
+    def stopped(self: Solver, *asked: Any) -> Result:
+        return replace(solve(self, *asked), interrupted=True)
+
+    monkeypatch.setattr(Solver, "solve", stopped)
+    found = compare(heavy(), CLUSTER, evaluations=FEW)
+    assert len(found.results) == 1  # those that had not begun are left out
+    assert found.overall is not None
+    assert found.overall.strategy != "none"
 
 
 def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
