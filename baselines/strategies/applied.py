@@ -10,8 +10,7 @@ from baselines.strategies.allowed import check_allowed, check_independence, rema
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
-from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
-from baselines.strategies.orders import PipelineOrder, pipeline_order
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
 from env.collective_times import quickest
@@ -142,19 +141,6 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
     """A placement of the graph as it is, in the form of a strategy that rewrites nothing."""
     same = Derived.identity(problem.graph)
     return Applied(Strategy(), same, problem, plan, same, same, np.zeros(problem.graph.n_ops, dtype=np.int64))
-
-
-def order_of(strategy: Strategy) -> PipelineOrder:
-    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory.
-
-    Raises:
-        StrategyError: a number of chunks or of micro-batches that the order does not have.
-    """
-    name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
-    try:
-        return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
-    except MismatchError as error:
-        raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
 
 
 def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:

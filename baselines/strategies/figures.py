@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.strategies.applied import Applied
 from env.cluster import Cluster
 from env.simulation.simulator import Schedule, Score
 from graphs.arrays import FloatArray, IntArray, sums
 from graphs.records import LANE
+
+if TYPE_CHECKING:
+    from baselines.strategies.applied import Applied
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,27 @@ from collections.abc import Callable, Iterator
 
 from baselines.strategies.costs import PipelineCosts
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, MismatchError, StrategyError
 from graphs.formatting import format_bytes
 from graphs.transforms.sequencing import BACKWARD, FORWARD, WEIGHTS, StageBlock
+from graphs.transforms.strategy import Strategy
 
 MEMORY_ORDER = "memory"
 _COLUMN = {FORWARD: 0, BACKWARD: 1, WEIGHTS: 2}
 _Skeleton = list[list[StageBlock]]
+
+
+def order_of(strategy: Strategy) -> PipelineOrder:
+    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory.
+
+    Raises:
+        StrategyError: a number of chunks or of micro-batches that the order does not have.
+    """
+    name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
+    try:
+        return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)
+    except MismatchError as error:
+        raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
 
 
 def memory_order(costs: PipelineCosts, micro_batches: int, own_clocks: bool = False) -> PipelineOrder:

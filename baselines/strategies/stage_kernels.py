@@ -28,14 +28,19 @@ def best_begins(
         after: float64 [f + 1], bytes sent where it ends before op j.
         best_cost, begin: float64 and int64 [f + 1]: results; those of places where no stage may end stay as they are.
     """
+    # The letters are those of `stages`: j, the place before which a stage ends; i, the place where it begins.
     for j in range(first_end, len(cost)):
+        # No stage may end here.
         if low[j] >= high[j]:
             continue
+        # Half the square of a stage's time is what makes stages even where equally much is sent.
         at, least = low[j], cost[low[j]] + ((done_s[j] - done_s[low[j]]) / unit_s) ** 2 / 2
         for i in range(low[j] + 1, high[j]):
             option = cost[i] + ((done_s[j] - done_s[i]) / unit_s) ** 2 / 2
+            # Strictly less: of equal ones the first stays.
             if option < least:
                 at, least = i, option
+        # What is sent after the stage is the same wherever it begins.
         begin[j] = at
         best_cost[j] = least + after[j]
 

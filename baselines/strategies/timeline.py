@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.strategies.applied import Applied
 from baselines.strategies.figures import communicating
 from env.simulation.simulator import Schedule
 from graphs.arrays import FloatArray, IntArray
 from graphs.records import LANE, Phase
 from graphs.transforms.sequencing import block_map
+
+if TYPE_CHECKING:
+    from baselines.strategies.applied import Applied
 
 FORWARD, RECOMPUTED, BACKWARD, WEIGHTS, COMMUNICATION, UPDATE = range(6)
 KINDS = ("forward", "recomputed", "backward", "weight gradient", "communication", "update")

@@ -14,12 +14,11 @@ from functools import cached_property
 import numpy as np
 
 from baselines.strategies.allowed import check_allowed
-from baselines.strategies.applied import order_of
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.costs import PipelineCosts
 from baselines.strategies.devices import are_alike, problem_of, recomputed
 from baselines.strategies.folding import grid_of
-from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.orders import PipelineOrder
 from baselines.strategies.searching.block_kernel import BlockArrays, PipelineArrays, run_blocks, run_pipeline
 from baselines.strategies.searching.cuts import AxisCut, Cuts
