@@ -14,7 +14,6 @@ from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.derived import Derived
-from graphs.transforms.recomputing import recompute
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import Strategy
 
@@ -108,6 +107,8 @@ def are_alike(cluster: Cluster, devices: Sequence[int]) -> bool:
 @lru_cache(maxsize=8)
 def recomputed(graph: OpGraph, patterns: tuple[str, ...]) -> Derived:
     """The graph with what the patterns match run again, which many strategies ask for; without any as it is."""
+    from graphs.transforms.recomputing import recompute  # seldom needed
+
     return recompute(graph, patterns) if patterns else Derived.identity(graph)
 
 

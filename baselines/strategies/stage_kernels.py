@@ -41,6 +41,7 @@ def best_begins(
             if option < least:
                 at, least = i, option
         # What is sent after the stage is the same wherever it begins.
+        # Whoever cuts the stages follows these back from the end.
         begin[j] = at
         best_cost[j] = least + after[j]
 

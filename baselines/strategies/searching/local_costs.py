@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.strategies.searching.cuts import AxisCut
 from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, LocalStep, Split, States
 from env.cluster import Cluster
 from graphs.arrays import FloatArray
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 from graphs.transforms.splitting.sharding import SUM
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.cuts import AxisCut
 
 
 @dataclass(frozen=True, eq=False)
