@@ -35,7 +35,7 @@ _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then t
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
-_S_PER_OP, MOST_DEFAULT_S = 0.02, 120.0
+_S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
 
 def has_strategies(graph: OpGraph) -> bool:

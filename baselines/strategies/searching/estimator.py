@@ -69,6 +69,24 @@ class _Source:
         result: BoolArray = _kinds(self.graph, np.zeros(self.graph.n_ops, dtype=np.int64)) == 2
         return result
 
+    @cached_property
+    def ready_after(self) -> IntArray:
+        """int64 [n]: the last forward op before, for ops of the backward pass that need no gradient; else itself."""
+        graph, result = self.graph, np.arange(self.graph.n_ops)
+        is_forward, position = graph.phase == Phase.FORWARD, graph.topological_position
+        ptr, tensors = graph.inputs
+        producers, order = graph.tensor_producer[tensors], graph.topological_order
+        for op in order[graph.phase[order] == Phase.BACKWARD].tolist():
+            before = result[producers[ptr[op] : ptr[op + 1]]]
+            if len(before) and is_forward[before].all():
+                result[op] = before[position[before].argmax()]
+        # What waits for the loss is a gradient.
+        producer, consumer, _ = graph.edge_list
+        inner = position[producer[is_forward[producer] & is_forward[consumer]]].max(initial=-1)
+        waits_for_loss = position[result] >= inner
+        result[waits_for_loss] = np.flatnonzero(waits_for_loss)
+        return result
+
 
 class Estimator:
     """Estimates of strategies for one graph on one cluster; what they have in common is worked out once."""
@@ -158,8 +176,8 @@ class Estimator:
         if key not in self._steps:
             while len(self._steps) >= _MOST_KEPT:
                 del self._steps[next(iter(self._steps))]
-            made = step_of(frame, split, source.states)
-            # Without an order of its own a device may run first what much is waiting for.
+            made = step_of(frame, split, source.states, None if is_ordered else source.ready_after)
+            # Without an order of its own a device may run first what much is waiting for, and else what can run.
             in_order = np.zeros(frame.graph.n_ops, dtype=np.bool_)
             orders = (in_order,) if is_ordered else (in_order, source.is_late)
             self._steps[key] = made, tuple(_block_arrays(made, is_late) for is_late in orders)

@@ -116,7 +116,7 @@ class _Search:
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
-        self._estimate_all(starts, "grid")
+        self._estimate_all(starts, "sketch", least=1)
         self._estimate_all(self._sketches(), "sketch", least=1)
         self.progress("climbing", 1, 4)
         self._climb()

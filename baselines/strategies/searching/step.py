@@ -216,16 +216,21 @@ class Split:
     synchronised: bool = False
 
 
-def step_of(frame: Frame, split: Split, states: States) -> LocalStep:
-    """The step of a graph in stages that is cut in this way. O((n + e) log e)."""
-    return _Builder(frame, split, states).step()
+def step_of(frame: Frame, split: Split, states: States, ready_after: IntArray | None = None) -> LocalStep:
+    """The step of a graph in stages that is cut in this way. O((n + e) log e).
+
+    Args:
+        ready_after: int64 [n], the op after which each one runs if its device has nothing else to do, as while it waits
+            for an exchange of the forward pass; None where all have their order.
+    """
+    return _Builder(frame, split, states, ready_after).step()
 
 
 class _Builder:
     """Collects the jobs and the lives of one step."""
 
-    def __init__(self, frame: Frame, split: Split, states: States) -> None:
-        self.frame, self.split, self.states = frame, split, states
+    def __init__(self, frame: Frame, split: Split, states: States, ready_after: IntArray | None) -> None:
+        self.frame, self.split, self.states, self.ready_after = frame, split, states, ready_after
         self.graph = graph = frame.graph
         ptr, self.tensor = graph.inputs
         self.consumer = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
@@ -380,7 +385,8 @@ class _Builder:
     def _lives(self, jobs: Jobs) -> Lives:
         """A stage holds a tensor from the first to the last of its ops that write or read it."""
         graph, frame = self.graph, self.frame
-        places = [frame.position[graph.tensor_producer], frame.position[self.consumer[self.direct]]]
+        runs_at = self._runs_at(jobs)
+        places = [runs_at[graph.tensor_producer], runs_at[self.consumer[self.direct]]]
         tensors = [np.arange(graph.n_tensors), self.tensor[self.direct]]
         stages = [frame.stage[graph.tensor_producer], frame.stage[self.consumer[self.direct]]]
         if len(jobs.kind):  # a job reads its tensor where that was made, and makes another one
@@ -410,6 +416,14 @@ class _Builder:
         np.minimum.at(first, inverse, place)
         np.maximum.at(last, inverse, place)
         return Lives(key // frame.n_stages, first.astype(np.int64), last.astype(np.int64))
+
+    def _runs_at(self, jobs: Jobs) -> IntArray:
+        """int64 [n]: the place at which each op runs, or may run already."""
+        position = self.frame.position
+        is_waiting = (jobs.tensor >= 0) & (jobs.kind != HALO) & (jobs.block % GROUPS == FORWARD)
+        if self.ready_after is None or not is_waiting.any():
+            return position
+        return np.minimum(position, position[self.ready_after])
 
     def _summed(self) -> IntArray:
         """int64: tensors of which each micro-batch makes a summand."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baselines.strategies import stages
 from baselines.strategies.stages import balanced_stages
 from graphs import Op, OpGraph, Tensor
 from graphs.errors import StrategyError
@@ -54,3 +55,14 @@ def test_more_stages_than_ops_are_refused() -> None:
         StrategyError, match="has 2 forward ops that take time; a pipeline of 3 stages needs at least one"
     ):
         balanced_stages(graph, op_s, 3)
+
+
+def test_a_long_graph_is_cut_where_little_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = [5, 9, 9, 9, 9, 9, 9, 9, 9, 9]
+    graph, op_s = chain([1.0] * 401, layer * 40)
+    short, _ = balanced_stages(graph, op_s, 4)
+    monkeypatch.setattr(stages, "_LONG", 100)
+    long, _ = balanced_stages(graph, op_s, 4)
+    assert np.array_equal(short, long)
+    cuts = np.flatnonzero(np.diff(long)) % len(layer)
+    assert (cuts == 0).all()  # after the op whose tensor has the fewest bytes

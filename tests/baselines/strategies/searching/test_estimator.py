@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from scipy.stats import kendalltau
 
+from baselines.strategies.applied import applied
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
+from env.simulation.simulator import Simulator
 from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
 
@@ -81,3 +84,17 @@ def test_what_is_not_possible_is_refused(text: str, sentence: str) -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     with pytest.raises(StrategyError, match=sentence):
         Estimator(graph, cluster).estimate(Strategy.parse(text))
+
+
+@pytest.mark.parametrize("text", ["dp8 | tp2 sp", "dp8 zero3 | tp2 sp"])
+def test_what_runs_while_an_exchange_is_waited_for_takes_memory_early(text: str) -> None:
+    """Squares of what norms read belong to the backward pass, and need no gradient."""
+    graph, cluster, strategy = model_graph("llama3_8b", train=True), Cluster.preset("2x8xH100-ib"), Strategy.parse(text)
+    estimate, score = Estimator(graph, cluster).estimate(strategy), folded_score(graph, cluster, strategy)
+    assert estimate.peak_bytes == pytest.approx(score, rel=0.01)
+
+
+def folded_score(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> int:
+    """Peak bytes, by the simulator, of one place of the mesh."""
+    what = applied(graph, cluster, strategy, folded=True)
+    return int(Simulator(what.problem).score(what.plan).peak_bytes.max())
