@@ -178,15 +178,14 @@ def _of_rate(graph: OpGraph, best: Result, sequence: Plan | None, figure: Cluste
     return Sensitivity(figure.name, figure.more_helps, slope, better_s, worse_s)
 
 
-def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan | None:
-    """A result's schedule as a fixed sequence, which nothing but the figures changes; None where it is made anew."""
+def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan:
+    """A result's schedule as a fixed sequence, which nothing but the figures changes."""
     from env.simulation.simulator import Simulator  # loads compiled code
 
-    if _is_made_anew(graph, best, cluster):
-        return None
-    _, schedule = Simulator(_problem(best, cluster)).schedule(best.plan())
-    order = np.empty(best.graph.n_ops)
-    order[schedule.order] = np.arange(best.graph.n_ops)
+    problem, plan = _carried_out(graph, best, cluster)
+    _, schedule = Simulator(problem).schedule(plan)
+    order = np.empty(problem.graph.n_ops)
+    order[schedule.order] = np.arange(problem.graph.n_ops)
     return Plan(schedule.device, order, np.stack([schedule.transfer_tensor, schedule.transfer_target], axis=1))
 
 
@@ -195,21 +194,26 @@ def _scored_on(
 ) -> tuple[Score, IntArray]:
     """The score of a result on a cluster with the same devices, and their capacities in bytes.
 
-    The plan stays: stages are not cut anew. Where figures of the cluster are part of its graph, the strategy is carried
-    out once more.
+    The plan stays: stages are not cut anew.
     """
     from env.simulation.simulator import Simulator  # loads compiled code
 
-    if _is_made_anew(graph, result, cluster):
-        from baselines.strategies.applied import applied  # these load all transforms
-        from baselines.strategies.folding import is_to_be_folded
-
-        strategy = Strategy.parse(result.strategy)
-        what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
-        problem, plan = what.problem, what.plan
-    else:
-        problem, plan = _problem(result, cluster), sequence or result.plan()
+    problem, plan = _carried_out(graph, result, cluster)
+    if sequence is not None and len(sequence.device) == problem.graph.n_ops:
+        plan = sequence
     return Simulator(problem).score(plan), problem.capacity_bytes
+
+
+def _carried_out(graph: OpGraph, result: Result, cluster: Cluster) -> tuple[Problem, Plan]:
+    """A result on a cluster; where figures of the cluster are part of its graph, its strategy carried out once more."""
+    if not _is_made_anew(graph, result, cluster):
+        return _problem(result, cluster), result.plan()
+    from baselines.strategies.applied import applied  # these load all transforms
+    from baselines.strategies.folding import is_to_be_folded
+
+    strategy = Strategy.parse(result.strategy)
+    what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
+    return what.problem, what.plan
 
 
 def _problem(result: Result, cluster: Cluster) -> Problem:
