@@ -30,7 +30,7 @@ SAME = 1e-9  # objectives closer than this, relative, are a tie
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Results of every method on one problem.
 
@@ -59,6 +59,9 @@ class Comparison:
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
     overall: Result | None = None
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.graph.name!r} on {self.cluster.name!r}, {len(self.results)} results)"
 
     @property
     def best(self) -> Result | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from env.cluster import Cluster
@@ -11,6 +11,7 @@ from env.resizing import resized
 from graphs.errors import ClusterError, StrategyError
 from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
+from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import MeshRule, Strategy
 
@@ -97,10 +98,12 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
 def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
     """Strategies for so many devices that take little memory: each way to cut model and batch.
 
-    Micro-batches of one sample, layers that run again and all storage in parts, where the graph is trained.
+    Micro-batches of one sample, layers that run again and all storage in parts, where the graph is trained; a batch
+    whose statistics count stays whole.
     """
     samples = graph.origin.batch_size or 1
     again = EACH_LAYER if can_recompute(graph) else ()
+    has_statistics = graph.is_training and any(kind in BATCH_STATISTICS for kind in graph.kinds)
     for tensor in _divisors(count):
         for stages in _divisors(count // tensor):
             replicas = count // tensor // stages
@@ -108,9 +111,12 @@ def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
                 continue
             sizes = {"dp": replicas, "tp": tensor}
             mesh = tuple(MeshRule(name, size) for name, size in sizes.items() if size > 1)
-            micro_batches = samples // replicas if graph.is_training else 1
+            # Statistics of a batch are put together, and so cannot be taken micro-batch by micro-batch.
+            micro_batches = samples // replicas if graph.is_training and not has_statistics else 1
             zero = 3 if replicas > 1 and graph.is_training else 0
-            yield Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, recompute=again)
+            statistics = "sync" if has_statistics and replicas > 1 else "exact"
+            plain = Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, statistics=statistics)
+            yield replace(plain, recompute=again)
 
 
 def can_recompute(graph: OpGraph) -> bool:

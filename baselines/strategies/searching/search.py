@@ -212,20 +212,23 @@ class _Search:
 
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
-        families, without = iter(self._best_of_families()), 0
+        families, without, is_second = iter(self._best_of_families()), 0, False
         while not self._is_over():
             estimate = next((e for e in families if e.strategy not in self.pool.scored), None)
             if estimate is not None and self._has_time_for(estimate):
                 self._score(estimate)
             best, promising = self._best(), self._promising() if without < _PATIENCE else None
+            if promising is not None and not self._has_time_for(promising):
+                promising = None
             if promising is None and estimate is None:
-                return
-            if promising is not None and self._has_time_for(promising) and not self._is_over():
+                if is_second:
+                    return
+                # What was estimated on the way may be better than what a family had at the beginning.
+                families, is_second = iter(self._best_of_families()), True
+            if promising is not None and not self._is_over():
                 found = self._score(promising)
                 is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
                 without = 0 if is_better else without + 1
-            elif estimate is None:
-                return
 
     def _promising(self) -> Estimate | None:
         """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
