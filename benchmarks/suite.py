@@ -31,7 +31,7 @@ from placement.solving.solver import Solver
 
 MODELS = "inception_v3,resnet50,nasnet_large,rnnlm,nmt4,bert_base,transformer_moe,two_tower"
 CLUSTERS = "4xV100-pcie,8xV100-nvlink,8xH100-nvswitch"
-README_CLUSTERS = ("4xV100-pcie", "8xH100-nvswitch")
+README_CLUSTERS = ("8xH100-nvswitch",)
 OUT = Path("docs/results")
 BEGIN, END = "<!-- written by benchmarks/suite.py -->", "<!-- end -->"
 # Only these depend on the seed; `exact` does so where it does not finish, which one seed shows as well as ten.

@@ -88,6 +88,9 @@ def small_problems(draw: st.DrawFn) -> Problem:
     return Problem(problem.graph, cluster, "throughput")
 
 
+TOLERANCE = 2e-6  # HiGHS takes a row for satisfied that is off by 1e-6 of the largest time, which tiny ops fall below
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(small_problems(), st.integers(0, 3))
 def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed: int) -> None:
@@ -99,15 +102,15 @@ def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed
     worst = max(values, key=lambda pair: pair[0])[1]
     best_s = min(value for value, _ in values)
     found = milp(problem, seed, [Plan(worst)], Budget())
-    assert value_s(problem, found.plan) == pytest.approx(best_s, rel=1e-9, abs=1e-12)
-    assert best_s * (1 - 1e-9) <= found.lower_bound_s <= best_s
+    assert value_s(problem, found.plan) == pytest.approx(best_s, rel=TOLERANCE, abs=1e-12)
+    assert best_s * (1 - TOLERANCE) <= found.lower_bound_s <= best_s
     convex = [value for value, placed in values if not returns_to_a_device(quotient, placed)]
     found = milp(problem, seed, [Plan(worst)], Budget(), contiguous=True)
     if not convex:
         assert found.plan.note.startswith("no contiguous placement")
         return
     assert is_convex(quotient, found.plan.device)
-    assert value_s(problem, found.plan) == pytest.approx(min(convex), rel=1e-9, abs=1e-12)
+    assert value_s(problem, found.plan) == pytest.approx(min(convex), rel=TOLERANCE, abs=1e-12)
     assert min(convex) * (1 - 1e-9) <= found.lower_bound_s <= min(convex)
 
 
