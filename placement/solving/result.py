@@ -277,11 +277,14 @@ class Result:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         answer = self.answer
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
-        peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in devices]
+        named = [name for name in devices if name in answer.used]
+        # Where one place of each stage stands for all, the others have no peaks of their own.
+        shown = named if 0 < len(named) < self._strategy_devices() else devices
+        peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
         if len(peaks) > _MOST_PEAKS:
-            ends = [answer.peak_bytes[name] for name in devices]
+            ends = [answer.peak_bytes[name] for name in shown]
             peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
-        used = f"{len(answer.used & set(devices))} of {len(devices)} devices"
+        used = f"{max(len(named), self._strategy_devices())} of {len(devices)} devices"
         others: list[str] = []
         if self.alternatives:
             from placement.solving.advice import advice, beside
@@ -303,6 +306,14 @@ class Result:
         if self.interrupted:
             lines.append("interrupted: the best found so far")
         return "\n".join(lines)
+
+    def _strategy_devices(self) -> int:
+        """How many devices the strategy uses; 0 without one."""
+        if self.strategy == NO_STRATEGY:
+            return 0
+        from graphs.transforms.strategy import Strategy  # loads all transforms
+
+        return Strategy.parse(self.strategy).devices
 
     # -- JSON ---------------------------------------------------------------------------------------------
 
