@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -182,7 +183,7 @@ class Strategy:
         chunks = 2 if self.chunks == 1 and self.order in VIRTUAL else self.chunks
         return self.stages * chunks if self.stages > 1 else 1
 
-    @property
+    @cached_property
     def text(self) -> str:
         """One line; `Strategy.parse` gives the strategy back."""
         return " | ".join(self._segments()) or NONE

@@ -34,6 +34,7 @@ from baselines.strategies.searching.step import (
     STATISTICS,
     WEIGHTS,
     Frame,
+    Lives,
     LocalStep,
     Split,
     States,
@@ -41,6 +42,7 @@ from baselines.strategies.searching.step import (
 )
 from baselines.strategies.stage_cuts import equal_cuts, is_overfull, pipeline_stages
 from env.cluster import Cluster
+from env.collectives import Interconnect
 from graphs.arrays import BoolArray, FloatArray, IntArray, pointers
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -192,7 +194,7 @@ class _Estimation:
         check_allowed(estimator.graph, estimator.cluster, strategy)
         self.source = estimator.source(strategy.recompute)
         self.split, self.sizes, key = self._split()
-        self.order = self._order()
+        self.order = estimator.order(strategy) if strategy.stages > 1 else None
         self.n_stages = len(self.order.devices) if self.order else 1
         words = {block.kind for sequence in self.order.sequences for block in sequence} if self.order else set()
         self.is_apart = "W" in words
@@ -230,12 +232,6 @@ class _Estimation:
         key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
         return split, sizes, key
 
-    def _order(self) -> PipelineOrder | None:
-        """The order; the one that keeps to memory is made from the blocks of 1F1B's."""
-        if self.strategy.stages == 1:
-            return None
-        return self.estimator.order(self.strategy)
-
     # -- times ------------------------------------------------------------------------------------------------
 
     def result(self) -> Estimate:
@@ -246,11 +242,12 @@ class _Estimation:
         frame = self.step.frame
         by_place = np.empty(len(frame.position))
         by_place[frame.position] = local.op_s
+        memory, hops = self._memory(local), self._hops(local, ranks)
         found = []
         for blocks in self.ways:
             self.blocks = blocks
-            pipeline = self._pipeline(local, job_s, by_place, ranks)
-            found.append(self._finished(local, job_s, by_place, ranks, *pipeline))
+            pipeline = self._pipeline(local, job_s, by_place, ranks, memory, hops)
+            found.append(self._finished(local, job_s, ranks, *pipeline))
         return min(found, key=lambda estimate: estimate.step_time_s)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
@@ -315,9 +312,19 @@ class _Estimation:
         return ends.reshape(-1, GROUPS), lanes.reshape(-1, GROUPS)
 
     def _pipeline(
-        self, local: LocalCosts, job_s: FloatArray, by_place: FloatArray, ranks: IntArray
+        self,
+        local: LocalCosts,
+        job_s: FloatArray,
+        by_place: FloatArray,
+        ranks: IntArray,
+        memory: tuple[FloatArray, FloatArray, FloatArray],
+        hops: tuple[FloatArray, FloatArray],
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """``(end of each device's blocks, how much longer its communication takes, peaks)``."""
+        """``(end of each device's blocks, how much longer its communication takes, peaks)``.
+
+        Args:
+            memory, hops: of `_memory` and `_hops`.
+        """
         jobs, frame = self.step.jobs, self.step.frame
         usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
         last, lanes = self._blocks(by_place, job_s)
@@ -333,10 +340,10 @@ class _Estimation:
         if self.strategy.stages == 1 and self.strategy.micro_batches > 1:
             seconds[0, 3] = self._overlapped_s(local, job_s, seconds[0])
             seconds[0, 0] = 0.0 if self.source.graph.is_training else seconds[0, 3]
-        held, peak, once = self._memory(local)
+        held, peak, once = memory
         stages = self.strategy.stages
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, once, stages)
-        forward_s, back_s = self._hops(local, ranks)
+        forward_s, back_s = hops
         order = self._sequences(seconds, held, forward_s, kept + _sums(ranks, peak.max(axis=1), stages), ranks)
         arrays = PipelineArrays(*order, seconds, forward_s, back_s, held, peak)
         ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
@@ -360,7 +367,6 @@ class _Estimation:
         self,
         local: LocalCosts,
         job_s: FloatArray,
-        by_place: FloatArray,
         ranks: IntArray,
         ends: FloatArray,
         longer: FloatArray,
@@ -388,26 +394,16 @@ class _Estimation:
         forward_s, back_s = np.zeros(n), np.zeros(n)
         if n == 1:
             return forward_s, back_s
-        ahead, back = crossings(self.step.frame)
+        flat = self.grid.reshape(len(self.grid), -1)
+        ahead, back = _crossings(self.step.frame)
         for (tensor, source, target), result in ((ahead, forward_s), (back, back_s)):
             for s, t in {*zip(source.tolist(), target.tolist(), strict=True)}:
                 if ranks[s] == ranks[t]:
                     continue
                 size = local.tensor_bytes[tensor[(source == s) & (target == t)]]
-                latency_s, s_per_byte = self.network_between(int(ranks[s]), int(ranks[t]))
-                result[t] += len(size) * latency_s + size.sum() * s_per_byte
+                between = Interconnect.busiest(self.estimator.cluster, flat[ranks[s]], flat[ranks[t]])
+                result[t] += len(size) * between.latency_s + size.sum() * between.s_per_byte
         return forward_s, back_s
-
-    def network_between(self, a: int, b: int) -> tuple[float, float]:
-        """Latency and seconds per byte from one stage to another, all places sending at a time."""
-        cluster = self.estimator.cluster
-        of, links = cluster.routes.links_of(self.grid[a].reshape(-1), self.grid[b].reshape(-1))
-        latency_s = float(cluster.routes.latency_s[self.grid[a].reshape(-1), self.grid[b].reshape(-1)].max())
-        if not len(of):
-            return latency_s, 0.0
-        shared = np.bincount(links, minlength=len(cluster.links))
-        rates = np.array([cluster.links[link].bandwidth_bytes_per_s for link in links.tolist()])
-        return latency_s, float((shared[links] / rates).max())
 
     def _sequences(
         self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray
@@ -431,7 +427,7 @@ class _Estimation:
             )
             with contextlib.suppress(InfeasibleError):  # the peak says so
                 order = memory_order(costs, m)
-        return encoded(order)
+        return _encoded(order)
 
     # -- memory -----------------------------------------------------------------------------------------------
 
@@ -444,10 +440,9 @@ class _Estimation:
             size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
         change = np.bincount(lives.first, sizes, n + 1) - np.bincount(lives.last + 1, sizes, n + 1)
-        level = np.cumsum(change)[:n]
-        with_workspace = level.copy()
+        with_workspace = np.cumsum(change)[:n]
         with_workspace[frame.position] += local.workspace
-        first = self.blocks.first
+        first = self.ways[0].first  # the same for all ways
         s = np.arange(self.n_stages) * GROUPS
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE], n) for b in (BACKWARD, WEIGHTS)])
         peak = np.zeros((self.n_stages, 3))
@@ -468,11 +463,11 @@ def _kinds(graph: OpGraph, stage: IntArray) -> IntArray:
     return block_map(one, stage).kind
 
 
-def _crossing(lives: object, sizes: FloatArray, border: IntArray, end: IntArray, n: int) -> FloatArray:
+def _crossing(lives: Lives, sizes: FloatArray, border: IntArray, end: IntArray, n: int) -> FloatArray:
     """float64 [S]: bytes of what is there on both sides of a border, and gone before an end."""
     result = np.zeros(len(border))
     for s, (place, last) in enumerate(zip(border.tolist(), end.tolist(), strict=True)):
-        chosen = (lives.first < place) & (lives.last >= place) & (lives.last < last)  # type: ignore[attr-defined]
+        chosen = (lives.first < place) & (lives.last >= place) & (lives.last < last)
         result[s] = sizes[chosen].sum()
     return result
 
@@ -487,7 +482,7 @@ def _is_gradient(graph: OpGraph, states: States) -> np.ndarray:
     return result
 
 
-def encoded(order: PipelineOrder) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _encoded(order: PipelineOrder) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """``(ptr, kind, stage, micro-batch)`` of an order's blocks, one device's after the other's."""
     rows = [(_LETTERS[b.kind], b.stage, b.micro_batch) for sequence in order.sequences for b in sequence]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3).T
@@ -495,7 +490,7 @@ def encoded(order: PipelineOrder) -> tuple[IntArray, IntArray, IntArray, IntArra
     return ptr, table[0].copy(), table[1].copy(), table[2].copy()
 
 
-def crossings(frame: Frame) -> tuple[tuple[IntArray, IntArray, IntArray], tuple[IntArray, IntArray, IntArray]]:
+def _crossings(frame: Frame) -> tuple[tuple[IntArray, IntArray, IntArray], tuple[IntArray, IntArray, IntArray]]:
     """``(tensor, from, to)`` of what goes from stage to stage, ahead in the forward and back in the backward pass."""
     graph = frame.graph
     producer, consumer, tensor = graph.edge_list

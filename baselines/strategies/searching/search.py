@@ -74,6 +74,9 @@ class _Pool:
     refused: dict[Strategy, str] = field(default_factory=dict)
     scored: dict[Strategy, Scored] = field(default_factory=dict)
     ratios: dict[object, list[float]] = field(default_factory=dict)
+    factors: dict[object, float] = field(
+        default_factory=dict
+    )  # what estimates are multiplied by; under None all others
     tried: dict[object, int] = field(default_factory=dict)  # of like ones, how many were scored since the last gain
 
     def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
@@ -84,14 +87,15 @@ class _Pool:
             ratio = math.log(found.step_time_s / estimate.step_time_s)
             for key in (like, None):
                 self.ratios.setdefault(key, []).append(ratio)
+            self.factors[like] = math.exp(float(np.mean(self.ratios[like])))
+            self.factors[None] = math.exp(float(np.quantile(self.ratios[None], _HOPE)))
 
     def corrected_s(self, estimate: Estimate) -> float:
         """An estimate, corrected by what is known of its like; what has not been tried yet is given a chance."""
         like = _like(estimate.strategy)
-        if like in self.ratios:
-            return estimate.step_time_s * math.exp(float(np.mean(self.ratios[like]))) * (1 + _WEARY * self.tried[like])
-        known = self.ratios.get(None)
-        return estimate.step_time_s * (math.exp(float(np.quantile(known, _HOPE))) if known else 1.0)
+        if like in self.factors:
+            return estimate.step_time_s * self.factors[like] * (1 + _WEARY * self.tried[like])
+        return estimate.step_time_s * self.factors.get(None, 1.0)
 
 
 def _like(strategy: Strategy) -> object:
@@ -217,7 +221,7 @@ class _Search:
             estimate = next((e for e in families if e.strategy not in self.pool.scored), None)
             if estimate is not None and self._has_time_for(estimate):
                 self._score(estimate)
-            best, promising = self._best(), self._promising() if without < _PATIENCE else None
+            promising = self._promising() if without < _PATIENCE else None
             if promising is not None and not self._has_time_for(promising):
                 promising = None
             if promising is None and estimate is None:
@@ -226,9 +230,7 @@ class _Search:
                 # What was estimated on the way may be better than what a family had at the beginning.
                 families, is_second = iter(self._best_of_families()), True
             if promising is not None and not self._is_over():
-                found = self._score(promising)
-                is_better = found is not None and found.fits and (best is None or found.step_time_s < best.step_time_s)
-                without = 0 if is_better else without + 1
+                without = 0 if self._score(promising) else without + 1
 
     def _promising(self) -> Estimate | None:
         """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
@@ -266,7 +268,8 @@ class _Search:
     def _is_over(self) -> bool:
         return self.budget.over() and bool(self.pool.scored)
 
-    def _score(self, estimate: Estimate) -> Scored | None:
+    def _score(self, estimate: Estimate) -> bool:
+        """Score a strategy; returns whether it is the best so far."""
         strategy = estimate.strategy
         self.progress(f"scoring {strategy}", len(self.pool.scored), len(self.pool.estimates))
         self.budget.spend(1)
@@ -276,14 +279,14 @@ class _Search:
         except (StrategyError, InfeasibleError) as error:
             self.pool.refused[strategy] = str(error)
             del self.pool.estimates[strategy]
-            return None
+            return False
         taken_s = time.monotonic() - began_s
         self.op_scoring_s = max(self.op_scoring_s, taken_s / scored_ops(self.graph, self.cluster, strategy))
         best = self._best()
         is_gain = found.fits and (best is None or found.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found
         self.pool.learn(estimate, found, is_gain)
-        return found
+        return is_gain
 
     # -- the outcome ------------------------------------------------------------------------------------------
 

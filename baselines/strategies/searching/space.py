@@ -14,7 +14,6 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.strategy import AXES, MeshRule, Strategy
 
-MESH_AXES = ("dp", "tp", "cp", "ep", "hp", "wp")
 _MOST_EXACT = 32  # devices; with more, meshes of powers of two and of all devices only
 
 
