@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baselines.strategies.searching.space import divisors, has_batch_statistics
 from env.cluster import Cluster
 from env.resizing import resized
 from graphs.errors import ClusterError, StrategyError
 from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
-from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import MeshRule, Strategy
 
@@ -103,9 +103,9 @@ def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
     """
     samples = graph.origin.batch_size or 1
     again = EACH_LAYER if can_recompute(graph) else ()
-    has_statistics = graph.is_training and any(kind in BATCH_STATISTICS for kind in graph.kinds)
-    for tensor in _divisors(count):
-        for stages in _divisors(count // tensor):
+    has_statistics = has_batch_statistics(graph)
+    for tensor in divisors(count):
+        for stages in divisors(count // tensor):
             replicas = count // tensor // stages
             if replicas > samples:
                 continue
@@ -115,8 +115,7 @@ def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
             micro_batches = samples // replicas if graph.is_training and not has_statistics else 1
             zero = 3 if replicas > 1 and graph.is_training else 0
             statistics = "sync" if has_statistics and replicas > 1 else "exact"
-            plain = Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, statistics=statistics)
-            yield replace(plain, recompute=again)
+            yield Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, recompute=again, statistics=statistics)
 
 
 def can_recompute(graph: OpGraph) -> bool:
@@ -133,7 +132,3 @@ def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimat
             yield estimator.estimate(strategy)
         except StrategyError:
             continue
-
-
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, number + 1) if number % k == 0]

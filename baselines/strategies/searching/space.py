@@ -71,7 +71,7 @@ class Space:
     @cached_property
     def has_statistics(self) -> bool:
         """Whether an op works with statistics of the whole batch, so that it cannot be cut in time."""
-        return self.graph.is_training and any(kind in BATCH_STATISTICS for kind in self.graph.kinds)
+        return has_batch_statistics(self.graph)
 
     @cached_property
     def selective(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Space:
         totals = [n, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT or (k & (k - 1)) == 0)]
         others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
         for total in totals:
-            shapes = [(stages, inner) for stages in _divisors(total) for inner in _divisors(total // stages)]
+            shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
             for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
                 dp = total // stages // inner
                 for axis in ("tp", *others) if inner > 1 else ("tp",):
@@ -122,5 +122,11 @@ class Space:
                         yield {"dp": dp, axis: inner}, stages
 
 
-def _divisors(n: int) -> list[int]:
+def has_batch_statistics(graph: OpGraph) -> bool:
+    """Whether an op of a training step works with statistics of the whole batch."""
+    return graph.is_training and any(kind in BATCH_STATISTICS for kind in graph.kinds)
+
+
+def divisors(n: int) -> list[int]:
+    """All numbers that divide n, in order."""
     return [k for k in range(1, n + 1) if n % k == 0]
