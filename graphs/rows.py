@@ -29,6 +29,9 @@ BATCH_STATISTICS = frozenset(
     )
 )
 
+# Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
+OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
+
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
 _ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+))?")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from graphs.capture.trace import PARAMETER, TensorInfo
+from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, TensorInfo
 from graphs.opgraph import Phase
 from graphs.rows import Part
 
@@ -118,6 +118,11 @@ class Draft:
     @property
     def is_input(self) -> bool:
         return self.kind == "input"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it only hands out a state that nobody writes."""
+        return self.kind in (BUFFER, CONSTANT) and self.kernels == 0
 
 
 @dataclass(slots=True, eq=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphs.capture.drafts import Drafts
-from graphs.capture.trace import Trace
+from graphs.capture.drafts import Drafts, Operand
+from graphs.capture.trace import TensorInfo, Trace
 from graphs.opgraph import OpGraph
 
 
@@ -32,6 +32,18 @@ class ProgramState:
     users: tuple[int, ...]
 
 
+class CallTensors(NamedTuple):
+    """The tensors of the graph that one of its ops writes.
+
+    Attributes:
+        results: of each flat result of its call, None for what is no tensor of the graph.
+        written: of each argument that it writes in place.
+    """
+
+    results: tuple[int | None, ...]
+    written: tuple[int | None, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A traced step and the graph made of it.
@@ -49,6 +61,10 @@ class Program:
         constants: the data of the constants, by name.
         memory: numbers of the pieces of memory that a node's value lies in, nested as the value is.
         settings: what each argument was that is no tensor, by its path.
+        call_tensors: what each op of the graph writes, by its number.
+        tensor_infos: each tensor of the graph as its producer writes it.
+        state_infos: each of ``states``, as it is.
+        tables: tensor of the graph -> the state that it is, of read-only states that are ops of their own.
     """
 
     graph: OpGraph
@@ -60,6 +76,10 @@ class Program:
     constants: Mapping[str, torch.Tensor]
     memory: Mapping[fx.Node, Any]
     settings: Mapping[str, Any]
+    call_tensors: Mapping[int, CallTensors]
+    tensor_infos: Mapping[int, TensorInfo]
+    state_infos: tuple[TensorInfo, ...]
+    tables: Mapping[int, int]
 
 
 def program_of(
@@ -92,7 +112,50 @@ def program_of(
         for own, use, ops in zip(names, drafts.states, users, strict=True)
     )
     op_of = {node: number for node, i in drafts.of_node.items() if (number := drafts.ops[i].number) is not None}
-    return Program(graph, trace, train, op_of, dict(drafts.of_state), states, constants, drafts.memory, settings)
+    return Program(
+        graph, trace, train, op_of, dict(drafts.of_state), states, constants, drafts.memory, settings, *_tensors(drafts)
+    )
+
+
+def _tensors(
+    drafts: Drafts,
+) -> tuple[dict[int, CallTensors], dict[int, TensorInfo], tuple[TensorInfo, ...], dict[int, int]]:
+    """``call_tensors``, ``tensor_infos``, ``state_infos`` and ``tables`` of a `Program`."""
+    is_read = [value.is_result for value in drafts.values]
+    for op in drafts.ops:
+        for value in op.inputs if op.number is not None else ():
+            is_read[value] = True
+    # As `emit` lists them: by the op that writes them.
+    listed = sorted(
+        (number, v)
+        for v, value in enumerate(drafts.values)
+        if is_read[v] and (number := drafts.ops[value.producer].number) is not None
+    )
+    tensor_of = {v: tensor for tensor, (_, v) in enumerate(listed)}
+    infos: dict[int, TensorInfo] = {}
+
+    def known(operand: Operand | None) -> int | None:
+        tensor = None if operand is None or operand.value is None else tensor_of.get(operand.value)
+        if tensor is not None and operand is not None:
+            infos[tensor] = operand.root.info
+        return tensor
+
+    writes = {}
+    for call in drafts.calls:
+        number = drafts.ops[call.draft].number
+        if number is not None:
+            writes[number] = CallTensors(tuple(map(known, call.outputs)), tuple(map(known, call.written)))
+    for draft, operand in drafts.sources:
+        number = drafts.ops[draft].number
+        if number is not None:
+            writes[number] = CallTensors((known(operand),), ())
+    tables = {}
+    named = {use.name: s for s, use in enumerate(drafts.states)}
+    for op in drafts.ops:
+        if op.number is not None and op.is_table:
+            table, state = tensor_of[op.outputs[0]], named[op.module]
+            tables[table], infos[table] = state, drafts.roots[state].info
+    return writes, infos, tuple(root.info for root in drafts.roots), tables
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

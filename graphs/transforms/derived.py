@@ -27,6 +27,29 @@ class MeshAxis:
 
 
 @dataclass(frozen=True)
+class Exchanged:
+    """A tensor that a collective exchanges, for those who carry it out.
+
+    Attributes:
+        what: ``"tensor"`` of the graph that was split; ``"gradient"``: such a tensor as a flat vector; ``"parameter"``:
+            a state as a flat vector; ``"statistics"`` of the batch that an op reads.
+        number: of the tensor, the state or the op.
+        before, after: codes of the tensor along each axis of the mesh (`graphs.transforms.splitting.sharding`).
+        is_summed: whether the micro-batches' copies were added up first.
+        is_again: it was gathered once before, and is gathered again for the backward pass.
+        phase: in which it is needed.
+    """
+
+    what: str
+    number: int
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    is_summed: bool = False
+    is_again: bool = False
+    phase: int = 0
+
+
+@dataclass(frozen=True)
 class Collective:
     """Ops that exchange tensors with each other, one for each rank of a group, before they are spelt out.
 
@@ -39,12 +62,14 @@ class Collective:
         ops: number of each rank's op in the derived graph, by rank.
         bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, has after an all-gather, or
             all ranks together give to an all-to-all.
+        members: what is exchanged; several where collectives share a bucket.
     """
 
     kind: str
     axis: str
     ops: tuple[int, ...]
     bytes: int
+    members: tuple[Exchanged, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,9 +48,19 @@ def _add_rows(drafts: Drafts) -> None:
     _place_gradients(drafts, spelled)
     for draft, operand in drafts.sources:
         value = drafts.ops[draft].outputs[0]
-        drafts.ops[draft].rows = [DraftRow(word, {value: part}, {}) for word, part in dimensions.atoms_of(operand.root)]
+        drafts.ops[draft].rows = [DraftRow(word, {value: part}, {}) for word, part in _longest(dimensions, operand)]
     for use, root in zip(drafts.states, drafts.roots, strict=True):
         use.rows = list(dimensions.atoms_of(root))
+
+
+def _longest(dimensions: Dimensions, operand: Operand) -> Iterator[tuple[str, Shard]]:
+    """Of each dimension of an input one stretch with each word: readers tell stretches apart by their words alone."""
+    found: dict[tuple[str, int], tuple[str, Shard]] = {}
+    for word, part in dimensions.atoms_of(operand.root):
+        before = found.setdefault((word, part.dim), (word, part))
+        if part.extent > before[1].extent:
+            found[word, part.dim] = word, part
+    return iter(found.values())
 
 
 # -- letters of calls --------------------------------------------------------------------------------------------------
@@ -58,12 +68,7 @@ def _add_rows(drafts: Drafts) -> None:
 
 def _spelled(number: int, call: DraftCall, places: Places) -> Iterator[Spelled]:
     outputs = tuple(None if out is None else out.info.layout for out in call.outputs)
-    try:
-        seen, letters = _letters(call.target, call.args, call.kwargs, outputs)
-    except TypeError as error:  # an argument that cannot be a cache key
-        if "unhashable" not in str(error):
-            raise
-        seen, letters = _letters.__wrapped__(call.target, call.args, call.kwargs, outputs)
+    seen, letters = letters_of(call.target, call.args, call.kwargs, outputs)
     operands = (*call.inputs, *(out for out in call.outputs if out is not None))
     n_tensors = sum(out is not None for out in call.outputs)
     if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
@@ -91,6 +96,22 @@ def _in_memory(cut: Cut, operand: Operand) -> MemoryCut | None:
         return MemoryCut(operand, digits(operand.info, cut.dims, operand.root.info), cut.unit, cut.halo)
     except Elsewhere:
         return None
+
+
+def letters_of(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Call | None, tuple[Letter, ...]]:
+    """A call as rules see it (None where it is no operator), and what may be split of it.
+
+    Args:
+        args, kwargs: its arguments with a `Layout` for each tensor, as `graphs.capture.trace.layouts` gives them.
+        outputs: the `Layout` of each flat result; None for what is no tensor.
+    """
+    try:
+        return _letters(target, args, kwargs, outputs)
+    except TypeError as error:  # an argument that cannot be a cache key
+        if "unhashable" not in str(error):
+            raise
+        found: tuple[Call | None, tuple[Letter, ...]] = _letters.__wrapped__(target, args, kwargs, outputs)
+        return found
 
 
 @lru_cache(maxsize=65536)

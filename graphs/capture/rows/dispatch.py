@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from graphs.capture.drafts import DraftCall, Root
+from graphs.capture.drafts import DraftCall, Operand, Root
 from graphs.capture.rows.letters import Call, Cut, Letter, Slot
 
 _SORTS = ("sort", "argsort")
@@ -23,21 +23,45 @@ class Places:
     """Follows through the calls of a step which tensors hold places of tokens in a sorted list."""
 
     def __init__(self) -> None:
-        self._roots: set[Root] = set()
+        self._units: dict[Root, int] = {}  # places that each token has in the list: one for each of its experts
 
     def letters(self, draft: DraftCall, call: Call, found: tuple[Letter, ...]) -> tuple[Letter, ...]:
         """The letters of a call, with those that hold because it works with places."""
         sorts = call.name in _SORTS and call.first().ndim == 1 and not call.first().is_float
-        known = [root in self._roots for root, _, _ in draft.inputs]
+        known = [root in self._units for root, _, _ in draft.inputs]
         if not sorts and not any(known):
             return found
+        unit = max((self._units[root] for root, _, _ in draft.inputs if root in self._units), default=1)
+        if sorts and not any(known):
+            unit = _places_of_each(draft.inputs[0], call.first().shape[0])
         results = [out for out in draft.outputs if out is not None]
         stays = call.name in _CONVERTS
-        self._roots.update(out.root for out in results if stays or not out.info.layout.dtype.is_floating_point)
+        places = [out.root for out in results if stays or not out.info.layout.dtype.is_floating_point]
+        self._units.update(dict.fromkeys(places, unit))
         if call.name in _GROUPED:
-            return tuple(_grouped(call, found))
-        own = tuple(_dispatched(call, known))
+            return tuple(_grouped(call, found, unit))
+        own = tuple(_of_tokens(letter, _length(call, known) // unit) for letter in _dispatched(call, known))
         return own or found if call.name in _SORTS else (*own, *_without_places(found, known, bool(own)))
+
+
+def _places_of_each(sorted_one: Operand, length: int) -> int:
+    """Of a list [T * k] that is a view of [..., k], the entries that each token has: its experts."""
+    shape = sorted_one.root.info.layout.shape
+    return shape[-1] if len(shape) > 1 and length % shape[-1] == 0 else 1
+
+
+def _length(call: Call, known: list[bool]) -> int:
+    """Of the list that places are of."""
+    return max(
+        (slot.shape[0] for slot in call.inputs if slot.ndim and (known[slot.number] or call.name in _SORTS)), default=1
+    )
+
+
+def _of_tokens(letter: Letter, tokens: int) -> Letter:
+    """The letter in whole tokens: a token's places are not cut apart, for by them the token is known."""
+    size = gcd(letter.size, tokens)
+    times = letter.size // size
+    return replace(letter, size=size, cuts=tuple(cut._replace(unit=cut.unit * times) for cut in letter.cuts))
 
 
 def _without_places(found: tuple[Letter, ...], known: list[bool], is_own: bool) -> Iterator[Letter]:
@@ -67,7 +91,7 @@ def _shared(slots: list[Slot]) -> Letter:
     return Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in slots))
 
 
-def _grouped(call: Call, found: tuple[Letter, ...]) -> Iterator[Letter]:
+def _grouped(call: Call, found: tuple[Letter, ...], unit: int) -> Iterator[Letter]:
     """A product by groups: tokens with the sizes of their own groups, or groups with their share of the tokens."""
     slots = call.inputs
     sizes = slots[-1]
@@ -76,7 +100,9 @@ def _grouped(call: Call, found: tuple[Letter, ...]) -> Iterator[Letter]:
     experts = sizes.shape[0] if sizes.ndim == 1 else 0
     for letter in found:
         is_token = not any(cut.slot in weights for cut in letter.cuts)
-        yield replace(letter, partial=(*letter.partial, sizes.number)) if is_token else letter
+        if is_token:
+            letter = _of_tokens(replace(letter, partial=(*letter.partial, sizes.number)), tokens // unit)
+        yield letter
     if experts > 1 and tokens % experts == 0:
         results = [slot for slot in call.outputs if slot is not None]
         matrices = [Cut(slot.number, (0,)) for slot in (*slots, *results) if slot.ndim == 3]

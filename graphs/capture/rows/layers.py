@@ -309,7 +309,10 @@ def _loss(call: Call) -> list[Letter]:
     x, target = call["self"], call["target"]
     names = "ab"[: target.ndim] if target.ndim < 3 else ascii_lowercase[: target.ndim]
     given = f"{names[:1]}.{names[1:]}" if x.ndim == target.ndim + 1 else names
-    results = [(out, names if out.ndim == target.ndim else "." * out.ndim) for out in call.outputs if out is not None]
+    if target.is_float:  # a probability for each class, not one label
+        names = given = f"{ascii_lowercase[: min(1, x.ndim - 1)]}.{ascii_lowercase[1 : x.ndim - 1]}"
+    labels = names.replace(".", "")
+    results = [(out, labels if out.ndim == len(labels) else "." * out.ndim) for out in call.outputs if out is not None]
     return einsum((x, given), (target, names), into=results)
 
 

@@ -148,6 +148,7 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
                 bucket[0],
                 ops=tuple(number[list(bucket[0].ops)].tolist()),
                 bytes=sum(collective.bytes for collective in bucket),
+                members=tuple(member for collective in bucket for member in collective.members),
             )
             for bucket in buckets
         ),

@@ -248,6 +248,7 @@ def _times(
     new_s = np.concatenate([batch.op_s for batch in batches])
     if not np.isnan(new_s).all():
         if ANY_DEVICE not in keys:
-            keys, time_s = (*keys, ANY_DEVICE), np.column_stack([time_s, np.full(len(time_s), np.nan)])
+            keys = tuple(sorted((*keys, ANY_DEVICE)))  # in the order in which files have them
+            time_s = np.insert(time_s, keys.index(ANY_DEVICE), np.nan, axis=1)
         time_s[graph.n_ops :, keys.index(ANY_DEVICE)] = new_s
     return keys, time_s

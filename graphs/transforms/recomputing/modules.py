@@ -19,6 +19,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing.again import Runs, run_again
+from graphs.transforms.splitting.masks import of_integer_inputs
 
 _KIND = "kind:"
 
@@ -49,6 +50,13 @@ def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
     return run_again(Runs.first(graph), made, late_segments(graph, made, segment)).derived
 
 
+def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
+    """The modules that `recompute` takes as segments, in program order; without those of kinds of ops."""
+    segment_of = _segments(graph, patterns)
+    found = (segment_of(module) for op, module in enumerate(graph.modules) if graph.phase[op] == Phase.FORWARD)
+    return list(dict.fromkeys(path for path in found if path is not None))
+
+
 def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
     paths = {path for module in set(graph.modules) for path in prefixes(module)[:-1]}
@@ -64,6 +72,7 @@ def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
 def computes_forward(graph: OpGraph) -> BoolArray:
     """Bool [n]: forward ops that are not data which is already there."""
     is_data = (np.diff(graph.inputs[0]) == 0) & (graph.kernels == 0)
+    is_data |= of_integer_inputs(graph)  # masks and positions: a second run would wait for those of all samples
     result: BoolArray = (graph.phase == Phase.FORWARD) & ~is_data
     return result
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from graphs.arrays import IntArray
 from graphs.opgraph import Phase
 from graphs.records import LANE
-from graphs.transforms.derived import Collective
-from graphs.transforms.splitting.copies import Copies
-from graphs.transforms.splitting.emission import Emission
+from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 
+if TYPE_CHECKING:
+    from graphs.transforms.splitting.copies import Copies
+    from graphs.transforms.splitting.emission import Emission
+
+ACCUMULATE = "accumulate"  # kind of an op that adds up what micro-batches write
 ADD_FLOPS_PER_BYTE, ADD_BYTES_PER_BYTE = 0.25, 3.0  # of adding two tensors of 4-byte numbers
 
 
@@ -73,6 +76,7 @@ class Exchanges:
             ids, sizes = self.accumulated(tensor)
         # Sums first: what is cut afterwards is smaller.
         order = sorted(range(len(targets)), key=lambda a: layout.mesh[a].written[tensor] != SUM)
+        codes = [int(sharding.written[tensor]) for sharding in layout.mesh]
         key: tuple[object, ...] = ("exchange", tensor, summed)
         for a in order:
             target = targets[a]
@@ -84,13 +88,17 @@ class Exchanges:
             is_kept = not axis.words and not axis.sequence  # as all activations there are whole
             is_second = kind == "all_gather" and phase is not Phase.FORWARD and not is_kept
             key = (*key, a, target, is_second)
+            before = tuple(codes)
+            codes[a] = target
             if key not in self._made:
+                is_summed = summed and bool(layout.tensor_copies[tensor] > 1)
+                about = Exchanged("tensor", tensor, before, tuple(codes), is_summed, is_second, int(phase))
                 op = int(layout.graph.tensor_producer[tensor])
                 in_place = bool(layout.graph.tensor_in_place[tensor])
                 waits_for = gates if is_second else ()
                 share = layout.mesh[a].written_share[tensor, 0]
                 whole = np.rint(sizes / share).astype(np.int64) if layout.is_folded else None
-                self._made[key] = self.exchange(kind, a, Parts(ids, sizes, whole), op, phase, in_place, waits_for)
+                self._made[key] = self.exchange(kind, a, Parts(ids, sizes, whole), op, about, in_place, waits_for)
             ids, sizes = self._made[key]
         return ids
 
@@ -113,7 +121,7 @@ class Exchanges:
                 f"{graph.op_names[op]}/accumulate",
                 [f"{spots[p]} mb{b}" for p, b in zip(place.tolist(), batch.tolist(), strict=True)],
             ),
-            kinds="accumulate",
+            kinds=ACCUMULATE,
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
             flops=size * ADD_FLOPS_PER_BYTE,
@@ -141,7 +149,7 @@ class Exchanges:
         axis: int,
         parts: Parts,
         op: int,
-        phase: Phase,
+        about: Exchanged,
         in_place: bool,
         gates: Sequence[int] = (),
     ) -> tuple[IntArray, IntArray]:
@@ -168,7 +176,7 @@ class Exchanges:
             kinds=kind,
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
-            phase=int(phase),
+            phase=about.phase,
             pins=(LANE,),
             origin=op,
             part=flat_place,
@@ -191,7 +199,7 @@ class Exchanges:
         made = self.out.tensors(ops.reshape(-1), result.reshape(-1), in_place).reshape(ops.shape)
         name = layout.mesh[axis].axis.name
         self.collectives += [
-            Collective(kind, name, tuple(row), int(size))
+            Collective(kind, name, tuple(row), int(size), (about,))
             for row, size in zip(ops.reshape(-1, k).tolist(), whole.reshape(-1).tolist(), strict=True)
         ]
         back = [np.moveaxis(x, -1, 2).reshape(ids.shape) for x in (made, result)]

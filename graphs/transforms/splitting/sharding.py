@@ -15,15 +15,16 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import BATCH_STATISTICS, Part, Partial, Shard, SplitRow
+from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Part, Partial, Shard, SplitRow
+from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
 EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
-# Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
-OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+# Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
+_GROUPED = "grouped_mm"
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -142,6 +143,11 @@ def code(part: Part, word: str) -> int:
     return SUM if isinstance(part, Partial) else WHOLE
 
 
+def differs(written: int, read: int) -> bool:
+    """Whether it takes an exchange to read what is written so."""
+    return (written == SUM and read != SUM) or (written > SUM and read != written)
+
+
 @dataclass(slots=True)
 class _Choice:
     """A row with its codes: of tensors read, of states, and of tensors written."""
@@ -170,13 +176,14 @@ class _Walk:
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
         self.is_cut = where(graph, axis.modules)
-        self.choices: dict[tuple[int, int], list[_Choice]] = {}
+        self.choices: dict[tuple[int, int, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
         self.tied = read_twice(graph)
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
+        self.normalised = normalised(graph, _PRODUCTS) if not axis.words else [set()] * graph.n_tensors
         self.is_small_later = _is_small_later(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
@@ -239,8 +246,7 @@ class _Walk:
         read, states = self.input_tensor[first:last], self.states_of[op]
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
         if not self.axis.words and not states and all(self._is_open(t) for t in read):
-            rows = self._choices(op, len(read)) if self.is_cut[op] else []
-            self._leave_open(op, [choice for choice in rows if self._keeps(choice, states)], written)
+            self._leave_open(op, self._rows(op, read, states), written)
             return
         # Layers repeat, and with them all that a choice depends on.
         situation = self._situation(op, read, states, written)
@@ -261,14 +267,16 @@ class _Walk:
             self.flops[op],
             self.moved[op],
             None if mirrored is None else mirrored.axis,
-            *((self.size[t], frozenset(self.available[t])) for t in read),
+            *(
+                (self.size[t], frozenset(self.available[t]), frozenset(self.normalised[t]), self._is_open(t))
+                for t in read
+            ),
             *((self.state[s], s in self.tied) for s in states),
-            *(self.size[t] for t in written),
+            *((self.size[t], frozenset(self.normalised[t])) for t in written),
         )
 
     def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
-        rows = self._choices(op, len(read)) if self.is_cut[op] else []
-        rows = [choice for choice in rows if self._keeps(choice, states)]
+        rows = self._rows(op, read, states)
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if self.axis.words and named:
             return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
@@ -321,10 +329,31 @@ class _Walk:
         own = ("sequence",) if self.axis.sequence else ()
         return [c for c in rows if c.row is None or c.row.axis not in OWN_FAMILY or c.row.axis in own]
 
+    def _rows(self, op: int, read: list[int], states: list[int]) -> list[_Choice]:
+        """The rows that an op may take."""
+        if not self.is_cut[op]:
+            return []
+        rows = [choice for choice in self._choices(op, len(read)) if self._keeps(choice, states)]
+        if self.axis.words or self._has_kind(op, _PRODUCTS):
+            return rows
+        tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
+        return [choice for choice in rows if not self._cuts_normalised(choice, tensors)]
+
+    def _cuts_normalised(self, choice: _Choice, tensors: tuple[int, ...]) -> bool:
+        """Whether it cuts a dimension that a norm reads, and not into units of another word."""
+        row = choice.row
+        if row is None or row.axis in OWN_FAMILY:
+            return False
+        parts = (*row.inputs[: len(choice.tensors)], *row.outputs)
+        return any(
+            isinstance(part, Shard) and part.dim in self.normalised[t] for t, part in zip(tensors, parts, strict=True)
+        )
+
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        key = (self.row_number[op], n_read)
+        by_groups = not self.axis.words and _GROUPED in self.graph.kinds[op]
+        key = (self.row_number[op], n_read, by_groups)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
@@ -335,7 +364,7 @@ class _Walk:
                     [code(part, row.axis) for part in row.outputs],
                 )
                 for row in rows
-                if row.extent >= self._parts(row) or row.extent == 1
+                if (row.extent >= self._parts(row) or row.extent == 1) and not (by_groups and row.axis == EXPERTS)
             ]
         return found
 
@@ -379,12 +408,22 @@ class _Walk:
         added = [choice for choice in rows if len(read) > 1 and set(choice.tensors) == {SUM}]
         if self.axis.sequence and not any(self._fits(choice, read) for choice in added):
             along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
-            is_sum = any(self.available[t] == {SUM} for t in read)
-            if along and (is_sum or not any(self._fits(choice, read) for choice in rows)):
-                return min(along, key=lambda choice: self._exchange_s(choice, read))
+            # What is made of whole tensors, such as masks and rotary tables, stays whole: who reads it takes a stretch.
+            if self._is_of_whole(op, read):
+                rows = [choice for choice in rows if choice not in along]
+            elif along:
+                is_sum = any(self.available[t] == {SUM} for t in read)
+                if is_sum or not any(self._fits(choice, read) for choice in rows):
+                    return min(along, key=lambda choice: self._exchange_s(choice, read))
         # What uses a cut state is cut as the state is, if it can be.
         is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
         return min(rows if is_bound else [whole, *rows], key=lambda choice: self._cost_s(op, choice, read))
+
+    def _is_of_whole(self, op: int, read: list[int]) -> bool:
+        """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""
+        filled = [t for t in read if self.size[t]]
+        is_whole = all(self._is_open(t) or self.available[t] == {WHOLE} for t in filled)
+        return is_whole and bool(filled or self.states_of[op])
 
     def _follows_cut(self, choice: _Choice, read: list[int]) -> bool:
         """Whether it reads a tensor as it is cut that is nowhere whole."""
@@ -402,8 +441,11 @@ class _Walk:
     def _is_cut_loss(self, op: int, read: list[int]) -> bool:
         """Whether it reads a tensor that is cut, and the forward pass makes but little of its results, as of logits.
 
-        Each part may then have other samples of them, which takes less to exchange than all samples everywhere.
+        Each part may then have other samples of them, which takes less to exchange than all samples everywhere. The
+        squares of an RMSNorm are no such results.
         """
+        if any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
+            return False
         return self.is_small_later[op] and any(
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)
         )
@@ -416,8 +458,11 @@ class _Walk:
     def _is_product(self, op: int) -> bool:
         if not self.states_of[op]:
             return False
+        return self._has_kind(op, _PRODUCTS)
+
+    def _has_kind(self, op: int, words: tuple[str, ...]) -> bool:
         kind = self.graph.kinds[op].lower()
-        return any(word in kind for word in _PRODUCTS)
+        return any(word in kind for word in words)
 
     def _fits(self, choice: _Choice, read: list[int]) -> bool:
         """Whether it reads tensors as they are, and at least one of them cut or as a sum."""

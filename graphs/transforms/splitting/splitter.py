@@ -21,6 +21,7 @@ from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
+from graphs.transforms.splitting.masks import with_whole_masks
 from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard, shares
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
@@ -52,9 +53,19 @@ def split(
         StrategyError: the graph has no rows, nothing of it can be cut along an axis, or an axis has more parts than
             there are units; folded, a part reads the borders of its neighbours.
     """
+    copies = copies_of(graph, axes, micro_batches, folded=folded)
+    return Derived.identity(graph) if copies is None else split_as(copies, zero, synchronised=synchronised)
+
+
+def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False) -> Copies | None:
+    """How `split` cuts a graph, which a runtime asks for too; None where it is not cut.
+
+    Raises:
+        StrategyError: as `split`.
+    """
     axes = [axis for axis in axes if axis.size > 1]
     if not axes and micro_batches == 1:
-        return Derived.identity(graph)
+        return None
     if not any(graph.split_rows):
         raise StrategyError(
             f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut; capture the model from "
@@ -62,11 +73,16 @@ def split(
         )
     chunking = Axis("mb", micro_batches, (BATCH,))
     mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
-    chunks = cut(graph, chunking, axes) if micro_batches > 1 else None
+    chunks = with_whole_masks(graph, cut(graph, chunking, axes)) if micro_batches > 1 else None
     if folded:
         _refuse_borders(graph, mesh)
         mesh = [sharding.first for sharding in mesh]
-    return _Split(Copies(graph, mesh, chunks), zero).derived(synchronised)
+    return Copies(graph, mesh, chunks)
+
+
+def split_as(copies: Copies, zero: Zero | None = None, *, synchronised: bool = False) -> Derived:
+    """The graph of these copies; arguments as of `split`."""
+    return _Split(copies, zero).derived(synchronised)
 
 
 def chunk(graph: OpGraph, micro_batches: int) -> Derived:

@@ -10,11 +10,14 @@ import numpy as np
 
 from graphs.opgraph import Phase
 from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts
+from graphs.transforms.splitting.sharding import differs
 from graphs.transforms.splitting.whereabouts import states_of
 
+STATISTICS = "batch_statistics"  # kind of an op that adds up a part of a batch
 NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients
 
 
@@ -49,7 +52,7 @@ def _synchronise_one(
     group = int(graph.colocation[op])
     made = out.ops(
         [f"{graph.op_names[op]}/statistics{exchanges.spot(p)}" for p in places.tolist()],
-        kinds="batch_statistics",
+        kinds=STATISTICS,
         dtypes=graph.dtypes[op],
         modules=graph.modules[op],
         bytes_moved=moved,
@@ -61,9 +64,18 @@ def _synchronise_one(
         part=places,
     )
     for t in read:
-        out.edges(layout.tensor_ids(t), made)
+        out.edges(exchanges.converted(t, _targets(layout, op, t), False, Phase(int(graph.phase[op]))), made)
     sizes = np.full((1, layout.places), size_bytes)
     ids = out.tensors(made, sizes[0])[None, :]
+    about = Exchanged("statistics", op, phase=int(graph.phase[op]))
     for axis in axes:
-        ids, sizes = exchanges.exchange("all_reduce", axis, Parts(ids, sizes), op, Phase(int(graph.phase[op])), False)
+        ids, sizes = exchanges.exchange("all_reduce", axis, Parts(ids, sizes), op, about, False)
     out.edges(ids, copies)
+
+
+def _targets(layout: Copies, op: int, tensor: int) -> list[int | None]:
+    """The code that an op needs of a tensor along each axis of the mesh; None where it is there already."""
+    ptr, tensors = layout.graph.inputs
+    e = int(ptr[op]) + tensors[ptr[op] : ptr[op + 1]].tolist().index(tensor)
+    pairs = ((int(sharding.written[tensor]), int(sharding.read[e])) for sharding in layout.mesh)
+    return [read if differs(written, read) else None for written, read in pairs]

@@ -16,7 +16,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import State
-from graphs.transforms.derived import STORED
+from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
@@ -137,7 +137,12 @@ class Storage:
                     if target is not None and target > SUM:
                         sizes = sizes // layout.parts[a]
                 op = int(graph.tensor_producer[t])
-                ids, _ = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, Phase.BACKWARD, True)
+                codes = tuple(
+                    int(sharding.written[t]) if target is None else target
+                    for sharding, target in zip(layout.mesh, targets, strict=True)
+                )
+                about = Exchanged("gradient", t, codes, codes, True, phase=int(Phase.BACKWARD))
+                ids, _ = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, about, True)
             out.edges(ids, layout.op_ids(c))
 
     def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:
@@ -146,7 +151,8 @@ class Storage:
         update = next(self._index[user] for user in state.users if self._is_update[self._index[user]])
         made, size = self._shard(out, number, state, self.layout.op_ids(update).reshape(-1))
         whole = self._local(number, state.parameter_bytes, False)[None, :] if self.layout.is_folded else None
-        exchanges.exchange("all_gather", self.axis, Parts(made, size, whole), update, Phase.UPDATE, True)
+        about = Exchanged("parameter", number, phase=int(Phase.UPDATE))
+        exchanges.exchange("all_gather", self.axis, Parts(made, size, whole), update, about, True)
 
     def _shard(self, out: Emission, number: int, state: State, producers: IntArray) -> tuple[IntArray, IntArray]:
         """Tensors [1, K] of the part of a parameter that each place keeps or has updated, and their sizes."""
@@ -181,7 +187,8 @@ class Storage:
             shard, size = shards[number]
             whole = np.repeat(self._local(number, state.parameter_bytes, False)[None, :], copies, 0)
             parts = Parts(np.repeat(shard, copies, 0), np.repeat(size, copies, 0), whole if layout.is_folded else None)
-            ids, _ = exchanges.exchange("all_gather", self.axis, parts, first, phase, False)
+            about = Exchanged("parameter", number, phase=int(phase))
+            ids, _ = exchanges.exchange("all_gather", self.axis, parts, first, about, False)
             self._wait(out, exchanges, copies, turns)
             for op in ops:
                 out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))

@@ -242,3 +242,25 @@ def test_models_of_transformers_can_be_split(name: str) -> None:
     for i in products:  # each part has its own tokens, and its own numbers of tokens for each expert
         row = next(row for row in graph.split_rows[i] if row.axis == "batch")
         assert {type(part) for part in row.inputs} >= {Shard, Partial, Replicate}
+    # A token's places in the list of its experts stay together: by them the token is known.
+    sorts = [i for i, kind in enumerate(graph.kinds) if kind == "aten.sort"]
+    assert (len(sorts) > 0) == (name == "mixtral")
+    for i in sorts:
+        assert {row.axis for row in graph.split_rows[i]} == {"batch", "sequence"}
+
+
+def test_a_loss_over_probabilities_takes_classes_together() -> None:
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(x, probabilities)
+
+    graph = capture(Loss(), (torch.zeros(4, 3), torch.full((4, 3), 1 / 3)))
+    assert rows(graph, "cross_entropy_loss") == ["batch: S(0,4),S(0,4)->P"]
+
+
+def test_an_input_has_one_stretch_for_each_word_of_a_dimension() -> None:
+    """The second convolution leaps by two: the positions of the input fall apart, and only long stretches are used."""
+    layers = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Conv1d(4, 4, 3, stride=2, padding=1))
+    graph = capture(layers, (torch.zeros(2, 3, 20),))
+    assert [row for row in rows(graph, "input") if row.startswith("sequence")] == ["sequence: ->S(2,10)"]
+    assert "sequence: S(2,10,1),R,R->S(2,10)" in rows(graph, "1/conv1d")

@@ -1,0 +1,73 @@
+"""Which dimensions a norm reads in full: along these a tensor axis cuts nothing that the norm reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+
+_Dimension = tuple[int, int]  # of a tensor, by its number among those that an op reads or writes, and the dimension
+
+
+@dataclass(slots=True)
+class _Passage:
+    """What becomes of the dimensions that an op reads: `summed` there, or `kept` as dimensions of its results."""
+
+    summed: set[_Dimension] = field(default_factory=set)
+    kept: dict[_Dimension, set[_Dimension]] = field(default_factory=dict)
+
+
+def normalised(graph: OpGraph, products: tuple[str, ...]) -> list[set[int]]:
+    """Of each tensor the dimensions that are summed up without weights for each sample, as by the mean of an RMSNorm.
+
+    What reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum would take but a
+    small exchange; but then all up to the next products would be cut, and those by their rows, with sums as results.
+    A sum over samples, such as a loss or the gradient of a bias, is none of these, and forward and backward pass are
+    looked at apart.
+
+    Args:
+        products: parts of the kinds of ops that end the way.
+    """
+    phase, first_read = graph.phase.tolist(), graph.inputs[0].tolist()
+    read, first_written = graph.inputs[1].tolist(), graph.output_ptr.tolist()
+    producer, kinds = graph.tensor_producer.tolist(), graph.kinds
+    passages: dict[tuple[int, int], _Passage] = {}
+    found: list[set[int]] = [set() for _ in range(graph.n_tensors)]
+    for op in reversed(graph.topological_order.tolist()):
+        if any(word in kinds[op].lower() for word in products):
+            continue
+        tensors = read[first_read[op] : first_read[op + 1]]
+        key = graph.row_numbers[op], len(tensors)
+        if key not in passages:
+            passages[key] = _passage(graph.split_rows[op], len(tensors))
+        passage, first = passages[key], first_written[op]
+        carried = (
+            before
+            for before, after in passage.kept.items()
+            if any(dim in found[first + number] for number, dim in after)
+        )
+        for number, dim in (*passage.summed, *carried):
+            if phase[producer[tensors[number]]] == phase[op]:
+                found[tensors[number]].add(dim)
+    return found
+
+
+def _passage(rows: tuple[SplitRow, ...], n_read: int) -> _Passage:
+    result = _Passage()
+    keeps_samples = any(isinstance(part, Shard) for row in rows if row.axis in OWN_FAMILY for part in row.outputs)
+    for row in rows:
+        if row.axis in OWN_FAMILY:
+            continue
+        after = {(number, part.dim) for number, part in enumerate(row.outputs) if isinstance(part, Shard)}
+        is_sum = keeps_samples and any(isinstance(part, Partial) for part in row.outputs)
+        for number, part in enumerate(row.inputs[:n_read]):
+            if isinstance(part, Shard) and after:
+                result.kept.setdefault((number, part.dim), set()).update(after)
+            elif isinstance(part, Shard) and is_sum:
+                result.summed.add((number, part.dim))
+    result.summed -= result.kept.keys()  # heads of features: each may be summed up by itself
+    return result
