@@ -24,6 +24,7 @@ from env.device import (
     OVERLAPPED,
     Device,
     Link,
+    MeasuredCollective,
     both_ways,
     check_fraction,
     check_string,
@@ -47,6 +48,7 @@ __all__ = [
     "Cluster",
     "Device",
     "Link",
+    "MeasuredCollective",
     "Route",
     "both_ways",
 ]
@@ -68,9 +70,10 @@ class Cluster:
         source: where the figures come from.
         communication: how transfers count in the objective throughput (docs/score.md): ``"overlapped"``, devices
             compute meanwhile and links carry the load; or ``"blocking"``, both ends do nothing else meanwhile.
+        collectives: how long collectives take, where that was measured; by algorithm over the links where it was not.
 
     Raises:
-        ClusterError: no device, a duplicate name, a doubled link, two devices without a route, an unknown
+        ClusterError: no device, a duplicate name, a doubled link or collective, two devices without a route, an unknown
             communication, or a device on a memory that is not there or described otherwise.
     """
 
@@ -80,6 +83,7 @@ class Cluster:
     summary: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
     communication: str = OVERLAPPED
+    collectives: tuple[MeasuredCollective, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("name", "summary", "source"):
@@ -92,6 +96,10 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r} has no devices; add at least one.")
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
         _refuse_twice((f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for")
+        _refuse_twice(
+            (f"{each.kind} among {each.ranks}" for each in self.collectives),
+            f"cluster {self.name!r} has two measured collectives",
+        )
         _refuse_mistyped_ends(self)
         check_memories(self)
         _ = self.routes
@@ -160,7 +168,7 @@ class Cluster:
 
         A lane is of kind ``"lane"``, has its device's rates, works in its memory and has its routes, so that transfers
         and reductions that run on it do not wait for the ops of its device. Lanes come behind all other devices; a
-        device that has one already gets no other.
+        device that has one already gets no other, and a CPU core whose collectives were measured gets none.
         """
         return with_lanes(self)
 
@@ -181,7 +189,19 @@ class Cluster:
             lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
             lines += [f"latency_s = {_number(link.latency_s)}"]
             lines += [] if link.exclusive else ["exclusive = false"]
+        for each in self.collectives:
+            lines += ["", "[[collectives]]", f"kind = {_quoted(each.kind)}", f"ranks = {each.ranks}"]
+            lines += [f"sizes = [{', '.join(map(_number, each.sizes))}]"]
+            lines += [f"seconds = [{', '.join(map(_number, each.seconds))}]"]
         return "\n".join(lines) + "\n"
+
+    def measured(self, kind: str, ranks: int) -> MeasuredCollective | None:
+        """The collective of that kind among that many devices, if it was measured."""
+        return self._measured.get((kind, ranks))
+
+    @cached_property
+    def _measured(self) -> dict[tuple[str, int], MeasuredCollective]:
+        return {(each.kind, each.ranks): each for each in self.collectives}
 
     @property
     def n_devices(self) -> int:
@@ -231,9 +251,11 @@ class Cluster:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash (SHA-256, hex) of devices, links and communication."""
+        """Content hash (SHA-256, hex) of devices, links, communication and measured collectives."""
         content: dict[str, Any] = {"devices": [device.to_dict() for device in self.devices]}
         content |= {"links": [asdict(link) for link in self.links], "communication": self.communication}
+        if self.collectives:  # others keep the hashes from before there were any
+            content["collectives"] = [asdict(each) for each in self.collectives]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -241,11 +263,11 @@ class Cluster:
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
-    known = ("name", "summary", "source", "communication", "devices", "links")
+    known = ("name", "summary", "source", "communication", "devices", "links", "collectives")
     for key in data:
         if key not in known:
             raise _unknown_key("a cluster", key, known)
-    for key in ("devices", "links"):
+    for key in ("devices", "links", "collectives"):
         entries = data.get(key, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise ClusterError(f"{key} is {entries!r}; expected tables, each under its own [[{key}]].")
@@ -259,6 +281,10 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
         summary=str(data.get("summary", "")),
         source=str(data.get("source", "")),
         communication=data.get("communication", OVERLAPPED),
+        collectives=tuple(
+            _record(MeasuredCollective, entry, f"measured collective number {i}")
+            for i, entry in enumerate(data.get("collectives", ()), start=1)
+        ),
     )
 
 

@@ -194,7 +194,9 @@ def buffer_bytes(kind: str, algorithm: str, size_bytes: int, ranks: int) -> int:
 def fused_s(
     cluster: Cluster, collectives: Sequence[Collective], algorithms: Sequence[str], devices: Sequence[Sequence[int]]
 ) -> FloatArray:
-    """float64, for `reduce`: seconds of each collective of more than `EXPANDED_RANKS` ranks, NaN for the others.
+    """float64, for `reduce`: seconds of each collective that is fused, NaN for one to be spelt out.
+
+    Fused are those of more than `EXPANDED_RANKS` ranks, and those that were measured on the cluster.
 
     Args:
         algorithms, devices: of each collective, and by number those of its ranks.
@@ -202,7 +204,10 @@ def fused_s(
     result = np.full(len(collectives), np.nan)
     networks: dict[tuple[tuple[int, ...], int], ManyRanks] = {}
     for c, (collective, name, ranks) in enumerate(zip(collectives, algorithms, devices, strict=True)):
-        if len(ranks) > EXPANDED_RANKS:
+        measured = cluster.measured(collective.kind, len(ranks))
+        if measured is not None:
+            result[c] = measured.at(collective.bytes)
+        elif len(ranks) > EXPANDED_RANKS:
             key = tuple(ranks), group_size(name, len(ranks))
             if key not in networks:
                 networks[key] = ManyRanks.of(cluster, np.array([ranks], dtype=np.int64), key[1])

@@ -1,11 +1,13 @@
-"""`Device` and `Link`: what a cluster is made of."""
+"""`Device` and `Link`: what a cluster is made of; `MeasuredCollective`: how long its devices take together."""
 
 from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -120,6 +122,49 @@ class Link:
     def is_free(self) -> bool:
         """Whether its ends share one memory (no latency, infinite bandwidth): routes do not list it."""
         return self.latency_s == 0 and math.isinf(self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """How long one kind of collective among some number of devices takes; it stands in place of any algorithm.
+
+    Attributes:
+        kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_to_all"``.
+        ranks: how many devices take part.
+        sizes: bytes of the whole tensor, as `graphs.transforms.derived.Collective.bytes`; increasing.
+        seconds: one for each size.
+    """
+
+    kind: str
+    ranks: int
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_string("a measured collective", "kind", self.kind)
+        what = f"the measured {self.kind}"
+        if not isinstance(self.ranks, int) or isinstance(self.ranks, bool) or self.ranks < 2:
+            raise refusal(what, "ranks", self.ranks, "a whole number of devices, 2 or more")
+        for key in ("sizes", "seconds"):
+            values = getattr(self, key)
+            if not isinstance(values, (list, tuple)) or not values:
+                raise refusal(what, key, values, "a list of numbers")
+            object.__setattr__(self, key, tuple(values))
+        object.__setattr__(self, "sizes", tuple(_whole_bytes(what, "sizes", size) for size in self.sizes))
+        for seconds in self.seconds:
+            _check_amount(what, "seconds", seconds)
+        if len(self.seconds) != len(self.sizes) or any(b <= a for a, b in pairwise(self.sizes)):
+            raise refusal(what, "sizes", self.sizes, "increasing numbers, one for each of its seconds")
+
+    def at(self, size_bytes: float) -> float:
+        """Seconds at a size: linear between those measured, in proportion above them, and below as for the smallest."""
+        if size_bytes > self.sizes[-1]:
+            return self.seconds[-1] * size_bytes / self.sizes[-1]
+        k = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
+        if k == 0:
+            return self.seconds[0]
+        share = (size_bytes - self.sizes[k - 1]) / (self.sizes[k] - self.sizes[k - 1])
+        return (1.0 - share) * self.seconds[k - 1] + share * self.seconds[k]
 
 
 def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:

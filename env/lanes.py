@@ -21,11 +21,14 @@ _FREE = {"bandwidth_bytes_per_s": float("inf"), "latency_s": 0.0}
 
 
 def with_lanes(cluster: Cluster) -> Cluster:
-    """`cluster`, where every device that has no lane yet has one, behind all other devices."""
+    """`cluster`, where every device that has no lane yet has one, behind all other devices.
+
+    CPU cores whose collectives were measured get none: they copy and add up themselves, and compute nothing meanwhile.
+    """
     without = [
         device
         for device, lane in zip(cluster.devices, lane_of(cluster.devices).tolist(), strict=True)
-        if lane < 0 and device.kind != LANE
+        if lane < 0 and device.kind != LANE and not (cluster.collectives and device.kind == "cpu")
     ]
     lanes = [
         replace(device, name=_lane_name(device), kind=LANE, model="", memory_of=device.memory_of or device.name)

@@ -14,22 +14,25 @@ from graphs.arrays import IntArray
 from graphs.errors import ClusterError
 
 _HOST = re.compile(r"(.*?)(\d+)/")  # of "host0/gpu1": "host" and its number
+_NUMBER = re.compile(r"\d+$")
 
 
 def resized(cluster: Cluster, count: int) -> Cluster:
     """The cluster with `count` of its compute devices, the first ones; beyond that, with more hosts like its own.
 
-    CPUs beside the devices of a host come along with them, and those outside of hosts stay.
+    CPUs beside the devices of a host come along with them, and those outside of hosts stay. A cluster without hosts
+    gets more devices like its own, linked as they are: a switch is taken to have as many ports.
 
     Raises:
-        ClusterError: a count below 1, more devices than there are and no equal hosts to repeat, or what is left has no
-            route without what is left out.
+        ClusterError: a count below 1, more devices than there are and no equal hosts or devices to repeat, or what is
+            left has no route without what is left out.
     """
     if count < 1:
         raise ClusterError(f"cluster {cluster.name!r} cannot have {count} devices; give 1 or more.")
     name = f"{cluster.name} with {count}"
     if count > len(cluster.compute_devices):
-        cluster = _with_hosts(cluster, count)
+        has_hosts = any(_host(device.name) is not None for device in cluster.devices)
+        cluster = _with_hosts(cluster, count) if has_hosts else _with_devices(cluster, count)
     names = [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
     hosts = {None, *map(_host, names[:count])}
     gone = {*names[count:], *(device.name for device in cluster.devices if _host(device.name) not in hosts)}
@@ -58,6 +61,7 @@ def part_of(cluster: Cluster, devices: IntArray) -> Cluster:
             if number in used or (link.is_free and link.src in kept and link.dst in kept)
         ),
         communication=cluster.communication,
+        collectives=cluster.collectives,
     )
 
 
@@ -71,7 +75,7 @@ def _with_hosts(cluster: Cluster, count: int) -> Cluster:
     has, named = len(cluster.compute_devices), f"cluster {cluster.name!r}"
     if any(_host(device.name) is None for device in cluster.devices) or len(hosts) < 2:
         raise ClusterError(
-            f"{named} has {has} devices, got {count}, and no hosts of which it could have more (devices named "
+            f"{named} has {has} devices, got {count}, and not several hosts that have all of them (devices named "
             f"host0/..., host1/...); give at most {has}, or a cluster of several hosts."
         )
     first, *others = hosts
@@ -88,6 +92,56 @@ def _with_hosts(cluster: Cluster, count: int) -> Cluster:
         devices=(*cluster.devices, *(device for devices, _ in parts for device in devices)),
         links=(*cluster.links, *(link for _, links in parts for link in links)),
     )
+
+
+def _with_devices(cluster: Cluster, count: int) -> Cluster:
+    """A cluster without hosts and with `count` compute devices, the new ones like its first one.
+
+    Raises:
+        ClusterError: its devices or their links are not alike.
+    """
+    names = [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
+    device, own = cluster.devices[cluster.device_index[names[0]]], _links_outside(cluster, names, names[0])
+    between: dict[tuple[str, str], list[Link]] = {pair: [] for pair in itertools.permutations(names, 2)}
+    for link in cluster.links:
+        if (link.src, link.dst) in between:
+            between[link.src, link.dst].append(replace(link, src=names[0], dst=names[1]))
+    kinds = list(between.values())
+    is_alike = all(
+        replace(cluster.devices[cluster.device_index[name]], name=device.name) == device
+        and _links_outside(cluster, names, name) == own
+        for name in names
+    )
+    if not is_alike or any(kind != kinds[0] for kind in kinds):
+        raise ClusterError(
+            f"cluster {cluster.name!r} has {len(names)} devices, got {count}, and neither several hosts (devices named "
+            "host0/..., host1/...) nor devices and links that are all alike, of which it could have more; give at "
+            f"most {len(names)}."
+        )
+    stem = _NUMBER.sub("", names[0])
+    free = (f"{stem}{number}" for number in itertools.count() if f"{stem}{number}" not in cluster.device_index)
+    new = list(itertools.islice(free, count - len(names)))
+    links = [_relinked(link, names[0], name) for name in new for link in own]
+    for a, b in itertools.permutations([*names, *new], 2) if kinds and kinds[0] else ():
+        if (a, b) not in between:
+            links += [replace(link, src=a, dst=b) for link in kinds[0]]
+    return replace(
+        cluster,
+        devices=(*cluster.devices, *(replace(device, name=name) for name in new)),
+        links=(*cluster.links, *links),
+    )
+
+
+def _links_outside(cluster: Cluster, names: list[str], name: str) -> list[Link]:
+    """The links between a device and what is no compute device, under the name of the first device."""
+    others = set(names) - {name}
+    outside = (link for link in cluster.links if name in (link.src, link.dst) and not {link.src, link.dst} & others)
+    return [_relinked(link, name, names[0]) for link in outside]
+
+
+def _relinked(link: Link, name: str, other: str) -> Link:
+    """A link of one device as that of another."""
+    return replace(link, src=other if link.src == name else link.src, dst=other if link.dst == name else link.dst)
 
 
 def _host(name: str) -> str | None:

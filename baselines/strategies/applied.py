@@ -25,8 +25,26 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import sequenced
-from graphs.transforms.splitting import Zero, split
+from graphs.transforms.splitting import Zero, copies_of, split_as
+from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.strategy import Strategy
+
+
+@dataclass(frozen=True, eq=False)
+class Rewrite:
+    """The steps by which a strategy rewrote a graph, for those who run it (n ops after recomputation).
+
+    Attributes:
+        again: what recomputation made of the graph.
+        copies: how that is cut; None where it is not.
+        row: int64 [n], the row of `devices` where each op runs.
+        devices: int64 [rows, places], numbers in the cluster as given: a row for each stage.
+    """
+
+    again: Derived
+    copies: Copies | None
+    row: IntArray
+    devices: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +62,7 @@ class Applied:
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
         note: what a reader should know, e.g. that parts are uneven; "" for nothing.
         is_folded: one place of the mesh stands for all, and the cluster of `problem` has one device for each stage.
+        rewrite: how it came about; None for a placement.
     """
 
     strategy: Strategy
@@ -55,6 +74,7 @@ class Applied:
     stage: IntArray
     note: str = ""
     is_folded: bool = False
+    rewrite: Rewrite | None = None
 
     def on(self, cluster: Cluster) -> Applied:
         """The same on a cluster that has the devices of this one, by name, and others that have nothing to do."""
@@ -85,7 +105,9 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
     is_synchronised = strategy.statistics == "sync"
-    whole = split(again.graph, axes, strategy.micro_batches, zero, synchronised=is_synchronised, folded=folded)
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
+    identity = Derived.identity(again.graph)
+    whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
     is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.stages > 1:
@@ -100,6 +122,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         used = part_of(cluster, devices[:, 0])
         devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
     target = used.with_lanes() if exchanged.collectives else used
+    if exchanged.collectives:
+        unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
@@ -128,6 +152,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         stage=stage[spelt_out.origin],
         note=_note(again.graph, derived.graph, cluster, strategy, folded),
         is_folded=folded,
+        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1)),
     )
 
 
@@ -165,15 +190,24 @@ def _program_order(derived: Derived) -> FloatArray:
 
 
 def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray) -> IntArray:
-    """int64 [n]: device of every op; of communication the lane of its device.
+    """int64 [n]: device of every op; of communication the lane of its device, where that has one.
 
     Args:
         devices: int64 [ranks, places], numbers in `cluster`.
         rank: int64, the row of `devices` for every op of the source.
     """
     device = devices[rank[derived.origin], derived.part]
-    lanes = derived.graph.is_pinned_to(LANE)
+    lanes = derived.graph.is_pinned_to(LANE) & (cluster.lane_of[device] >= 0)
     return np.asarray(np.where(lanes, cluster.lane_of[device], device), dtype=np.int64)
+
+
+def _without_lanes(derived: Derived, cluster: Cluster) -> Derived:
+    """Communication may run on devices that have no lane."""
+    kinds = tuple(sorted({cluster.devices[d].kind for d in np.flatnonzero(cluster.lane_of < 0).tolist()} - {LANE}))
+    if not kinds:
+        return derived
+    pins = tuple(each + kinds if each == (LANE,) else each for each in derived.graph.pins)
+    return replace(derived, graph=replace(derived.graph, pins=pins))
 
 
 def _spelt_out(

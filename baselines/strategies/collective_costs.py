@@ -179,7 +179,7 @@ def _numbered(cluster: Cluster) -> Cluster:
         for device in cluster.devices
     ]
     joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in cluster.links]
-    return Cluster("part", tuple(items), tuple(joined))
+    return Cluster("part", tuple(items), tuple(joined), collectives=cluster.collectives)
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
@@ -31,6 +31,14 @@ class BatchScorer(Protocol):
 
     def batch(self, devices: ArrayLike, *, orders: ArrayLike | None = None) -> BatchScores:
         """Score k placements, ``devices`` int [k, n], with explicit ``orders``, float [k, n], lower first."""
+
+
+@runtime_checkable
+class StrategyScorer(BatchScorer, Protocol):
+    """A scorer of strategies, too, such as that of a `placement.Executor`, which really runs them."""
+
+    def strategy_s(self, strategy: str) -> float:
+        """Seconds of a step under a strategy; infinite where it could not be run."""
 
 
 class Simulated:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
 
-from env.cluster import Cluster, Device, both_ways
+from env.cluster import Cluster, Device, Link, both_ways
 from env.resizing import part_of, resized
 from graphs.errors import ClusterError
 
@@ -39,6 +39,35 @@ def test_more_hosts_are_like_the_first_one() -> None:
     assert resized(larger, 16).hash == cluster.hash
 
 
+@pytest.mark.parametrize("name", ["8xH100-nvswitch", "4xV100-pcie", "4xK40-pcie"])
+def test_without_hosts_more_devices_are_like_the_first_one(name: str) -> None:
+    cluster = Cluster.preset(name)
+    n = len(cluster.compute_devices)
+    larger = resized(cluster, 2 * n + 1)
+    assert len(larger.compute_devices) == 2 * n + 1
+    assert [larger.devices[d].name for d in larger.compute_devices][-1] == f"gpu{2 * n}"
+    pair, before = (larger.device_index["gpu0"], larger.device_index[f"gpu{2 * n}"]), (0, 1)
+    assert larger.routes.latency_s[pair] == cluster.routes.latency_s[before]
+    assert larger.routes.bandwidth_bytes_per_s[pair] == cluster.routes.bandwidth_bytes_per_s[before]
+    assert resized(larger, n).hash == cluster.hash
+
+
+def test_devices_that_are_all_linked_with_each_other_stay_so() -> None:
+    gpus = [Device(f"gpu{i}", "gpu", 2**30, {"float32": 1e12}, 1e12) for i in range(3)]
+    links = [link for a, b in combinations("012", 2) for link in both_ways(f"gpu{a}", f"gpu{b}", 1e9, 1e-6)]
+    larger = resized(Cluster("mesh", tuple(gpus), tuple(links)), 5)
+    ends = sorted((link.src, link.dst) for link in larger.links)
+    assert ends == sorted(permutations([f"gpu{i}" for i in range(5)], 2))
+    faster = replace_bandwidth(links)
+    with pytest.raises(ClusterError, match="nor devices and links that are all alike"):
+        resized(Cluster("mesh", tuple(gpus), tuple(faster)), 4)
+
+
+def replace_bandwidth(links: list[Link]) -> list[Link]:
+    """The same links, one of them faster."""
+    return [dataclasses.replace(links[0], bandwidth_bytes_per_s=2e9), *links[1:]]
+
+
 def test_the_cpus_of_a_host_come_with_it() -> None:
     gpus = [Device(f"host{h}/gpu0", "gpu", 2**30, {"float32": 1e12}, 1e12) for h in range(2)]
     cpus = [Device(f"host{h}/cpu", "cpu", 2**30, {"float32": 1e9}, 1e10) for h in range(2)]
@@ -49,8 +78,9 @@ def test_the_cpus_of_a_host_come_with_it() -> None:
 
 
 def test_what_cannot_be_repeated_is_refused() -> None:
-    with pytest.raises(ClusterError, match="has 8 devices, got 9, and no hosts of which it could have more"):
-        resized(Cluster.preset("8xH100-nvswitch"), 9)
+    for name, n in (("8xV100-nvlink", 8), ("mixed-gpus", 4)):  # uneven links, and different devices
+        with pytest.raises(ClusterError, match=f"has {n} devices, got {n + 1}, and neither several hosts .* alike"):
+            resized(Cluster.preset(name), n + 1)
     two = Cluster.preset("2x8xH100-ib")
     slower = dataclasses.replace(two.devices[-1], memory_bytes_per_s=1e12)
     with pytest.raises(ClusterError, match="its hosts are not alike; give at most 16"):

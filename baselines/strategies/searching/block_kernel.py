@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baselines.strategies.searching.local_costs import Hops
 from env.jit import entry, inner
 from graphs.arrays import BoolArray, FloatArray, IntArray
 
@@ -88,6 +89,127 @@ def run_blocks(
         ends[b], lane_ends[b] = now, lane
 
 
+class TurnArrays(NamedTuple):
+    """What `run_in_turn` reads, of the ops that run for every micro-batch (n places, j jobs).
+
+    Attributes:
+        op_s: float64 [n].
+        job_s: float64 [j], below 0 for a job that is left out.
+        first_of_block: int64 [n], the block that begins at a place; -1 for none.
+        live, after: float64 [n], bytes of a micro-batch while each op runs, and once it has.
+        sum_s: seconds of adding up gradients, of every micro-batch but the first.
+    """
+
+    op_s: FloatArray
+    job_s: FloatArray
+    first_of_block: IntArray
+    live: FloatArray
+    after: FloatArray
+    sum_s: float
+
+
+@inner
+def _launched(a: BlockArrays, t: TurnArrays, place: int) -> int:
+    """Jobs that have begun to wait for the lane before the op at a place runs: as many of the first ones."""
+    # Behind the last op no exchange is left to ask for.
+    if place == len(t.op_s):
+        return len(t.job_s)
+    if t.first_of_block[place] >= 0:
+        return int(a.start_ptr[2 * t.first_of_block[place] + 1])
+    return int(a.job_ptr[2 * place - 1])
+
+
+@inner
+def _can_run(a: BlockArrays, place: int, now: float, begun: int, job_end: FloatArray) -> bool:
+    """Whether the exchanges that an op waits for have come to their end."""
+    # One that the lane has not begun has no end yet.
+    for w in range(a.wait_ptr[place], a.wait_ptr[place + 1]):
+        j = a.wait_job[w]
+        if j >= begun or job_end[j] > now:
+            return False
+    return True
+
+
+@entry
+def run_in_turn(
+    a: BlockArrays,
+    t: TurnArrays,
+    place: IntArray,
+    begun: IntArray,
+    asked: FloatArray,
+    job_end: FloatArray,
+    held: FloatArray,
+) -> tuple[float, float]:
+    """Run micro-batches without a pipeline: while one communicates, those behind it compute, the first one before all.
+
+    Args:
+        place: int64 [M], zeros; scratch: the op that each micro-batch has come to.
+        begun: int64 [M], zeros; scratch: how many of its jobs the lane has begun.
+        asked, job_end: float64 [M, j], zeros; scratch: when each of its jobs could begin, and when it ends.
+        held: float64 [M], zeros; scratch: bytes of each.
+
+    Returns:
+        ``(end of all, most bytes at a time)``; an end below 0 where an op waits for an exchange that never begins.
+    """
+    n, count = len(t.op_s), len(place)
+    now, device_s, lane_s, total, peak = 0.0, 0.0, 0.0, 0.0, 0.0
+    running, first = -1, 0
+    while first < count:
+        is_stuck = True
+        # The device takes the first micro-batch that can go on; of those that have not begun, the first alone counts.
+        if running < 0:
+            for m in range(first, count):
+                i = place[m]
+                if i < n and _can_run(a, i, now, begun[m], job_end[m]):
+                    running, is_stuck = m, False
+                    peak = max(peak, total - held[m] + t.live[i])
+                    # The gradients of the first micro-batch are there to be added to.
+                    device_s = now + t.op_s[i] + (t.sum_s if i + 1 == n and m > 0 else 0.0)
+                    break
+                if i == 0:
+                    break
+        # The lane takes the exchange that has waited longest.
+        while lane_s <= now:
+            chosen = -1
+            for m in range(first, count):
+                last = _launched(a, t, place[m])
+                # One that is left out is there at once.
+                while begun[m] < last and t.job_s[begun[m]] < 0.0:
+                    begun[m] += 1
+                    is_stuck = False
+                if begun[m] < last and (chosen < 0 or asked[m, begun[m]] < asked[chosen, begun[chosen]]):
+                    chosen = m
+                if place[m] == 0:
+                    break
+            if chosen < 0:
+                break
+            lane_s = now + t.job_s[begun[chosen]]
+            job_end[chosen, begun[chosen]] = lane_s
+            begun[chosen] += 1
+            is_stuck = False
+        # The clock goes on to what ends first.
+        if running >= 0 and (lane_s <= now or device_s <= lane_s):
+            now = device_s
+            total += t.after[place[running]] - held[running]
+            held[running] = t.after[place[running]]
+            # What can be exchanged now queues up behind what could be before.
+            before = _launched(a, t, place[running])
+            place[running] += 1
+            asked[running, before : _launched(a, t, place[running])] = now
+            # At its end a micro-batch leaves gradients only, which are kept once for all.
+            if place[running] == n:
+                total -= held[running]
+                held[running] = 0.0
+            running = -1
+            while first < count and place[first] == n:
+                first += 1
+        elif lane_s > now:
+            now = lane_s
+        elif is_stuck:
+            return -1.0, peak
+    return now, peak
+
+
 class PipelineArrays(NamedTuple):
     """A pipeline's order, and what its blocks cost (p devices, S virtual stages, K blocks).
 
@@ -96,10 +218,13 @@ class PipelineArrays(NamedTuple):
         kind: int64 [K], 0 forward, 1 backward for inputs, 2 backward for weights, 3 both.
         stage, micro_batch: int64 [K].
         seconds: float64 [S, 4].
-        forward_s, back_s: float64 [S], seconds from the stage before, and from the one behind.
+        hops: between stages.
         held: float64 [S, 2], bytes that a stage holds for a micro-batch after its forward pass, and between its two
             backward passes.
         peak: float64 [S, 3], bytes of a micro-batch while a block of it runs, those that are held among them.
+        late: float64 [S], bytes of a micro-batch that wait for what comes late.
+        late_kind: int64 [S], since which backward pass: 1, or 2 for that for weights.
+        device: int64 [S], of each virtual stage.
     """
 
     ptr: IntArray
@@ -107,10 +232,38 @@ class PipelineArrays(NamedTuple):
     stage: IntArray
     micro_batch: IntArray
     seconds: FloatArray
-    forward_s: FloatArray
-    back_s: FloatArray
+    hops: Hops
     held: FloatArray
     peak: FloatArray
+    late: FloatArray
+    late_kind: IntArray
+    device: IntArray
+
+
+@inner
+def _sent(hops: Hops, hop: int, seconds: float, now: float, link_s: FloatArray) -> float:
+    """Send over the links of a hop, first come, first served; returns when it is there."""
+    # A transfer waits for all that was asked for before over any of its links, and then has all of them.
+    for k in range(hops.link_ptr[hop], hops.link_ptr[hop + 1]):
+        now = max(now, link_s[hops.link[k]])
+    there = now + seconds
+    for k in range(hops.link_ptr[hop], hops.link_ptr[hop + 1]):
+        link_s[hops.link[k]] = there
+    return there
+
+
+@inner
+def _begins(a: PipelineArrays, k: int, ready: FloatArray, is_done: BoolArray, end: float) -> float:
+    """When a block can begin on its device; below 0 if what it needs has not been made yet."""
+    kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
+    # A block needs what its neighbour sends, a backward pass its own forward pass, too.
+    if kind == 2:
+        return end
+    if kind == 0:
+        is_missing = s > 0 and not is_done[s - 1, m, 0]
+    else:
+        is_missing = not is_done[s, m, 0] or (s + 1 < len(a.seconds) and not is_done[s + 1, m, 1])
+    return -1.0 if is_missing else max(end, float(ready[s, m, min(kind, 1)]))
 
 
 @entry
@@ -120,8 +273,8 @@ def run_pipeline(
     ready: FloatArray,
     is_done: BoolArray,
     held: FloatArray,
-    sent: FloatArray,
-    busy: FloatArray,
+    link_s: FloatArray,
+    late_s: FloatArray,
     ends: FloatArray,
     peaks: FloatArray,
 ) -> bool:
@@ -130,66 +283,74 @@ def run_pipeline(
     Args:
         place: int64 [p], zeros; scratch.
         ready: float64 [S, M, 2], zeros; scratch: when what the forward and the backward pass of a stage need is there.
-        is_done: bool [S, M, 2], all False; scratch.
+        is_done: bool [S, M, 3], all False; scratch: forward and backward pass, and whether something waits after them.
         held: float64 [p], bytes kept; scratch.
-        sent: float64 [S, 2], zeros; scratch: when the way to each stage is free again, from before and from behind.
-        busy: float64 [p], zeros; scratch: how long each device sends.
+        link_s: float64, zeros; scratch: when each link of the cluster is free again.
+        late_s: float64 [S]: result, zeros before: when the last of what comes late to each stage is there.
         ends, peaks: float64 [p]: results, zeros before.
     """
     # Memory grows and shrinks as micro-batches come and go; `held` is what each device has now.
     n_devices, n_stages = len(ends), len(a.seconds)
-    # Devices take turns; each runs as many blocks as it can before the next one has its turn.
-    left = a.ptr[n_devices]
-    while left > 0:
-        moved = False
-        for d in range(n_devices):
-            while a.ptr[d] + place[d] < a.ptr[d + 1]:
-                k = a.ptr[d] + place[d]
-                kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
-                # A block needs what its neighbour sends, a backward pass its own forward pass, too.
-                if kind == 0 and s > 0 and not is_done[s - 1, m, 0]:
-                    break
-                if (
-                    kind != 0
-                    and kind != 2
-                    and (not is_done[s, m, 0] or (s + 1 < n_stages and not is_done[s + 1, m, 1]))
-                ):
-                    break
-                if kind != 2:
-                    ends[d] = max(ends[d], ready[s, m, min(kind, 1)])
-                ends[d] += a.seconds[s, kind]
-                # While a block runs, its peak counts; what the micro-batch holds afterwards stays.
-                if kind == 0:
-                    peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
-                    held[d] += a.held[s, 0]
-                elif kind == 2:
-                    peaks[d] = max(peaks[d], held[d] - a.held[s, 1] + a.peak[s, 2])
-                    held[d] -= a.held[s, 1]
-                else:
-                    peaks[d] = max(peaks[d], held[d] - a.held[s, 0] + a.peak[s, 1])
-                    held[d] -= a.held[s, 0]
-                    # The backward pass for inputs alone leaves what that for weights needs.
-                    if kind == 1:
-                        held[d] += a.held[s, 1]
-                # Results go to the next stage, or to the one before, one after the other.
-                if kind != 2:
-                    is_done[s, m, min(kind, 1)] = True
-                    if kind == 0 and s + 1 < n_stages:
-                        sent[s + 1, 0] = max(sent[s + 1, 0], ends[d]) + a.forward_s[s + 1]
-                        ready[s + 1, m, 0] = sent[s + 1, 0]
-                        busy[d] += a.forward_s[s + 1]
-                    elif kind != 0 and s > 0:
-                        sent[s - 1, 1] = max(sent[s - 1, 1], ends[d]) + a.back_s[s - 1]
-                        ready[s - 1, m, 1] = sent[s - 1, 1]
-                        busy[d] += a.back_s[s - 1]
-                # The next block of this device.
-                place[d] += 1
-                left -= 1
-                moved = True
+    # What waits for nothing is sent at once.
+    for m in range(ready.shape[1]):
+        for s in range(n_stages):
+            if a.hops.early_s[s] > 0.0:
+                ready[s, m, 0] = _sent(a.hops, 2 * n_stages + s, a.hops.early_s[s], 0.0, link_s)
+    for _ in range(a.ptr[n_devices]):
+        # The block that ends first comes next, so that links are asked for in the order of time.
+        d, first_end = -1, 0.0
+        for other in range(n_devices):
+            k = a.ptr[other] + place[other]
+            if k < a.ptr[other + 1]:
+                begin = _begins(a, k, ready, is_done, ends[other])
+                if begin >= 0.0:
+                    end = begin + a.seconds[a.stage[k], a.kind[k]]
+                    if d < 0 or end < first_end:
+                        d, first_end = other, end
         # Nobody can go on: the order waits for itself.
-        if not moved:
+        if d < 0:
             return False
-    # What is sent ahead and back leaves a device by one way.
-    for d in range(n_devices):
-        ends[d] = max(ends[d], busy[d])
+        k = a.ptr[d] + place[d]
+        kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
+        ends[d] = first_end
+        # While a block runs, its peak counts; what the micro-batch holds afterwards stays.
+        if kind == 0:
+            peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
+            held[d] += a.held[s, 0]
+        elif kind == 2:
+            peaks[d] = max(peaks[d], held[d] - a.held[s, 1] + a.peak[s, 2])
+            held[d] -= a.held[s, 1]
+        else:
+            peaks[d] = max(peaks[d], held[d] - a.held[s, 0] + a.peak[s, 1])
+            held[d] -= a.held[s, 0]
+            # The backward pass for inputs alone leaves what that for weights needs.
+            if kind == 1:
+                held[d] += a.held[s, 1]
+        # Gradients wait for those that other stages add to them.
+        t = a.hops.late_at[s]
+        if a.late[s] > 0.0 and (kind == a.late_kind[s] or kind == 3):
+            is_there = False
+            for other in range(n_stages):
+                is_there |= a.hops.late_at[other] == s and is_done[other, m, 1]
+            if not is_there:
+                held[d] += a.late[s]
+                is_done[s, m, 2] = True
+        if kind != 0 and kind != 2 and t >= 0 and is_done[t, m, 2]:
+            held[a.device[t]] -= a.late[t]
+            is_done[t, m, 2] = False
+        # Results go to the next stage, or to the one before.
+        if kind == 0:
+            is_done[s, m, 0] = True
+            if s + 1 < n_stages:
+                there = _sent(a.hops, s + 1, a.hops.ahead_s[s + 1], ends[d], link_s)
+                ready[s + 1, m, 0] = max(ready[s + 1, m, 0], there)
+        elif kind != 2:
+            is_done[s, m, 1] = True
+            if s > 0:
+                ready[s - 1, m, 1] = _sent(a.hops, n_stages + s - 1, a.hops.back_s[s - 1], ends[d], link_s)
+            # What comes late is waited for by the end of the step only.
+            if t >= 0:
+                there = _sent(a.hops, 3 * n_stages + s, a.hops.late_s[s], ends[d], link_s)
+                late_s[t] = max(late_s[t], there)
+        place[d] += 1
     return True

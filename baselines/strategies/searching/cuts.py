@@ -16,9 +16,9 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.rows import BATCH_STATISTICS, Shard
+from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Shard
 from graphs.transforms.derived import Derived
-from graphs.transforms.splitting.sharding import OWN_FAMILY, SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import cut
 
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from baselines.strategies.searching.step import ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, LocalStep, Split, States
+from baselines.strategies.searching.step import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    HALO,
+    STATISTICS,
+    Frame,
+    LocalStep,
+    Split,
+    States,
+)
 from env.cluster import Cluster
-from graphs.arrays import FloatArray
-from graphs.opgraph import ANY_DEVICE, OpGraph
+from env.collectives import Interconnect
+from graphs.arrays import FloatArray, IntArray
+from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 from graphs.transforms.splitting.sharding import SUM
 
 if TYPE_CHECKING:
     from baselines.strategies.searching.cuts import AxisCut
+
+_LATE = 3  # the last kind of `_crossings`
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,4 +264,79 @@ def _sum_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequenc
     for s, numbers in enumerate(devices):
         slowest = [times.cluster.devices[d] for d in numbers]
         result[s] = max(count[s] * d.launch_overhead_s + moved[s] / d.bytes_per_s for d in slowest)
+    return result
+
+
+# -- between stages -----------------------------------------------------------------------------------------------
+
+
+class Hops(NamedTuple):
+    """What goes from stage to stage for each micro-batch (S virtual stages), and over which links.
+
+    Attributes:
+        ahead_s, back_s: float64 [S], seconds to each stage from the one before, and from the one behind.
+        early_s: float64 [S], to each stage from ops of the forward pass that work for it on a later one, as a tied
+            embedding does: they have nothing to wait for.
+        late_s: float64 [S], from the backward pass of each stage to such ops.
+        late_at: int64 [S], their stage; -1 for none.
+        link_ptr, link: int64 [4 S + 1], [l]: exclusive links of these ways, all of one kind after the other.
+    """
+
+    ahead_s: FloatArray
+    back_s: FloatArray
+    early_s: FloatArray
+    late_s: FloatArray
+    late_at: IntArray
+    link_ptr: IntArray
+    link: IntArray
+
+
+def hops_of(frame: Frame, local: LocalCosts, cluster: Cluster, grid: IntArray, ranks: IntArray) -> Hops:
+    """The hops of a pipeline.
+
+    Args:
+        grid: int64 [stages, ...], devices.
+        ranks: int64 [S], row of `grid` of each virtual stage.
+    """
+    n, flat = frame.n_stages, grid.reshape(len(grid), -1)
+    seconds, late_at = np.zeros((4, n)), np.full(n, -1)
+    links: list[list[int]] = [[] for _ in range(4 * n)]
+    exclusive = [link.exclusive for link in cluster.links]
+    for kind, (tensor, source, target) in enumerate(_crossings(frame)):
+        for s, t in sorted({*zip(source.tolist(), target.tolist(), strict=True)}):
+            at = s if kind == _LATE else t
+            if kind == _LATE:
+                late_at[s] = t
+            if ranks[s] == ranks[t]:
+                continue
+            size = local.tensor_bytes[tensor[(source == s) & (target == t)]]
+            between = Interconnect.busiest(cluster, flat[ranks[s]], flat[ranks[t]])
+            seconds[kind, at] += len(size) * between.latency_s + size.sum() * between.s_per_byte
+            found = cluster.routes.links_of(flat[ranks[s], :1], flat[ranks[t], :1])[1].tolist()
+            links[kind * n + at] += [link for link in found if exclusive[link] and link not in links[kind * n + at]]
+    ptr = np.cumsum([0, *map(len, links)]).astype(np.int64)
+    ahead_s, back_s, early_s, late_s = seconds
+    return Hops(
+        ahead_s, back_s, early_s, late_s, late_at, ptr, np.array(list(chain.from_iterable(links)), dtype=np.int64)
+    )
+
+
+def _crossings(frame: Frame) -> list[tuple[IntArray, IntArray, IntArray]]:
+    """``(tensor, from, to)`` of what goes from stage to stage: ahead, back, and what `Hops` calls early and late."""
+    graph = frame.graph
+    producer, consumer, tensor = graph.edge_list
+    source, target = frame.stage[producer], frame.stage[consumer]
+    ahead, back = target > source, target < source
+    result = []
+    for phase, chosen in (
+        (Phase.FORWARD, ahead),
+        (Phase.BACKWARD, back),
+        (Phase.FORWARD, back),
+        (Phase.BACKWARD, ahead & frame.is_late[consumer]),
+    ):
+        at = np.flatnonzero(chosen & (graph.phase[producer] == phase) & (graph.phase[consumer] == phase))
+        at = at[graph.kernels[producer[at]] > 0]
+        key = np.unique(tensor[at] * frame.n_stages + target[at])
+        tensors = key // frame.n_stages
+        result.append((tensors, frame.stage[graph.tensor_producer[tensors]], key % frame.n_stages))
     return result

@@ -9,8 +9,8 @@ from graphs.transforms.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a strategy takes, worked out without making its graph.
+class Figures:
+    """What a strategy takes.
 
     Attributes:
         strategy: of which.
@@ -31,25 +31,19 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A strategy that was carried out, and what the simulator says of it.
+class Estimate(Figures):
+    """What a strategy takes, worked out without making its graph."""
+
+
+@dataclass(frozen=True)
+class Scored(Figures):
+    """What the simulator says of a strategy that was carried out.
 
     Attributes:
-        strategy: which.
-        step_time_s, peak_bytes, missing_bytes: as of `Estimate`, exactly.
         is_folded: scored for one of the replicas that do all the same, since the whole graph would be too large.
     """
 
-    strategy: Strategy
-    step_time_s: float
-    peak_bytes: int
-    missing_bytes: int
     is_folded: bool = False
-
-    @property
-    def fits(self) -> bool:
-        """Whether the memory of every device suffices."""
-        return self.missing_bytes == 0
 
 
 @dataclass(frozen=True)

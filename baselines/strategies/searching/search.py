@@ -105,6 +105,13 @@ def _like(strategy: Strategy) -> object:
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
 
 
+def _kin(strategy: Strategy) -> object:
+    """The family of a strategy; of a hybrid its mesh, too."""
+    family = family_of(strategy)
+    sizes = tuple(sorted((rule.name, rule.size) for rule in strategy.mesh))
+    return (family, sizes, strategy.stages) if family == HYBRID else family
+
+
 class _Search:
     """One search and what it has found so far."""
 
@@ -115,6 +122,8 @@ class _Search:
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
+        self.by_hand: set[Strategy] = set()  # the hand grid
+        self.told: set[float] = set()  # estimated seconds of what was scored
         self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
@@ -125,6 +134,7 @@ class _Search:
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
+        self.by_hand = set(hand_grid(self.graph, self.cluster))
         self._estimate_all(hand_grid(self.graph, self.cluster), "grid")
         self.progress("scoring", 3, 4)
         self._score_best()
@@ -243,21 +253,29 @@ class _Search:
                 self._estimate(strategy)
         limit_s = math.inf if best is None else best.step_time_s * _SLACK
         left = (e for e in self._ranked() if e.strategy not in self.pool.scored and self._rank(e)[0] < 2)
-        return next((e for e in left if self.pool.corrected_s(e) <= limit_s), None)
+        promising = [e for e in left if self.pool.corrected_s(e) <= limit_s]
+        # What is estimated to take as long as something that was scored is hardly better than that.
+        return next((e for e in promising if e.step_time_s not in self.told), next(iter(promising), None))
 
     def _has_time_for(self, estimate: Estimate) -> bool:
         """Whether it can be scored in time; there has to be an answer, whatever the time."""
         return self._best() is None or self._scoring_s(estimate) < self.budget.left_s()
 
     def _best_of_families(self) -> list[Estimate]:
-        """The most promising of all, then of each family."""
+        """The most promising of all, then of the hand grid, then of each family; of hybrids the best of each mesh.
+
+        Estimates of one mesh are off alike, those of two meshes are not.
+        """
         ranked = self._ranked()
-        result = ranked[:1]
-        seen = {family_of(e.strategy) for e in result}
+        by_hand = next((e for e in ranked if e.strategy in self.by_hand and e.strategy.devices > 1), None)
+        result = list(dict.fromkeys([*ranked[:1], *([] if by_hand is None else [by_hand])]))
+        seen = {_kin(e.strategy) for e in result}
+        limit_s = _SLACK * self.pool.corrected_s(result[0]) if result else 0.0
         for estimate in ranked:
-            family = family_of(estimate.strategy)
-            if family not in seen and self._rank(estimate)[0] < 2:
-                seen.add(family)
+            kin = _kin(estimate.strategy)
+            is_far = kin in seen or (isinstance(kin, tuple) and self.pool.corrected_s(estimate) > limit_s)
+            if not is_far and self._rank(estimate)[0] < 2:
+                seen.add(kin)
                 result.append(estimate)
         return result
 
@@ -285,6 +303,7 @@ class _Search:
         best = self._best()
         is_gain = found.fits and (best is None or found.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found
+        self.told.add(estimate.step_time_s)
         self.pool.learn(estimate, found, is_gain)
         return is_gain
 

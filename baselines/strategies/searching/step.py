@@ -40,12 +40,15 @@ class Frame:
         stage: int64 [n], virtual stage.
         group: int64 [n], a number below `GROUPS`.
         position: int64 [n], place among all ops by stage, group and topological order.
+        is_late: bool [n], ops in no block of their stage, since they wait for the backward pass of another one, as the
+            gradient of a tied embedding does. Their group is `ONCE`, though they run for each micro-batch.
         n_stages: virtual stages.
     """
 
     graph: OpGraph
     stage: IntArray
     group: IntArray
+    is_late: BoolArray
     position: IntArray
     n_stages: int
 
@@ -56,11 +59,11 @@ class Frame:
         return np.array([found[kind] for kind in self.graph.kinds], dtype=np.bool_)
 
     @staticmethod
-    def of(graph: OpGraph, stage: IntArray, group: IntArray) -> Frame:
+    def of(graph: OpGraph, stage: IntArray, group: IntArray, is_late: BoolArray) -> Frame:
         order = np.lexsort((graph.topological_position, group, stage))
         position = np.empty(graph.n_ops, dtype=np.int64)
         position[order] = np.arange(graph.n_ops)
-        return Frame(graph, stage, group, position, 1 + int(stage.max(initial=0)))
+        return Frame(graph, stage, group, is_late, position, 1 + int(stage.max(initial=0)))
 
     @property
     def block(self) -> IntArray:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from baselines.budget import Budget
 from baselines.strategies.searching import search as searching
 from baselines.strategies.searching.bound import ALL, strategy_bounds
+from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Scored
@@ -88,3 +91,32 @@ def test_strategies_to_begin_with_are_considered() -> None:
     odd = Strategy.parse("dp2 | bucket=123456 | pp2 1f1b mb3")
     found = search_strategies(graph, cluster, 0, Budget(seconds=0.0), starts=[odd])
     assert found.estimated >= 1
+
+
+def test_the_best_of_the_hand_grid_is_scored_and_one_hybrid_of_each_near_mesh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is estimated best may have many neighbours that are all estimated better than the best of another mesh."""
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
+    tried: list[Strategy] = []
+
+    def noted(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
+        tried.append(strategy)
+        return scored(graph, cluster, strategy)
+
+    monkeypatch.setattr(searching, "scored", noted)
+    search_strategies(graph, cluster, 0, Budget(evaluations=14))
+    estimator = Estimator(graph, cluster)
+    estimates = []
+    for strategy in hand_grid(graph, cluster):
+        with contextlib.suppress(StrategyError):
+            estimates.append(estimator.estimate(strategy))
+    fitting = sorted((e for e in estimates if e.fits), key=lambda e: (e.step_time_s, len(e.strategy.text)))
+    assert fitting[0].strategy in tried[:3]
+    near = {mesh_of(e.strategy) for e in fitting if e.step_time_s < 1.2 * fitting[0].step_time_s}
+    assert len(near) > 2
+    assert near <= {mesh_of(strategy) for strategy in tried}
+
+
+def mesh_of(strategy: Strategy) -> tuple[tuple[tuple[str, int], ...], int]:
+    return tuple((rule.name, rule.size) for rule in strategy.mesh), strategy.stages

@@ -1,0 +1,376 @@
+"""`Estimation`: the estimate of one strategy, from what an `Estimator` knows of its graph and cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baselines.strategies.allowed import check_allowed
+from baselines.strategies.costs import PipelineCosts
+from baselines.strategies.folding import grid_of
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
+from baselines.strategies.orders import PipelineOrder
+from baselines.strategies.searching.block_kernel import (
+    PipelineArrays,
+    TurnArrays,
+    run_blocks,
+    run_in_turn,
+    run_pipeline,
+)
+from baselines.strategies.searching.cuts import AxisCut
+from baselines.strategies.searching.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
+from baselines.strategies.searching.records import Estimate
+from baselines.strategies.searching.step import (
+    BACKWARD,
+    GROUPS,
+    HALO,
+    KINDS,
+    ONCE,
+    STATISTICS,
+    WEIGHTS,
+    Lives,
+    Split,
+    States,
+)
+from graphs.arrays import FloatArray, IntArray
+from graphs.errors import InfeasibleError, StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.sharding import Axis
+from graphs.transforms.strategy import Strategy
+
+if TYPE_CHECKING:
+    from baselines.strategies.searching.estimator import Estimator
+
+_LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
+_COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldMemory:
+    """Bytes that a place holds (n places of ops, S virtual stages).
+
+    Attributes:
+        live, after: float64 [n], of one micro-batch while each op runs, and once it has.
+        held: float64 [S, 2], of one after its forward pass, and between its two backward passes.
+        peak: float64 [S, 3], the most that one has in each of its passes.
+        late: float64 [S], of one, between its backward pass and what comes late from another stage.
+        late_kind: int64 [S], since which of them: 1, or 2 for that for weights.
+        once: float64 [S], of all micro-batches together.
+    """
+
+    live: FloatArray
+    after: FloatArray
+    held: FloatArray
+    peak: FloatArray
+    late: FloatArray
+    late_kind: IntArray
+    once: FloatArray
+
+
+class Estimation:
+    """One strategy's estimate."""
+
+    def __init__(self, estimator: Estimator, strategy: Strategy) -> None:
+        self.estimator, self.strategy = estimator, strategy
+        check_allowed(estimator.graph, estimator.cluster, strategy)
+        self.source = estimator.source(strategy.recompute)
+        self.split, self.sizes, key = self._split()
+        self.order = estimator.order(strategy) if strategy.stages > 1 else None
+        self.n_stages = len(self.order.devices) if self.order else 1
+        words = {block.kind for sequence in self.order.sequences for block in sequence} if self.order else set()
+        # The order that fits the memory is not known yet; it does the two backward passes one by one.
+        self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
+        chunks = self.split.chunks
+        is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
+        self.grid = grid_of(estimator.cluster, strategy)
+        stage, is_late = np.zeros(len(is_chunked), dtype=np.int64), np.zeros(len(is_chunked), dtype=np.bool_)
+        if strategy.stages > 1:
+            stage, is_late = estimator.stage(strategy, self.grid)
+        frame = estimator.frame(strategy, stage, self.is_apart, is_chunked, is_late & is_chunked)
+        key = (strategy.recompute, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
+        is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
+        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
+        self.network = estimator.network(self.grid)
+
+    def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
+        strategy, cuts = self.strategy, self.source.cuts
+        graph = self.estimator.graph
+        axes = [axis for axis in (rule.axis() for rule in strategy.mesh) if axis.size > 1]
+        if (axes or strategy.micro_batches > 1) and not any(graph.split_rows):
+            raise StrategyError(f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut.")
+        chunking = Axis("mb", strategy.micro_batches, ("batch",))
+        made: list[AxisCut] = []
+        for number, axis in enumerate(axes):
+            others = axes[:number] if axis.words else [*axes[:number], *axes[number + 1 :], chunking]
+            made.append(cuts.along(axis, others))
+        chunks = cuts.along(chunking, axes) if strategy.micro_batches > 1 else None
+        names = [axis.name for axis in axes]
+        zero_axis = names.index("dp") if strategy.zero and "dp" in names else -1
+        keeps = tuple(not axis.words and not axis.sequence for axis in axes)
+        synchronised = strategy.statistics == "sync"
+        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised)
+        shares = tuple(rule.shares for rule in strategy.mesh if rule.size > 1)
+        sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, shares)
+        key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
+        return split, sizes, key
+
+    # -- times ------------------------------------------------------------------------------------------------
+
+    def result(self) -> Estimate:
+        ranks = np.array(self.order.devices if self.order else (0,), dtype=np.int64)
+        devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
+        local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
+        job_s = self._job_seconds(local, ranks)
+        frame = self.step.frame
+        by_place = np.empty(len(frame.position))
+        by_place[frame.position] = local.op_s
+        memory, hops = self._memory(local), hops_of(self.step.frame, local, self.estimator.cluster, self.grid, ranks)
+        found = []
+        for blocks in self.ways:
+            self.blocks = blocks
+            pipeline = self._pipeline(local, job_s, by_place, ranks, memory, hops)
+            found.append(self._finished(local, job_s, ranks, *pipeline))
+        return min(found, key=lambda estimate: estimate.step_time_s)
+
+    def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
+        """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""
+        jobs = self.step.jobs
+        result = np.zeros(len(jobs.kind))
+        if not len(result):
+            return result
+        rank = ranks[jobs.block // GROUPS]
+        size = self._in_buckets(local.job_bytes.copy())
+        for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
+            chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
+            if kind == HALO:
+                result[chosen] = self._border_s(size[chosen], axis, r)
+            elif len(chosen):
+                result[chosen] = self.network.seconds(
+                    _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
+                )
+        return result
+
+    def _in_buckets(self, size: FloatArray) -> FloatArray:
+        """float64 [j]: bytes where one member of each bucket has those of all; says which in ``has_time``."""
+        jobs, limit = self.step.jobs, self.strategy.bucket_bytes
+        self.has_time = np.ones(len(size), dtype=np.bool_)
+        if not limit:
+            return size
+        stage = jobs.block // GROUPS
+        # Gradients and updated parameters fill buckets one after the other; the last member begins when all are there.
+        group = (jobs.kind * 64 + jobs.axis) * (1 + int(stage.max())) + stage
+        filling = jobs.is_gradient | jobs.is_update
+        for value in np.unique(group[filling]).tolist():
+            members = np.flatnonzero(filling & (group == value))
+            total = np.cumsum(size[members])
+            last = np.flatnonzero(np.append(np.diff((total - size[members]) // limit) > 0, True))
+            self._carry(size, members, members[last], np.diff(total[last], prepend=0.0))
+        # A layer's parameters are gathered at a time.
+        stored = np.flatnonzero((jobs.state >= 0) & ~jobs.is_update)
+        if len(stored):
+            turn = (jobs.block[stored] * (self.source.graph.n_ops + 1) + jobs.after[stored] + 1) * 64 + jobs.axis[
+                stored
+            ]
+            _, first, which = np.unique(turn, return_index=True, return_inverse=True)
+            self._carry(size, stored, stored[first], np.bincount(which.reshape(-1), size[stored]).astype(np.float64))
+        return size
+
+    def _carry(self, size: FloatArray, members: IntArray, carriers: IntArray, sums: FloatArray) -> None:
+        size[members] = 0.0
+        size[carriers] = sums
+        self.has_time[members] = False
+        self.has_time[carriers] = True
+
+    def _border_s(self, size: FloatArray, axis: int, rank: int) -> FloatArray:
+        line = np.moveaxis(self.grid[rank], axis, -1).reshape(-1, self.sizes.axes[axis])[0]
+        routes = self.estimator.cluster.routes
+        a, b = int(line[0]), int(line[1])
+        return np.asarray(routes.latency_s[a, b] + size / routes.bandwidth_bytes_per_s[a, b])
+
+    def _blocks(self, by_place: FloatArray, job_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        n = self.n_stages * GROUPS
+        ends, lanes = np.zeros(n), np.zeros(n)
+        run_blocks(self.blocks, by_place, job_s, np.zeros(len(job_s)), ends, lanes)
+        return ends.reshape(-1, GROUPS), lanes.reshape(-1, GROUPS)
+
+    def _pipeline(
+        self,
+        local: LocalCosts,
+        job_s: FloatArray,
+        by_place: FloatArray,
+        ranks: IntArray,
+        memory: HeldMemory,
+        hops: Hops,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """``(end of each device's blocks, how much longer its communication takes, peaks)``.
+
+        Args:
+            memory: of `_memory`.
+        """
+        jobs, frame = self.step.jobs, self.step.frame
+        usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
+        last, lanes = self._blocks(by_place, job_s)
+        # What comes after the last op of a block on its lane delays the end of the step.
+        tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
+        slower = np.maximum(last[:, BACKWARD] + last[:, WEIGHTS] - usual[:, BACKWARD] - usual[:, WEIGHTS], 0.0)
+        tail += slower
+        sums = local.sum_s
+        where = WEIGHTS if self.is_apart else BACKWARD
+        seconds = usual[:, :3].copy()
+        seconds[:, where] += sums
+        seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
+        held, peak, stages = memory.held, memory.peak, self.strategy.stages
+        kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, memory.once, stages)
+        longer = np.zeros(stages)
+        np.maximum.at(longer, ranks, tail)
+        in_turn = self._in_turn(local, job_s, by_place, memory)
+        if in_turn is not None:
+            return np.array(in_turn[:1]), longer, kept + in_turn[1]
+        full = kept + _sums(ranks, peak.max(axis=1), stages)
+        order = self._sequences(seconds, held, hops.ahead_s, full, ranks)
+        arrays = PipelineArrays(*order, seconds, hops, held, peak, memory.late, memory.late_kind, ranks)
+        ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
+        size, link_s = (self.n_stages, self.strategy.micro_batches), np.zeros(len(self.estimator.cluster.links))
+        is_done, late_s = np.zeros((*size, 3), dtype=np.bool_), np.zeros(self.n_stages)
+        if not run_pipeline(arrays, place, np.zeros((*size, 2)), is_done, kept.copy(), link_s, late_s, ends, peaks):
+            raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
+        # What works for another stage runs beside the blocks, and for the last micro-batch after them.
+        apart_s = _sums(frame.stage, np.where(frame.is_late, local.op_s, 0.0), self.n_stages)
+        ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
+        np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
+        return ends, longer, np.maximum(peaks, kept)
+
+    def _in_turn(
+        self, local: LocalCosts, job_s: FloatArray, by_place: FloatArray, memory: HeldMemory
+    ) -> tuple[float, float] | None:
+        """``(end, peak)`` of micro-batches without a pipeline that communicate, each while others compute.
+
+        None where they do not, so that one runs after the other.
+        """
+        jobs, is_gradient = self.step.jobs, self.step.jobs.is_gradient
+        n_jobs = int(np.searchsorted(jobs.block, ONCE))
+        own_s = np.where(is_gradient, -1.0, job_s)[:n_jobs]
+        if self.strategy.stages > 1 or self.strategy.micro_batches == 1 or not (own_s > 0).any():
+            return None
+        first, n = self.blocks.first[:ONCE], int(self.blocks.first[ONCE])
+        begins = np.full(n, -1)
+        begins[first[first < n]] = np.flatnonzero(first < n)
+        arrays = TurnArrays(by_place[:n], own_s, begins, memory.live[:n], memory.after[:n], float(local.sum_s[0]))
+        m = self.strategy.micro_batches
+        none = np.zeros(m, dtype=np.int64)
+        end, peak = run_in_turn(
+            self.blocks, arrays, none, none.copy(), np.zeros((m, n_jobs)), np.zeros((m, n_jobs)), np.zeros(m)
+        )
+        return None if end < 0 else (end, peak)
+
+    def _finished(
+        self,
+        local: LocalCosts,
+        job_s: FloatArray,
+        ranks: IntArray,
+        ends: FloatArray,
+        longer: FloatArray,
+        peaks: FloatArray,
+    ) -> Estimate:
+        frame, jobs, stages = self.step.frame, self.step.jobs, self.strategy.stages
+        is_once = (frame.group == ONCE) & ~frame.is_late
+        once = _sums(ranks[frame.stage[is_once]], local.op_s[is_once], stages)
+        gathers = np.zeros(stages)
+        if jobs.is_update.any():
+            rank = ranks[jobs.block[jobs.is_update] // GROUPS]
+            gathers = _sums(rank, job_s[jobs.is_update], stages)
+        buckets = np.ones(stages)
+        if jobs.is_gradient.any():
+            in_time = jobs.is_gradient & self.has_time
+            buckets = buckets + np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
+        total = float(np.max(ends + np.maximum(once, longer + once / buckets + gathers)))
+        capacity = self.estimator.capacity[self.grid.reshape(stages, -1)].min(axis=1)
+        over = float(np.max(peaks - capacity))
+        return Estimate(self.strategy, total, int(peaks.max()), max(0, int(np.ceil(over))))
+
+    def _sequences(
+        self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """``(ptr, kind, stage, micro-batch)`` of the blocks of every device."""
+        m = self.strategy.micro_batches
+        if self.order is None:
+            kinds = np.tile([0, 3], m) if self.source.graph.is_training else np.zeros(m, dtype=np.int64)
+            batch = np.repeat(np.arange(m), len(kinds) // m)
+            return np.array([0, len(kinds)]), kinds.astype(np.int64), np.zeros(len(kinds), np.int64), batch
+        order = self.order
+        if self.strategy.order == MEMORY_ORDER and m > 1:
+            freed = np.column_stack([held[:, 0], held[:, 1] - held[:, 0], -held[:, 1]])
+            capacity = self.estimator.capacity[self.grid.reshape(len(self.grid), -1)].min(axis=1)
+            costs = PipelineCosts(
+                devices=tuple(ranks.tolist()),
+                seconds=tuple((f, b, w) for f, b, w, _ in seconds.tolist()),
+                held_bytes=tuple((f, b, w) for f, b, w in freed.tolist()),
+                transfer_s=tuple(forward_s[1:].tolist()),
+                memory_bytes=tuple((capacity - full).tolist()),
+            )
+            with contextlib.suppress(InfeasibleError):  # the peak says so
+                order = memory_order(costs, m)
+        return _encoded(order)
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def _memory(self, local: LocalCosts) -> HeldMemory:
+        frame, lives, graph = self.step.frame, self.step.lives, self.source.graph
+        n = graph.n_ops
+        size = np.where(graph.tensor_in_place, 0.0, local.tensor_bytes)
+        if self.split.zero >= 2 and self.split.zero_axis >= 0:
+            size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
+        sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
+        born, gone = _sums(lives.first, sizes, n), _sums(lives.last, sizes, n)
+        after: FloatArray = np.cumsum(born - gone)
+        live = after + gone
+        live[frame.position] += local.workspace
+        first = self.ways[0].first  # the same for all ways
+        s = np.arange(self.n_stages) * GROUPS
+        held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])
+        peak = np.zeros((self.n_stages, 3))
+        for group in range(3):
+            for stage in range(self.n_stages):
+                at = live[first[stage * GROUPS + group] : first[stage * GROUPS + group + 1]]
+                peak[stage, group] = at.max(initial=0.0)
+        is_late = np.empty(n, dtype=np.bool_)
+        is_late[frame.position] = frame.is_late
+        borders = first[s + ONCE], first[s + ONCE] + n
+        late = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), *borders)
+        before = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), first[s + WEIGHTS], n + borders[0])
+        kind = np.where(before > 0, 1, 2)  # what is there before the gradients of weights
+        return HeldMemory(live, after, held, peak, late, kind, _crossing(lives, sizes, *borders) - late)
+
+
+def _sums(where: IntArray, values: FloatArray, size: int) -> FloatArray:
+    return np.bincount(where, values, size).astype(np.float64)
+
+
+def _crossing(lives: Lives, sizes: FloatArray, border: IntArray, end: IntArray) -> FloatArray:
+    """float64 [S]: bytes of what is there on both sides of a border, and gone before an end."""
+    result = np.zeros(len(border))
+    for s, (place, last) in enumerate(zip(border.tolist(), end.tolist(), strict=True)):
+        chosen = (lives.first < place) & (lives.last >= place) & (lives.last < last)
+        result[s] = sizes[chosen].sum()
+    return result
+
+
+def _is_gradient(graph: OpGraph, states: States) -> np.ndarray:
+    """bool [m]: tensors that an update of a state reads."""
+    _, consumer, tensor = graph.edge_list
+    is_update = np.zeros(graph.n_ops, dtype=np.bool_)
+    is_update[states.update[states.trained]] = True
+    result = np.zeros(graph.n_tensors, dtype=np.bool_)
+    result[tensor[is_update[consumer]]] = True
+    return result
+
+
+def _encoded(order: PipelineOrder) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """``(ptr, kind, stage, micro-batch)`` of an order's blocks, one device's after the other's."""
+    rows = [(_LETTERS[b.kind], b.stage, b.micro_batch) for sequence in order.sequences for b in sequence]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    ptr = np.concatenate([[0], np.cumsum([len(sequence) for sequence in order.sequences])]).astype(np.int64)
+    return ptr, table[0].copy(), table[1].copy(), table[2].copy()
