@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,13 +15,19 @@ from torch import nn
 from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
-from graphs.errors import MismatchError, UnknownNameError
+from graphs.errors import MismatchError, StrategyError, UnknownNameError
+from graphs.formatting import show
 from graphs.opgraph import OpGraph
+from graphs.records import LANE
+from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import Result
+
+if TYPE_CHECKING:
+    from placement.runtime.sharded.plan import StrategyPlan
 
 Devices = Mapping[str, str | torch.device]
 _STEPS = {True: "training", False: "inference"}
@@ -55,18 +63,23 @@ def apply(
     """
     positional, keywords = example_inputs(args, kwargs)
     placed = _read(result)
-    placed.check_not_rewritten("apply")
     placed.device_numbers()  # says so if there is no placement
 
-    def layout() -> DeviceLayout:
+    def program() -> Program:
         if isinstance(model, nn.Module):
             check_call(model, positional, keywords)
         optimizer = placed.graph.origin.optimizer or "adam"
-        program = capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
-        return layout_of(program, placed, devices)
+        return capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
 
-    by_module = placed.graph.origin.granularity == "module"
-    request = Request(model, placed, by_module, loss, partial(places_of, placed, devices), layout)
+    request = Request(
+        model=model,
+        result=placed,
+        by_module=placed.graph.origin.granularity == "module",
+        loss=loss,
+        places=partial(places_of, placed, devices),
+        layout=lambda: layout_of(program(), placed, devices),
+        plan=lambda: plan_of(program(), placed),
+    )
     return BACKENDS[backend_of(request)].run(request)
 
 
@@ -93,10 +106,60 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     )
 
 
-def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch.device]:
+def plan_of(program: Program, result: Result) -> StrategyPlan:
+    """What each process does under the strategy of a result.
+
+    Raises:
+        MismatchError: the result is for another program.
+        StrategyError: the strategy cannot be run.
+    """
+    from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from env.lanes import without_lanes
+    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.sharded.values import Values
+
+    strategy = Strategy.parse(result.strategy)
+    if strategy.stages > 1 and not strategy.cuts:
+        strategy = replace(strategy, cuts=tuple(result.stage_cuts))
+    other = f"the result is for strategy {show(result.strategy)} of another model than this one"
+    try:
+        rewritten = applied(program.graph, without_lanes(result.cluster), strategy)
+    except StrategyError as error:
+        raise MismatchError(f"{other}: {error}") from None
+    difference = _first_difference(rewritten.problem.graph, result.graph)
+    if difference:
+        raise MismatchError(
+            f"{other} ({difference}); find one for this model, frozen and cast as here, and inputs of these shapes."
+        )
+    _, schedule = result.schedule()
+    start_s = dict(zip(result.graph.op_names, schedule.op_start_s.tolist(), strict=True))
+    return StrategyPlan(Values(functional(program), rewritten), start_s)
+
+
+def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
+    """What a graph has and another one has not; empty where they are the same."""
+    for op, other in zip_longest(mine.op_names, theirs.op_names):
+        if op != other:
+            return f"its op {show(str(op))} is {show(str(other))} there" if op and other else "it has other ops"
+    if mine.tensor_producer.tolist() != theirs.tensor_producer.tolist():
+        return "its ops make other tensors"
+    sizes = zip(mine.tensor_producer.tolist(), mine.tensor_bytes.tolist(), theirs.tensor_bytes.tolist(), strict=True)
+    different = next(((op, size, placed) for op, size, placed in sizes if size != placed), None)
+    if different is None:
+        return ""
+    op, size, placed = different
+    return f"its op {show(mine.op_names[op])} makes {size} bytes, and {placed} there"
+
+
+def places_of(
+    result: Result, devices: Devices | None = None, ranks: Sequence[str] | None = None
+) -> dict[str, torch.device]:
     """The torch device of every device that a result uses, by name.
 
     Under ``torchrun`` on several hosts the GPUs of each are counted from ``cuda:0``; those of others are not looked at.
+
+    Args:
+        ranks: the devices in the order of the processes; None: in that of the cluster.
 
     Raises:
         MismatchError: it is not there.
@@ -106,8 +169,9 @@ def places_of(result: Result, devices: Devices | None = None) -> dict[str, torch
     for name in devices or {}:
         if name not in result.cluster.device_index:
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
-    used = result.answered().used
-    here = _of_this_host([device.name for device in result.cluster.devices if device.name in used])
+    lanes = {device.name for device in result.cluster.devices if device.kind == LANE}
+    used = result.answered().used - lanes if ranks is None else set(ranks)
+    here = _of_this_host(ranks or [device.name for device in result.cluster.devices if device.name in used])
     gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}
     for device in result.cluster.devices:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,14 @@ from torch import nn
 
 from graphs.capture.record import Loss
 from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import check_states
 from placement.runtime.program.layout import DeviceLayout
-from placement.solving.result import Result
+from placement.solving.result import NO_STRATEGY, Result
+
+if TYPE_CHECKING:
+    from placement.runtime.sharded.plan import StrategyPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,16 +32,24 @@ class Request:
         result: its placement.
         by_module: whether that is a placement of modules, not of ops.
         loss: the model was captured with.
-        places: gives the torch device of each device that the placement uses, by name.
+        places: gives the torch device of each device that the placement uses, by name; it may be told the names of the
+            devices in the order of the processes.
         layout: captures the model, checks that it is the one that was placed, and says where each op runs and when.
+        plan: likewise of a strategy, what each process does.
     """
 
     model: nn.Module
     result: Result
     by_module: bool
     loss: Loss | None
-    places: Callable[[], Mapping[str, torch.device]]
+    places: Callable[..., Mapping[str, torch.device]]
     layout: Callable[[], DeviceLayout]
+    plan: Callable[[], StrategyPlan]
+
+    @property
+    def is_strategy(self) -> bool:
+        """Whether a strategy rewrote the graph before it was placed."""
+        return self.result.strategy != NO_STRATEGY
 
     @property
     def n_devices(self) -> int:
@@ -64,8 +78,11 @@ def backend_of(request: Request) -> str:
 def _is_distributed(request: Request) -> bool:
     """Whether the devices of a placement are processes, of which this is one."""
     # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
-    is_launched = _n_processes() > 1 or "TORCHELASTIC_RUN_ID" in os.environ
-    return is_launched or (request.n_devices > 1 and _is_initialized())
+    return _is_launched() or (request.n_devices > 1 and _is_initialized())
+
+
+def _is_launched() -> bool:
+    return _n_processes() > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _n_processes() -> int:
@@ -112,8 +129,27 @@ def _threads(request: Request) -> nn.Module:
     return PlacedModule(request.model, request.layout(), request.loss)
 
 
+def _strategy(request: Request) -> nn.Module:
+    """This process's share of a model under a strategy, one process for each device."""
+    from placement.runtime.ranks.process_group import join
+    from placement.runtime.sharded.module import StrategyModule
+
+    text = request.result.strategy
+    n_ranks = Strategy.parse(text).devices
+    if n_ranks > 1 and not _is_launched():
+        raise MismatchError(
+            f"strategy {show(text)} runs in {n_ranks} processes, one for each device; start the script with "
+            f"torchrun --nproc-per-node={n_ranks}."
+        )
+    group = join(n_ranks)  # before the model is captured, so that the others hear of what goes wrong there
+    plan = request.plan()
+    places = request.places(plan.device_names)
+    return StrategyModule(request.model, plan, group, places[plan.device_names[group.rank]])
+
+
 # The first that fits is taken.
 BACKENDS: Mapping[str, Backend] = {
+    "strategy": Backend(lambda request: request.is_strategy, _strategy),
     "modules": Backend(lambda request: request.by_module, _modules),
     "ranks": Backend(_is_distributed, _ranks),
     "plain": Backend(lambda request: request.n_devices == 1, _plain),

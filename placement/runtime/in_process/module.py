@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.call_arguments import as_captured, check_data, check_tangents, tangent, tensors_of
-from placement.runtime.in_process.threads import Exchange, Team
+from placement.runtime.in_process.threads import StepTransfers, Team
 from placement.runtime.in_process.wrapper import OpByOpWrapper
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import DeviceLayout, Key
@@ -123,8 +123,8 @@ class _Run:
 
     def forward(self, with_backward: bool) -> list[torch.Tensor]:
         routines = self._step.routines(with_backward)
-        self._exchange = Exchange(routines.transfers, self.layout.places)
-        self._drawn = draw(self.layout)
+        self._exchange = StepTransfers(routines.transfers, self.layout.places)
+        self._drawn = draw(self.layout.step)
         self._given = self._placed._team.run(routines, 0, self._exchange, self._lookup)
         outputs = {key[1]: value for device in self._given for key, value in device.items() if key[0] == "output"}
         return [outputs[i] if self._home is None else outputs[i].to(self._home) for i in range(len(outputs))]

@@ -23,7 +23,7 @@ class _Stopped(Exception):
 _STOP = object()
 
 
-class Exchange:
+class StepTransfers:
     """The transfers of one step, on their way from thread to thread."""
 
     def __init__(self, transfers: Mapping[int, Transfer], places: Sequence[torch.device]) -> None:
@@ -89,7 +89,7 @@ class Team:
         )
 
     def run(
-        self, routines: Routines, section: int, exchange: Exchange, lookup: Callable[[int, Key], Any]
+        self, routines: Routines, section: int, exchange: StepTransfers, lookup: Callable[[int, Key], Any]
     ) -> list[dict[Key, Any]]:
         """Run a section on all devices; the results of each device, by key.
 
@@ -128,7 +128,7 @@ class Team:
         return [future.result() for future in done]
 
     def _one(
-        self, device: int, routine: Routine, exchange: Exchange, taken: list[list[Any]], is_inference: bool
+        self, device: int, routine: Routine, exchange: StepTransfers, taken: list[list[Any]], is_inference: bool
     ) -> dict[Key, Any]:
         place = self.places[device]
         values, taken[device] = taken[device], []

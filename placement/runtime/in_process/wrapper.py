@@ -22,6 +22,8 @@ class ModelWrapper(nn.Module):
     """
 
     _model: nn.Module
+    _tensors: NamedTensors
+    _frozen: list[str]  # parameters that were frozen when the model was placed
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,11 +51,21 @@ class ModelWrapper(nn.Module):
                 raise
             return getattr(self.__dict__["_model"], name)
 
+    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        for path, tensor in inputs.items():
+            if tensor.requires_grad:
+                raise MismatchError(
+                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
+                    "detach it, or place the whole of the model."
+                )
+        for name in self._frozen:
+            parameter = self._tensors.get(name)  # None where another rank has it
+            if parameter is not None and parameter.requires_grad:
+                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
+
 
 class OpByOpWrapper(ModelWrapper):
     """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
-
-    _tensors: NamedTensors
 
     def __init__(self, model: nn.Module, layout: DeviceLayout) -> None:
         super().__init__(model)
@@ -92,15 +104,3 @@ class OpByOpWrapper(ModelWrapper):
                     f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
                     "nn.Parameter, then capture and place the model."
                 )
-
-    def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        for path, tensor in inputs.items():
-            if tensor.requires_grad:
-                raise MismatchError(
-                    f"argument {path!r} wants a gradient; a placed model computes those of its parameters alone, so "
-                    "detach it, or place the whole of the model."
-                )
-        for name in self._frozen:
-            parameter = self._tensors.get(name)  # None where another rank has it
-            if parameter is not None and parameter.requires_grad:
-                raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from graphs.capture.trace import value_of
-from placement.runtime.program.functional import uninitialised
-
-if TYPE_CHECKING:
-    from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.program.functional import Functional, uninitialised
 
 
-def draw(layout: DeviceLayout) -> dict[int, torch.Tensor]:
+def draw(step: Functional) -> dict[int, torch.Tensor]:
     """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
-    step = layout.step
     found: dict[fx.Node, torch.Tensor] = {}
     numbered = {}
     for number, node in step.draws:

@@ -311,6 +311,16 @@ def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def draws_by_data(node: fx.Node) -> bool:
+    """Whether a node draws random numbers in a way that depends on data, such as from given probabilities."""
+    if not _draws(node) or _is_random(node):
+        return False
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | dict(node.kwargs)
+    return bool(given.get("dropout_p", given.get("dropout", 1.0)) != 0.0)
+
+
 def _is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers and reads no data, at most a shape."""
     if not _draws(node):

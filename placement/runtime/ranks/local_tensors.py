@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.program.layout import DeviceLayout
+
+if TYPE_CHECKING:
+    from placement.runtime.program.layout import DeviceLayout
 
 
 class Unfilled(NamedTuple):
@@ -32,8 +34,8 @@ def keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]
     for index, state in enumerate(layout.step.program.states):
         of_name.update(dict.fromkeys(state.names, layout.keepers(index)))
     tensors = dict(entries(model))
-    of_memory = {_memory(tensors[name]): ranks for name, ranks in of_name.items() if name in tensors}
-    return {name: of_name.get(name, of_memory.get(_memory(tensor), (0,))) for name, tensor in tensors.items()}
+    of_memory = {memory_of(tensors[name]): ranks for name, ranks in of_name.items() if name in tensors}
+    return {name: of_name.get(name, of_memory.get(memory_of(tensor), (0,))) for name, tensor in tensors.items()}
 
 
 def keep_local(
@@ -49,7 +51,7 @@ def keep_local(
     made: dict[int, torch.Tensor] = {}  # tied ones stay tied
     new: list[Unfilled] = []
     for name, tensor in list(entries(model)):
-        owner, kind, last = _slot(model, name)
+        owner, kind, last = slot_of(model, name)
         if rank not in keepers[name]:
             owner.__dict__[kind][last] = None
             if not tensor.is_meta:
@@ -78,7 +80,7 @@ def outlines_of(model: nn.Module) -> dict[str, torch.Tensor]:
 @contextmanager
 def lent(model: nn.Module, outlines: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """While the block runs, the model has all its parameters and buffers again, on ``meta``, so as to be captured."""
-    slots = [(*_slot(model, name), outline) for name, outline in outlines.items()]
+    slots = [(*slot_of(model, name), outline) for name, outline in outlines.items()]
     own = [owner.__dict__[kind][last] for owner, kind, last, _ in slots]
     try:
         for owner, kind, last, outline in slots:
@@ -112,7 +114,7 @@ def entries(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str, str]:
+def slot_of(model: nn.Module, name: str) -> tuple[nn.Module, str, str]:
     """The module that has a tensor, the dictionary it is in and its name there."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
@@ -131,5 +133,6 @@ def _with_memory(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
     return made
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number for the memory that a tensor is in."""
     return int(tensor.untyped_storage()._cdata)

@@ -146,7 +146,7 @@ class Pass:
                 self._endpoint.expect(tags[group.rank])
         wanted = self.compiled.drawn[group.rank]
         # Those of the other ranks are drawn too: so every rank's generator is where it is without a placement.
-        self._drawn = {number: tensor for number, tensor in draw(self.compiled.layout).items() if number in wanted}
+        self._drawn = {number: tensor for number, tensor in draw(self.compiled.layout.step).items() if number in wanted}
 
     def _run(self, section: int, taken: Mapping[Key, Any]) -> dict[Key, Any]:
         """Run this rank's routine; its results by key."""

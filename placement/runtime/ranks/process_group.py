@@ -6,13 +6,15 @@ import atexit
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import permutations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,9 +24,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
-from placement.runtime.ranks.watchdog import Activity, Watchdog, op_at
+from graphs.formatting import show_line
+from placement.processes.processes import condition
+from placement.runtime.ranks.meeting import fresh_store
+from placement.runtime.ranks.watchdog import TELL_S, Activity, Watchdog, named, op_at
 from placement.runtime.transport import nccl
-from placement.runtime.transport.channels import Channel, PeerEndedError, Pending, Transport
+from placement.runtime.transport.channels import ALWAYS, Channel, PeerEndedError, Pending, Transport
 from placement.runtime.transport.gloo import GlooTransport, gloo_group
 from placement.runtime.transport.mailbox import Mailbox, MailTransport
 from placement.runtime.transport.packing import Packing
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 _START = timedelta(seconds=300)  # until all processes are there
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers
+_LAST_WORDS_S = 3.0  # for the watchdog to find out why this process is to end
 _GLOO_ADVICE = " This is typically caused"
 _joined: ProcessGroup | None = None
 
@@ -63,14 +69,19 @@ class ProcessGroup:
         self._watchdog.start()
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
+        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if is_free and not is_quiet and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         atexit.register(self._at_exit)
         self._process = os.getpid()
         self._pending: deque[tuple[Pending, int, str]] = deque()  # with the rank at the other end, and what it is
         self.same_host: frozenset[int] = frozenset()
+        self._ways: set[tuple[int, int]] = set()  # pairs of ranks that share memory
         self._mailbox: Mailbox | None = None
         self._mailbox = self._opened()
         self._mail = None if self._mailbox is None else MailTransport(self._mailbox)
         self._pairs: dict[tuple[str, ...], dict[int, nccl.Pair]] = {}
+        self._backends: dict[tuple[tuple[int, ...], str], Any] = {}
 
     @classmethod
     def start(
@@ -101,19 +112,34 @@ class ProcessGroup:
         Raises:
             RankError: the run has failed.
         """
+        with self._sending(channel):
+            pending = transport.send(channel, tensor)
+        if pending is not None:
+            self._pending.append((pending, channel.target, channel.what))
+
+    def send_filled(self, channel: Channel, fill: Callable[[torch.Tensor], None]) -> None:
+        """Send to a rank of this host what `fill` writes to shared memory; nothing of it is needed afterwards.
+
+        Raises:
+            RankError: the run has failed.
+        """
+        assert self._mail is not None, f"rank {channel.target} is on another host"
+        with self._sending(channel):
+            self._mail.send_filled(channel, fill)
+
+    @contextmanager
+    def _sending(self, channel: Channel) -> Iterator[None]:
         activity = self.activity
         activity.progress += 1
         self._raise_failure()
         # Should its mailbox be full.
-        activity.wanted, activity.is_near, activity.waits_for = channel.what, False, channel.target
+        activity.wanted, activity.is_near, activity.waits_for = channel.what, False, (channel.target,)
         try:
-            pending = transport.send(channel, tensor)
+            yield
         except PeerEndedError as error:
-            self._lost(channel.target, channel.what, error)
+            self._lost((channel.target,), channel.what, error)
         finally:
-            activity.waits_for = -1
-        if pending is not None:
-            self._pending.append((pending, channel.target, channel.what))
+            activity.waits_for = ()
 
     def expect(self, transport: Transport, channel: Channel) -> Any:
         """Let a tensor come in as soon as it is sent; `receive` or `drop` what is returned."""
@@ -121,7 +147,7 @@ class ProcessGroup:
         try:
             return transport.expect(channel)
         except PeerEndedError as error:
-            self._lost(channel.source, channel.what, error)
+            self._lost((channel.source,), channel.what, error)
 
     def receive(self, transport: Transport, channel: Channel, coming: Any) -> torch.Tensor:
         """Wait for a tensor; the memory it is in.
@@ -129,7 +155,7 @@ class ProcessGroup:
         Raises:
             RankError: the run has failed.
         """
-        with self._waiting(channel.source, channel.what, transport.is_near):
+        with self.waiting((channel.source,), channel.what, transport.is_near):
             return transport.receive(channel, coming)
 
     def drop(self, transport: Transport, channel: Channel, coming: Any) -> None:
@@ -139,17 +165,21 @@ class ProcessGroup:
             self._pending.append((pending, channel.source, channel.what))
 
     @contextmanager
-    def _waiting(self, rank: int, what: str, is_near: bool = False) -> Iterator[None]:
-        """While a transfer from or to a rank is waited for."""
+    def waiting(self, ranks: tuple[int, ...], what: str, is_near: bool = False) -> Iterator[None]:
+        """While something is waited for that these other ranks take part in.
+
+        Raises:
+            RankError: one of them has ended, or the run has failed.
+        """
         activity = self.activity
-        activity.wanted, activity.is_near, activity.waits_for = what, is_near, rank
+        activity.wanted, activity.is_near, activity.waits_for = what, is_near, ranks
         began = time.perf_counter()
         try:
             yield
         except PeerEndedError as error:
-            self._lost(rank, what, error)
+            self._lost(ranks, what, error)
         finally:
-            activity.waits_for = -1
+            activity.waits_for = ()
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
 
@@ -165,8 +195,12 @@ class ProcessGroup:
             if memory is not None and pending.memory.untyped_storage().data_ptr() not in memory:
                 self._pending.append(item)
             else:
-                with self._waiting(rank, what):
+                with self.waiting((rank,), what):
                     pending.wait()
+        self.settle()
+
+    def settle(self) -> None:
+        """Give back to the others the shared memory of what has been received and is not used any more."""
         if self._mailbox is not None:
             self._mailbox.settle()
 
@@ -205,11 +239,37 @@ class ProcessGroup:
             if mailbox is not None and address and rank != self.rank and mailbox.connect(rank, address)
         }
         reaching = [set(json.loads(text)) for text in self.all_gather(json.dumps(sorted(reached)))]
+        self._ways = {(a, b) for a, found in enumerate(reaching) for b in found if a in reaching[b]}
         self.same_host = frozenset(rank for rank in reached if self.rank in reaching[rank])
         if mailbox is not None and not self.same_host:
             mailbox.close()
             return None
         return mailbox
+
+    def share_memory(self, ranks: tuple[int, ...]) -> bool:
+        """Whether tensors go in shared memory between any two of these ranks; the same answer on all ranks."""
+        return self._ways.issuperset(permutations(ranks, 2))
+
+    def backend_among(self, ranks: tuple[int, ...], place: torch.device) -> Any:
+        """A process group of torch.distributed of some ranks, which all of them ask for in the same order.
+
+        Args:
+            place: where the tensors are: NCCL for a GPU, gloo for the CPU.
+
+        Raises:
+            RankError: the ranks cannot reach each other.
+        """
+        key = ranks, place.type
+        if key not in self._backends:
+            name = f"placement/collectives/{place.type}/{'-'.join(map(str, ranks))}"
+            store, number, size = PrefixStore(name, self._store), ranks.index(self.rank), len(ranks)
+            with self.waiting(tuple(rank for rank in ranks if rank != self.rank), "the first collective"):
+                if place.type == "cuda":
+                    self._backends[key] = nccl.new_group(store, number, place, size)
+                else:
+                    self._backends[key] = _connect(store, number, size)
+                    self._backends[key]._set_default_timeout(ALWAYS)
+        return self._backends[key]
 
     def pairs(self, place: torch.device) -> dict[int, nccl.Pair]:
         """The ranks that tensors go to and come from GPU to GPU, where this rank's are in that place; all call it."""
@@ -239,6 +299,9 @@ class ProcessGroup:
         except Exception as error:
             name = _failed_op(routine, op_names, error.__traceback__)
             what = f"op {name!r}" if name else "a step"
+            if _is_out_of_memory(error):
+                sentence = f"rank {self.rank} ran out of memory in {what}: {_first_line(error)}"
+                raise RankError(self._watchdog.claim(sentence)) from None
             sentence = f"rank {self.rank} failed in {what}: {type(error).__name__}: {_first_line(error)}"
             raise RankError(self._watchdog.claim(sentence)) from error
         finally:
@@ -251,6 +314,9 @@ class ProcessGroup:
             self.drain()
         for pairs in self._pairs.values():
             nccl.close(pairs)
+        for (_, kind), backend in self._backends.items():
+            if kind == "cuda":
+                backend.shutdown()
         self._watchdog.leave()
 
     def fail(self, sentence: str) -> str:
@@ -266,22 +332,54 @@ class ProcessGroup:
         if self._watchdog.failure:
             raise RankError(self._watchdog.failure)
 
-    def _lost(self, rank: int, what: str, error: PeerEndedError) -> NoReturn:
-        """The connection to a rank has ended."""
-        beat = self._watchdog.last_heard(rank)
+    def _lost(self, ranks: tuple[int, ...], what: str, error: PeerEndedError) -> NoReturn:
+        """The connection to one of these ranks has ended."""
+        dead = self._ended(ranks)
+        beat = self._watchdog.last_heard(dead[0]) if len(dead) == 1 else None
         last = f" {beat.doing()}" if beat is not None and beat.state in ("op", "wait") else ""
         if beat is not None and beat.state == "left":
-            sentence = f"rank {rank} has ended while rank {self.rank} needs {what} of it."
+            sentence = f"{named(dead)} has ended while rank {self.rank} needs {what} of it."
         else:
-            sentence = f"rank {rank} has died{last} while rank {self.rank} waited for {what}: {_first_line(error)}"
+            who = named(dead) if len(dead) == 1 else f"one of {named(dead)}"
+            sentence = f"{who} has died{last} while rank {self.rank} waited for {what}: {_first_line(error)}"
         raise RankError(self._watchdog.claim(sentence)) from None
 
+    def _ended(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Which of these ranks has ended; all of them where that cannot be told."""
+        found, end = ranks, time.monotonic() + TELL_S
+        # Its connections close before it is gone, and what it said last is read within that time.
+        while time.monotonic() < end and not self._watchdog.failure:
+            for rank in ranks:
+                beat = self._watchdog.last_heard(rank)
+                if beat is not None and beat.state == "left":
+                    return (rank,)
+                if beat is not None and condition(beat.process) == "ended":
+                    found = (rank,)
+            time.sleep(0.02)
+        return found
+
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An error that ends this process ends the run, and the others say why."""
-        if not self._watchdog.failure and isinstance(error, Exception) and self._is_here():
-            what = "" if isinstance(error, RankError) else f" failed outside of a step: {kind.__name__}"
-            self._watchdog.claim(f"rank {self.rank}{what}: {_first_line(error)}")
-        self._before(kind, error, trace)
+        """An error that ends this process ends the run, and the others say why; stderr has it once."""
+        if not isinstance(error, Exception) or not self._is_here():
+            self._before(kind, error, trace)
+            return
+        is_sentence = isinstance(error, PlacementError) and error.__cause__ is None
+        self._watchdog.tell(str(error) if is_sentence else "")
+        if not self._watchdog.failure:
+            what = ":" if isinstance(error, PlacementError) else f" failed outside of a step: {kind.__name__}:"
+            self._watchdog.claim(f"rank {self.rank}{what} {_first_line(error)}")
+        if not is_sentence:
+            self._before(kind, error, trace)
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        """``torchrun`` ends all processes as soon as one has ended: this one still says what it knows of that one."""
+        end = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < end and not self._watchdog.has_told:
+            time.sleep(0.02)
+        if self._is_here():
+            self._watchdog.tell(f"rank {self.rank} was ended by SIGTERM, as torchrun does when another rank has ended.")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _is_here(self) -> bool:
         """Whether this is the process of this rank, and not one that it has forked."""
@@ -298,9 +396,31 @@ class ProcessGroup:
         self.leave()
 
 
+class LoneProcess(ProcessGroup):
+    """A process that has no others, and so no connections and nobody who watches it."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.activity = 0, 1, Activity()
+        self.waited_s, self.same_host = 0.0, frozenset()
+        self._parent = self._mailbox = self._mail = None
+        self._pending, self._ways = deque(), set()
+
+    @contextmanager
+    def running(self, routine: Routine, op_names: tuple[str, ...]) -> Iterator[None]:
+        """An error in a routine is the caller's."""
+        yield
+
+    def pairs(self, place: torch.device) -> dict[int, nccl.Pair]:
+        """As of any group; none."""
+        return {}
+
+    def leave(self) -> None:
+        """As of any group."""
+
+
 def join(size: int) -> ProcessGroup:
     """The group of this process, which ``torchrun``, `placement.runtime.ranks.launch` or the caller's own
-    ``init_process_group`` made one of several.
+    ``init_process_group`` made one of several; alone where one is enough and nothing of the kind has been done.
 
     Args:
         size: how many processes are needed.
@@ -309,14 +429,30 @@ def join(size: int) -> ProcessGroup:
         MismatchError: there are fewer or more.
         RankError: they cannot reach each other.
     """
+    if size == 1 and _joined is None and "WORLD_SIZE" not in os.environ and not _is_initialised():
+        return LoneProcess()
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _sentences_alone
     if not dist.is_available() or not dist.is_gloo_available():
         raise RankError("this build of PyTorch has no gloo, by which processes reach each other; install one that has.")
     if _joined is None:
         store, rank, found = _meeting_point(size)
         check_size(found, size)
-        return ProcessGroup.start(store, rank, found)
+        return ProcessGroup.start(fresh_store(store, rank, found, _START), rank, found)
     check_size(_joined.size, size)
     return _joined
+
+
+def _is_initialised() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _sentences_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """On each of many processes the sentence of an error is enough."""
+    if isinstance(error, PlacementError) and error.__cause__ is None:
+        print(show_line(str(error)), file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def check_size(found: int, needed: int) -> None:
@@ -371,8 +507,13 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, PlacementError):
         return str(error)
     text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line
+    text = re.sub(r"^\[enforce fail at [^]]*\] .*?(?=DefaultCPUAllocator)", "", text)
     text = text.partition(_GLOO_ADVICE)[0].partition("\n")[0].removesuffix(".")
     return text[:200] + "." if text else "no reason given."
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _failed_op(routine: Routine, op_names: tuple[str, ...], trace: TracebackType | None) -> str:

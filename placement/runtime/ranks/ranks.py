@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -103,11 +103,8 @@ class RankModule(OpByOpWrapper):
         add_gradients(self, gradients)
         return loss
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
-        raise MismatchError(
-            "a process's share of a model cannot be copied; save() writes the model, gathered_state_dict() gives its "
-            "tensors."
-        )
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        refuse_copy()
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
@@ -186,6 +183,14 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> No
             parameter.grad = gradient
         else:
             parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def refuse_copy() -> NoReturn:
+    """Raises: MismatchError: a share of a model is to be copied or pickled."""
+    raise MismatchError(
+        "a process's share of a model cannot be copied or pickled; save() writes the model, gathered_state_dict() "
+        "gives its tensors."
+    )
 
 
 def _check_same(group: ProcessGroup, layout: DeviceLayout) -> None:

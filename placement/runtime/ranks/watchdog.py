@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ class Activity:
 
     Attributes:
         progress: grows with everything that is done.
-        waits_for: the rank whose transfer is waited for, -1 for none.
+        waits_for: the rank whose transfer, or the ranks whose part in a collective is waited for; empty for none.
         is_near: whether that would be here as soon as it is sent.
         wanted: what that is, as `Channel.what`.
         routine: what is being run, None outside of a step.
@@ -46,7 +47,7 @@ class Activity:
     """
 
     progress: int = 0
-    waits_for: int = -1
+    waits_for: tuple[int, ...] = ()
     is_near: bool = False
     wanted: str = ""
     routine: Routine | None = None
@@ -129,6 +130,7 @@ class _PeerState:
     beat: Beat
     heard_s: float  # when its beat last changed
     computed_s: float = 0.0  # CPU time it had used then
+    ended_s: float = 0.0  # when it was first seen to have ended, 0 for not yet
 
 
 @dataclass(eq=False)
@@ -158,11 +160,17 @@ class Watchdog(threading.Thread):
         rank, size: which of them this is.
         activity: what this process does.
         is_quiet: leave telling the reason to whoever started the process.
+
+    Attributes:
+        failure: why the run has failed; empty as long as it has not.
+        has_told: whether stderr has the reason.
     """
 
     def __init__(self, store: Any, rank: int, size: int, activity: Activity, is_quiet: bool) -> None:
         super().__init__(name="watchdog", daemon=True)
         self.failure = ""
+        self.has_told = False
+        self._telling = threading.Lock()
         self._store, self._rank, self._size, self._activity = store, rank, size, activity
         self._is_quiet, self._process = is_quiet, this_process()
         self._ended = threading.Event()
@@ -193,6 +201,13 @@ class Watchdog(threading.Thread):
     def _tell(self, sentence: str) -> None:
         with suppress(Exception):  # whatever a store without its server raises
             self.failure = self._store.compare_set(_FAILURE, _NONE, sentence).decode()
+
+    def tell(self, sentence: str) -> None:
+        """Print why the run has failed, unless stderr has a reason already; empty where a traceback says it."""
+        with self._telling:
+            if not self.has_told and not self._is_quiet and sentence:
+                print(show_line(sentence), file=sys.stderr, flush=True)
+            self.has_told = True
 
     def leave(self) -> None:
         """This process ends as planned."""
@@ -225,8 +240,8 @@ class Watchdog(threading.Thread):
         now, own, activity = time.monotonic(), self._own, self._activity
         self._n_beats += 1
         still_s = now - own.still_since_s if own.still_since_s else 0.0
-        if activity.waits_for >= 0:
-            near = activity.waits_for if activity.is_near else -1
+        if activity.waits_for:
+            near = activity.waits_for[0] if activity.is_near else -1
             return Beat(self._n_beats, self._process, "wait", activity.wanted, still_s, near)
         state = "outside" if activity.routine is None else "op"
         name = activity.op()
@@ -255,7 +270,7 @@ class Watchdog(threading.Thread):
         if activity.progress != own.progress or is_computing or not own.still_since_s:
             own.still_since_s = now
         own.progress, own.computed_s, own.checked_s = activity.progress, computed_s, now
-        is_in_op = activity.routine is not None and activity.waits_for < 0
+        is_in_op = activity.routine is not None and not activity.waits_for
         if is_in_op and now - own.still_since_s > SILENCE_S:
             return f"rank {self._rank} has stalled {self._beat().doing()}: it has computed nothing for {SILENCE_S:g} s."
         return ""
@@ -263,13 +278,14 @@ class Watchdog(threading.Thread):
     def _peers_trouble(self, now: float) -> str:
         known, waits_for = self._last_read, self._activity.waits_for
         if now - known.read_s > SILENCE_S + BEAT_S:
-            if waits_for < 0:
+            if not waits_for:
                 return ""
             return (
                 f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for "
-                f"{self._activity.wanted} of rank {waits_for}."
+                f"{self._activity.wanted} of {named(waits_for)}."
             )
-        for rank, beat in known.beats.items():
+        # Whoever waits is to blame last.
+        for rank, beat in sorted(known.beats.items(), key=lambda item: item[1].state == "wait"):
             peer = self._peers.setdefault(rank, _PeerState(beat, now))
             if beat != peer.beat:
                 peer.beat, peer.heard_s, peer.computed_s = beat, now, computing_s(beat.process)
@@ -279,37 +295,58 @@ class Watchdog(threading.Thread):
 
     def _deadlock(self) -> str:
         """Whether this process waits for others that wait for it, and nothing is on its way."""
-        if self._activity.waits_for < 0:
+        if not self._activity.waits_for:
             return ""
         own = self._beat()
+        waiting = self._cycle(own) or self._all_waiting(own)
+        if not waiting or min(beat.still_s for beat in waiting.values()) < SILENCE_S:
+            return ""
+        of = {rank: f" of rank {beat.waits_for}" if beat.waits_for >= 0 else "" for rank, beat in waiting.items()}
+        chain = ", ".join(f"rank {rank} is {beat.doing()}{of[rank]}" for rank, beat in waiting.items())
+        return f"{chain}: all processes must make the same calls of the model, in the same order."
+
+    def _cycle(self, own: Beat) -> dict[int, Beat]:
+        """The processes from this one on of which each waits for the next one, and the last for the first."""
         waiting, rank = {self._rank: own}, own.waits_for
         while rank >= 0 and rank != self._rank:
             beat = self._last_read.beats.get(rank)
             if beat is None or rank in waiting or beat.state != "wait":
-                return ""
+                return {}
             waiting[rank], rank = beat, beat.waits_for
-        if rank < 0 or min(beat.still_s for beat in waiting.values()) < SILENCE_S:
-            return ""
-        chain = ", ".join(f"rank {rank} is {beat.doing()} of rank {beat.waits_for}" for rank, beat in waiting.items())
-        return f"{chain}: all processes must make the same calls of the model, in the same order."
+        return waiting if rank >= 0 else {}
+
+    def _all_waiting(self, own: Beat) -> dict[int, Beat]:
+        """All processes, where all wait on one host, on which nothing is on its way for seconds."""
+        beats = {**self._last_read.beats, self._rank: own}
+        here = {rank: beat for rank, beat in sorted(beats.items()) if beat.state != "left"}
+        is_one_host = {beat.process.system for beat in beats.values()} == {own.process.system} != {""}
+        is_all = is_one_host and len(beats) == self._size and all(beat.state == "wait" for beat in here.values())
+        return here if is_all else {}
 
     def _trouble_of(self, rank: int, peer: _PeerState, now: float) -> str:
         activity, beat = self._activity, peer.beat
         mine = f"; rank {self._rank} is {self._beat().doing()}"
-        of_it = " of it" if activity.waits_for == rank else ""
+        is_awaited = rank in activity.waits_for
+        of_it = " of it" if activity.waits_for == (rank,) else " with it" if is_awaited else ""
         if beat.state == "left":
-            if activity.waits_for == rank:
+            if is_awaited:
                 return f"rank {rank} has ended{mine}{of_it}: every process must call the model equally often."
             return ""
         silent_s, found = now - peer.heard_s, condition(beat.process)
         if found == "ended":
+            peer.ended_s = peer.ended_s or now
+            if self._last_read.read_s < peer.ended_s and now - peer.ended_s < TELL_S:
+                return ""  # it may have said that it leaves
             return f"rank {rank} has died{_last(beat)}{mine}{of_it}."
         is_busy = found == "running" and computing_s(beat.process) - peer.computed_s > _LEAST_SHARE * silent_s
         if silent_s > (PATIENCE_S if is_busy else SILENCE_S):
             kill(beat.process)  # one that is stopped would stay for ever
             what = "has been stopped" if found == "stopped" else "has given no sign of life"
             return f"rank {rank} {what}{_last(beat)}, for {silent_s:.0f} s{mine}{of_it}."
-        if activity.waits_for == rank and min(beat.still_s, now - self._own.still_since_s) > PATIENCE_S:
+        # One that waits itself may be waiting for one that computes.
+        still = [beat, *(self._last_read.beats.values() if beat.state == "wait" else ())]
+        still_s = min(each.still_s for each in still if each.state != "left")
+        if is_awaited and min(still_s, now - self._own.still_since_s) > PATIENCE_S:
             return f"rank {rank} has been {beat.doing()} for {beat.still_s:.0f} s{mine}{of_it}."
         return ""
 
@@ -322,8 +359,7 @@ class Watchdog(threading.Thread):
     def _end(self, sentence: str) -> None:
         """End this process: by itself where it can, else by force."""
         self.failure = sentence
-        if not self._is_quiet:
-            print(show_line(sentence), file=sys.stderr, flush=True)
+        self.tell(sentence)
         # Where it waits, only the end of the others wakes it up; where it does not, it sees the failure at its next op.
         if not self._ended.wait(GRACE_S):
             os._exit(1)
@@ -332,6 +368,11 @@ class Watchdog(threading.Thread):
 def _last(beat: Beat) -> str:
     """The last activity of a process that gives no more signs; it may have begun a step since."""
     return f" {beat.doing()}" if beat.state != "outside" else ""
+
+
+def named(ranks: Iterable[int]) -> str:
+    """E.g. ``rank 1 and rank 2``."""
+    return " and ".join(f"rank {rank}" for rank in ranks)
 
 
 def beat_key(rank: int) -> str:

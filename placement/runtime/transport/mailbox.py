@@ -336,8 +336,12 @@ class MailTransport:
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         """Copy a tensor to shared memory and tell its receiver."""
+        self.send_filled(channel, lambda memory: channel.packing.fill(memory, tensor))
+
+    def send_filled(self, channel: Channel, fill: Callable[[torch.Tensor], None]) -> None:
+        """Let shared memory be filled, uint8 of at least as many bytes as the channel has, and tell its receiver."""
         block = self._mailbox.block(channel.n_bytes)
-        channel.packing.fill(block.memory, tensor)
+        fill(block.memory)
         self._mailbox.post(channel.target, channel.tag, block, channel.n_bytes)
 
     def expect(self, channel: Channel) -> Coming:

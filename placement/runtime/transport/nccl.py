@@ -87,13 +87,13 @@ def close(pairs: Mapping[int, Pair]) -> None:
             group.shutdown()
 
 
-def new_group(store: Any, number: int, place: torch.device) -> Any:
-    """A process group of two, in which number 0 sends and number 1 receives."""
+def new_group(store: Any, number: int, place: torch.device, size: int = 2) -> Any:
+    """A process group; of two, of which number 0 sends and number 1 receives, unless more are asked for."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = ALWAYS
     with torch.cuda.device(place):
-        return nccl(store, number, 2, options)
+        return nccl(store, number, size, options)
 
 
 class NcclTransport:

@@ -70,8 +70,8 @@ class Transformer(nn.Module):
         return F.cross_entropy(self.output(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Words and labels, the same whenever called."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     words, labels = (torch.randint(WORDS, (BATCH, TOKENS), generator=generator) for _ in range(2))
     return words, labels

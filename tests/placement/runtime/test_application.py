@@ -17,14 +17,15 @@ from torch import nn
 
 import placement
 from env.cluster import Cluster, Device, both_ways
+from graphs.capture import capture_program
 from graphs.errors import MismatchError
 from graphs.opgraph import Phase
 from placement.cli import run
 from placement.measuring.op_clock import Stretch
 from placement.measuring.recording import whole
 from placement.measuring.trial import _equal, try_out
-from placement.measuring.trial_work import equal
-from placement.runtime.application import places_of
+from placement.measuring.trial_work import GRADIENT, _compared, equal
+from placement.runtime.application import places_of, plan_of
 from placement.solving.result import Result
 
 TOWERS = """
@@ -172,6 +173,34 @@ def test_when_results_are_equal() -> None:
     assert not equal(wave * 1.1, wave)
     assert not equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
     assert not equal(torch.ones(1), torch.ones(3))
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_equal_to_another() -> None:
+    # as of the bias of a convolution before a batch norm
+    reference = {
+        f"{GRADIENT}bias": torch.full((4,), 2e-9),
+        f"{GRADIENT}weight": torch.ones(4),
+        "output/0": torch.tensor(2e-9),
+    }
+    assert all(_compared({name: tensor.clone() for name, tensor in reference.items()}, reference).values())
+    other = {
+        f"{GRADIENT}bias": torch.full((4,), -3e-9),
+        f"{GRADIENT}weight": torch.ones(4) * 1.01,
+        "output/0": torch.tensor(3e-9),
+    }
+    assert list(_compared(other, reference).values()) == [True, False, False]
+    assert not _compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"]
+
+
+def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
+    model, args = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), (torch.ones(4, 8),)
+    result = placement.optimize(placement.capture(model, args, train=True), two(), strategy="dp2", seed=0)
+    with pytest.raises(MismatchError, match="for a training step and asked for is inference; add --train"):
+        try_out("never read", result, train=False)
+    model[0].requires_grad_(False)
+    program = capture_program(model, args, {}, True, loss=None, optimizer="adam")
+    with pytest.raises(MismatchError, match="frozen and cast as here"):
+        plan_of(program, result)
 
 
 def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:

@@ -14,8 +14,12 @@ from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 
 
 def request(devices: int, by_module: bool = False) -> Request:
-    result: Any = SimpleNamespace(device_numbers=lambda: torch.arange(devices).repeat(2), graph_name="net")
-    return Request(nn.Linear(1, 1), result, by_module, None, dict, lambda: pytest.fail("captured before it is run"))
+    result: Any = SimpleNamespace(
+        device_numbers=lambda: torch.arange(devices).repeat(2), graph_name="net", strategy="none"
+    )
+    return Request(
+        nn.Linear(1, 1), result, by_module, None, dict, *[lambda: pytest.fail("captured before it is run")] * 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,330 @@
+"""`PartLayout`: which part of a tensor a place has, as cuts of stretches of its dimensions.
+
+A dimension may hold several stretches: ``[B * S, H]`` has batch and sequence in its first one, and a weight of query,
+key and value side by side has three blocks of rows. A cut says which units of one stretch are here, in every block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+
+from graphs.capture.rows.memory import Elsewhere, digits
+from graphs.capture.trace import TensorInfo
+from graphs.errors import StrategyError
+from graphs.rows import Shard
+
+_PLACES = "take a size that divides both evenly"
+
+
+class PartCut(NamedTuple):
+    """Units ``low`` to ``high`` of a stretch of a dimension.
+
+    Attributes:
+        dim: the dimension.
+        unit: entries for each unit.
+        extent: units of the stretch; it repeats along the dimension every ``unit * extent`` entries.
+        low, high: the units that are here, ``low <= i < high``.
+    """
+
+    dim: int
+    unit: int
+    extent: int
+    low: int
+    high: int
+
+    @property
+    def period(self) -> int:
+        """Entries after which the stretch begins again."""
+        return self.unit * self.extent
+
+    @property
+    def n_units(self) -> int:
+        """How many units are here."""
+        return self.high - self.low
+
+    @property
+    def coarse(self) -> PartCut:
+        """The same in the largest units."""
+        times = math.gcd(self.extent, self.low, self.high)
+        return PartCut(self.dim, self.unit * times, self.extent // times, self.low // times, self.high // times)
+
+    def finer(self, unit: int) -> PartCut:
+        """The same in units of fewer entries, of which each unit has a whole number."""
+        times = self.unit // unit
+        return PartCut(self.dim, unit, self.extent * times, self.low * times, self.high * times)
+
+
+@dataclass(frozen=True)
+class PartLayout:
+    """A part of a tensor.
+
+    Attributes:
+        shape: of the whole tensor.
+        cuts: of its dimensions; those of one dimension are of different stretches. Empty: all of it.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[PartCut, ...] = ()
+
+    @cached_property
+    def local_shape(self) -> tuple[int, ...]:
+        """Sizes of the part."""
+        sizes = list(self.shape)
+        for cut in self.cuts:
+            sizes[cut.dim] = sizes[cut.dim] // cut.extent * cut.n_units
+        return tuple(sizes)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.local_shape == self.shape
+
+    @property
+    def coarse_cuts(self) -> frozenset[PartCut]:
+        """The cuts that leave something out, in their largest units; equal for equal parts."""
+        return frozenset(cut.coarse for cut in self.cuts if cut.n_units < cut.extent)
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.local_shape)
+
+    @property
+    def share(self) -> float:
+        """Of the elements of the whole tensor."""
+        return math.prod((cut.n_units / cut.extent for cut in self.cuts), start=1.0)
+
+    def holds(self, other: PartLayout) -> bool:
+        """Whether another part of the same tensor lies in this one."""
+        return all(
+            any(low <= start and stop <= high for low, high in mine)
+            for dim in {cut.dim for cut in self.coarse_cuts}
+            for mine in [_merged(self.runs(dim))]
+            for start, stop in other.runs(dim)
+        )
+
+    def along(self, dim: int) -> tuple[PartCut, ...]:
+        """The cuts of a dimension, the outermost stretch first."""
+        return tuple(sorted((cut for cut in self.cuts if cut.dim == dim), key=lambda cut: -cut.unit))
+
+    def runs(self, dim: int) -> tuple[tuple[int, int], ...]:
+        """The stretches of a dimension that are here, as ``(start, stop)`` in the whole tensor, increasing."""
+        found = [(0, self.shape[dim])]
+        for cut in self.along(dim):
+            found = [
+                (block + cut.low * cut.unit, block + cut.high * cut.unit)
+                for start, stop in found
+                for block in range(start, stop, cut.period)
+            ]
+        return tuple((start, stop) for start, stop in found if stop > start)
+
+    def cut_by(self, shard: Shard, size: int, number: int, weights: tuple[int, ...] = ()) -> PartLayout:
+        """Part ``number`` of ``size`` of this part, cut further along the stretch of a row.
+
+        Args:
+            weights: the shares of the parts, one for each; empty for parts as even as can be.
+
+        Raises:
+            StrategyError: the stretch overlaps another one that is cut.
+        """
+        unit = self.shape[shard.dim] // (shard.extent * shard.blocks)
+        new = PartCut(shard.dim, unit, shard.extent, 0, shard.extent)
+        rest = []
+        for cut in self.cuts:
+            if cut.dim != new.dim or cut.period <= new.unit or new.period <= cut.unit:
+                rest.append(cut)
+                continue
+            finest = min(cut.unit, new.unit)
+            if cut.period != new.period or cut.unit % finest or new.unit % finest:
+                raise overlapping(self.shape, shard.dim)
+            # The coarser units are never cut apart.
+            new = cut if cut.unit >= new.unit else cut.finer(new.unit)
+        ends = _ends(new.n_units, size, weights)
+        part = new._replace(low=new.low + ends[number], high=new.low + ends[number + 1])
+        return PartLayout(self.shape, (*rest, part))
+
+    def viewed(self, view: TensorInfo, root: TensorInfo) -> PartLayout:
+        """The same part of a view.
+
+        Args:
+            view: the view as a whole.
+            root: the tensor that it views, of which this is a part.
+
+        Raises:
+            StrategyError: a stretch that is cut lies across dimensions of the view.
+        """
+        if view is root or not self.cuts:
+            return PartLayout(tuple(view.layout.shape), self.cuts if view is root else ())
+        cuts: list[PartCut] = []
+        for dim in range(len(view.layout.shape)):
+            try:
+                cuts += self._cuts_seen(dim, view, root)
+            except Elsewhere:
+                for cut in [cut for cut in self.cuts if _meets(cut, dim, view, root)]:
+                    if not _is_slice_of_periods(cut, dim, view, root):
+                        raise _across(self, view) from None
+                    cuts.append(cut._replace(dim=dim))
+        # A view of one entry of a stretch has no dimension that says where its entry is, nor that it is here.
+        if len(cuts) < sum(cut.n_units < cut.extent for cut in self.cuts) and view.layout.n_elements:
+            raise _across(self, view)
+        return PartLayout(tuple(view.layout.shape), tuple(cuts))
+
+    def _cuts_seen(self, dim: int, view: TensorInfo, root: TensorInfo) -> Iterator[PartCut]:
+        """The cuts of one dimension of a view."""
+        place = 1
+        for digit in digits(view, (dim,), root):
+            for cut in self.cuts:
+                found = _in_digit(cut, digit.dim, digit.unit, digit.length)
+                if found is not None:
+                    yield PartCut(dim, found.unit // digit.unit * place, found.extent, found.low, found.high)
+            place *= digit.length
+
+
+def _meets(cut: PartCut, dim: int, view: TensorInfo, root: TensorInfo) -> bool:
+    """Whether indices of a view's dimension that is no digit of the memory, such as a slice, meet a cut stretch."""
+    item = root.layout.dtype.itemsize
+    step = view.layout.stride[dim] * view.layout.dtype.itemsize
+    first, last = (root.layout.stride[cut.dim] * entries * item for entries in (cut.unit, cut.period))
+    return step < last and first < step * view.layout.shape[dim]
+
+
+def _is_slice_of_periods(cut: PartCut, dim: int, view: TensorInfo, root: TensorInfo) -> bool:
+    """Whether a view's dimension is a slice of the cut one, in which the stretch begins again and again."""
+    layout, length = root.layout, view.layout.shape[dim]
+    if view.layout.dtype.itemsize != layout.dtype.itemsize or view.layout.stride[dim] != layout.stride[cut.dim]:
+        return False
+    start = (view.offset - root.offset) // layout.stride[cut.dim] % layout.shape[cut.dim]
+    return start % cut.period == length % cut.period == 0 and start + length <= layout.shape[cut.dim]
+
+
+def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Stretches, of which those that touch are one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _in_digit(cut: PartCut, dim: int, unit: int, length: int) -> PartCut | None:
+    """A cut of the memory as far as it lies in one digit of a view; None where it lies elsewhere."""
+    if cut.dim != dim or cut.unit % (unit * length) == 0 or unit % cut.period == 0:
+        return None
+    if cut.unit % unit or unit * length % cut.period:
+        raise Elsewhere
+    return cut
+
+
+def overlapping(shape: tuple[int, ...], dim: int) -> StrategyError:
+    """What to say where a dimension is cut along two stretches of which neither lies in a unit of the other."""
+    sizes = "x".join(map(str, shape))
+    return StrategyError(f"dimension {dim} of a tensor of {sizes} is cut along two stretches that overlap; {_PLACES}.")
+
+
+def _across(part: PartLayout, view: TensorInfo) -> StrategyError:
+    whole_shape, shape = ("x".join(map(str, sizes)) for sizes in (part.shape, view.layout.shape))
+    return StrategyError(
+        f"a tensor of {whole_shape} is cut along a stretch that its view of {shape} divides; {_PLACES}."
+    )
+
+
+def _ends(extent: int, size: int, weights: tuple[int, ...]) -> list[int]:
+    """Where the parts of an extent begin, and where the last one ends."""
+    ends = [0]
+    from graphs.transforms.splitting.sharding import shares  # keeps chains of imports short
+
+    for share in shares(extent, size, weights).tolist():
+        ends.append(ends[-1] + round(share * extent))
+    return ends
+
+
+def whole(shape: Iterable[int]) -> PartLayout:
+    """All of a tensor."""
+    return PartLayout(tuple(shape))
+
+
+def take(tensor: torch.Tensor, part: PartLayout) -> torch.Tensor:
+    """The part of a whole tensor; a view of it where it is one."""
+    return take_from(tensor, PartLayout(part.shape), part)
+
+
+def take_from(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> torch.Tensor:
+    """The part ``want`` of a tensor of which the part ``have``, that holds it, is here; a view where it is one."""
+    return _narrowed(tensor, have, want).reshape(want.local_shape)
+
+
+def compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A part without gaps between its entries.
+
+    Some kernels read memory as if there were none: those of the backward pass of a layer norm its statistics, for one.
+    What ``expand`` made stays as it is, and so does a layout with channels last.
+    """
+    if tensor.is_contiguous() or 0 in tensor.stride():
+        return tensor
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
+    return tensor.contiguous()
+
+
+def join(want: PartLayout, parts: Sequence[tuple[PartLayout, torch.Tensor]]) -> torch.Tensor:
+    """A part put together from smaller parts that cover it."""
+    first = parts[0][1]
+    result = first.new_empty(want.local_shape)
+    for part, tensor in parts:
+        place = _narrowed(result, want, part)
+        place.copy_(tensor.reshape(place.shape))
+    return result
+
+
+def _narrowed(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> torch.Tensor:
+    """A view of the part, in which dimensions that are cut have fallen apart into blocks and units."""
+    if not tensor.is_contiguous():
+        return _taken_apart(tensor, have, want)
+    size, stride, offset = _place(have, want)
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+# Steps take the same parts again and again, and small ones are sent sooner than views of views are made.
+@lru_cache(maxsize=1 << 16)
+def _place(have: PartLayout, want: PartLayout) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and offset of that view of a tensor without gaps."""
+    found = _taken_apart(torch.empty(have.local_shape, device="meta"), have, want)
+    return tuple(found.shape), found.stride(), int(found.storage_offset())
+
+
+def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> torch.Tensor:
+    for dim in reversed(range(len(want.shape))):
+        here, there = ({cut.period: cut for cut in part.along(dim)} for part in (have, want))
+        if here == there:
+            continue
+        sizes: list[int] = []
+        narrow: list[tuple[int, int, int]] = []
+        length = want.shape[dim]
+        for period in sorted({*here, *there}, reverse=True):
+            all_of_it = PartCut(dim, 1, period, 0, period)
+            known, wanted = here.get(period, all_of_it), there.get(period, all_of_it)
+            unit = min(cut.unit for cut in (here.get(period), there.get(period)) if cut is not None)
+            known, wanted = (cut.finer(unit) if cut.unit > unit else _coarser(cut, unit) for cut in (known, wanted))
+            if length % period:
+                raise StrategyError(
+                    f"dimension {dim} of a tensor of {'x'.join(map(str, want.shape))} is cut along stretches that "
+                    f"overlap; {_PLACES}."
+                )
+            sizes += [length // period, known.n_units]
+            narrow.append((len(sizes) - 1, wanted.low - known.low, wanted.n_units))
+            length = unit
+        tensor = tensor.unflatten(dim, (*sizes, length))  # type: ignore[no-untyped-call]
+        for place, low, count in narrow:
+            tensor = tensor.narrow(dim + place, low, count)
+    return tensor
+
+
+def _coarser(cut: PartCut, unit: int) -> PartCut:
+    """A whole stretch in larger units."""
+    return PartCut(cut.dim, unit, cut.period // unit, cut.low // unit, cut.high // unit) if unit > cut.unit else cut

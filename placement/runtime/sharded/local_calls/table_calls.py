@@ -1,0 +1,65 @@
+"""Tables whose rows are cut: each part looks up what it has, zeros stand for the rows of others."""
+
+from __future__ import annotations
+
+import torch
+
+from placement.runtime.sharded.layouts import PartLayout
+from placement.runtime.sharded.local_calls.part_calls import Handlers, LocalCall, PartCall, aten
+
+TABLES = Handlers()
+
+
+def looked_up(table: torch.Tensor, indices: torch.Tensor, start: int) -> torch.Tensor:
+    """The rows [..., H] of a table whose rows from ``start`` on are here, [n, H]; zeros for those of other parts."""
+    place = indices - start
+    outside = (place < 0) | (place >= table.shape[0])
+    found: torch.Tensor = aten.embedding.default(table, place.masked_fill_(outside, 0))
+    return found.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def gradient_of_rows(
+    gradient: torch.Tensor, indices: torch.Tensor, start: int, count: int, padding: int, by_frequency: bool
+) -> torch.Tensor:
+    """The gradient of ``count`` rows of a table from ``start`` on.
+
+    Args:
+        gradient: [..., H], of what was looked up.
+        indices: of the whole table.
+        padding: the row that gets none, in the whole table; negative for none.
+        by_frequency: divide by how often a row was looked up.
+    """
+    place = indices - start
+    place.masked_fill_((place < 0) | (place >= count), count)  # one more row takes what belongs to other parts
+    left_out = padding - start if start <= padding < start + count else count
+    found: torch.Tensor = aten.embedding_dense_backward.default(gradient, place, count + 1, left_out, by_frequency)
+    return found.narrow(0, 0, count)
+
+
+@TABLES.on("embedding")
+def _embedding(call: PartCall) -> LocalCall:
+    table = call["weight"]
+    if not table.part.along(0):
+        return call.plain()
+    start, _ = _rows(call, table.part)
+    return LocalCall(looked_up, (table, call["indices"], start), {})
+
+
+@TABLES.on("embedding_dense_backward")
+def _embedding_backward(call: PartCall) -> LocalCall:
+    by_frequency = call["scale_grad_by_freq"]
+    if by_frequency and not call["indices"].part.is_whole:
+        raise call.refused("gradients are divided by how often a row is looked up by all parts")
+    if not call.output.along(0):
+        return call.plain()
+    start, stop = _rows(call, call.output)
+    gradient, indices = call["grad_output"], call["indices"]
+    return LocalCall(gradient_of_rows, (gradient, indices, start, stop - start, call["padding_idx"], by_frequency), {})
+
+
+def _rows(call: PartCall, part: PartLayout) -> tuple[int, int]:
+    """First and last row of a table that are here, as ``(start, stop)``."""
+    runs = part.runs(0)
+    if len(runs) != 1:
+        raise call.refused("the rows of its table that are here do not lie side by side")
+    return runs[0]

@@ -1,0 +1,1 @@
+"""What a rank stores of parameters, buffers and batches, and how that is saved, gathered and clipped."""

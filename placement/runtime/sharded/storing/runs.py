@@ -1,0 +1,166 @@
+"""A training run in a folder, to go on from after an interruption: model, optimizer, and what else the script needs.
+
+The files of one moment belong together: `run.json` names them and is written last, so that a run that ends while it
+saves is found as it was saved before.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphs.disk import write_atomically
+from graphs.errors import MismatchError
+from placement.runtime.ranks.tensor_files import agree
+from placement.runtime.sharded.storing.checkpoints import together
+
+if TYPE_CHECKING:
+    from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.sharded.storing.rank_states import RankStates
+
+_FORMAT = 1
+_FIELDS = {"number", "facts", "groups", "random"}
+
+
+def save_run(
+    group: ProcessGroup,
+    states: RankStates,
+    folder: Path,
+    optimizer: torch.optim.Optimizer | None,
+    facts: Mapping[str, Any],
+) -> None:
+    """Save all of a run; of the moment before nothing is left then. All ranks call it.
+
+    Saved are the model, the state of the optimizer, the settings of its groups (learning rates), the state of torch's
+    random numbers on the CPU of rank 0, and facts: plain data, such as a step or the state of a scheduler.
+
+    Raises:
+        OSError: on every rank: a file cannot be written; what was there stays.
+        MismatchError: a fact would come back from JSON as something else.
+    """
+    for name, fact in facts.items():
+        if not _is_plain(fact):
+            raise MismatchError(
+                f"{name!r} does not come back the same from JSON; pass numbers, text, lists, and dicts with text as "
+                "keys."
+            )
+    settings = next((each for each in _told(group, _settings(optimizer)) if each is not None), None)
+    before = _read_together(group, folder)
+    number = 0 if before is None else before["number"] + 1
+    agree(group, lambda: folder.mkdir(parents=True, exist_ok=True))
+    model_file, optimizer_file = _files(folder, number)
+    states.save(model_file)
+    states.save_optimizer(optimizer_file, optimizer)
+    random = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    run = {"format": _FORMAT, "number": number, "facts": dict(facts), "groups": settings, "random": random}
+
+    def finish() -> None:
+        write_atomically(folder / "run.json", json.dumps(run))
+        for file in () if before is None else _files(folder, before["number"]):
+            file.unlink(missing_ok=True)
+
+    agree(group, finish)
+
+
+def load_run(
+    group: ProcessGroup, states: RankStates, folder: Path, optimizer: torch.optim.Optimizer | None
+) -> dict[str, Any] | None:
+    """Go on with what `save_run` saved, under this strategy or another. All ranks call it.
+
+    Returns:
+        The facts; None where no run has been saved.
+
+    Raises:
+        MismatchError: on every rank: the run is of another model or optimizer, or its files are not what they should.
+    """
+    run = _read_together(group, folder)
+    if run is None:
+        return None
+    groups = run["groups"] or []
+
+    def check() -> None:
+        if optimizer is not None and len(groups) != len(optimizer.param_groups):
+            raise MismatchError(
+                f"the run in {folder} has {len(groups)} groups of parameters; the optimizer has "
+                f"{len(optimizer.param_groups)}, make it with the same groups."
+            )
+
+    together(group, check)
+    model_file, optimizer_file = _files(folder, run["number"])
+    states.load(model_file)
+    states.load_optimizer(optimizer_file, optimizer)
+    if optimizer is not None:
+        for settings, each in zip(groups, optimizer.param_groups, strict=True):
+            _set(each, settings)
+    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(run["random"])), dtype=torch.uint8))
+    facts: dict[str, Any] = run["facts"]
+    return facts
+
+
+def _files(folder: Path, number: int) -> tuple[Path, Path]:
+    return folder / f"model-{number}.safetensors", folder / f"optimizer-{number}.safetensors"
+
+
+def _told(group: ProcessGroup, value: Any) -> list[Any]:
+    """Plain data of each rank, by rank."""
+    return [json.loads(text) for text in group.all_gather(json.dumps(value))]
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """What `run.json` says; None where there is none.
+
+    Raises:
+        MismatchError: it is not one.
+    """
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise MismatchError(f"cannot read {folder / 'run.json'}: {error}.") from None
+    if not isinstance(run, dict) or run.get("format") != _FORMAT or not set(run) >= _FIELDS:
+        raise MismatchError(
+            f"{folder / 'run.json'} is no run of this version; expected what save_run() writes, format {_FORMAT}."
+        )
+    return run
+
+
+def _read_together(group: ProcessGroup, folder: Path) -> dict[str, Any] | None:
+    """As `_read` on rank 0, on every rank."""
+    run = together(group, lambda: _read(folder) if group.rank == 0 else None)
+    found: dict[str, Any] | None = _told(group, run)[0]
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _settings(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]] | None:
+    """What an optimizer's groups say beside their parameters, as far as that is plain data."""
+    if optimizer is None:
+        return None
+    found = []
+    for group in optimizer.param_groups:
+        others = {name: value for name, value in group.items() if name != "params"}
+        plain = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in others.items()}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        found.append({name: value for name, value in listed.items() if _is_plain(value)})
+    return found
+
+
+def _set(group: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        known = group.get(name)
+        if isinstance(known, torch.Tensor):
+            known.fill_(value)
+        else:
+            group[name] = tuple(value) if isinstance(value, list) else value

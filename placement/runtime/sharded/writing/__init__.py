@@ -1,0 +1,1 @@
+"""The code of one rank, written from what all ranks do."""

@@ -1,0 +1,112 @@
+"""Models of exported scripts: each function gives a model, the positional and the keyword arguments of one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+class Block(nn.Module):
+    """A layer as GPT-2 has them, with a linear layer each for query, key and value."""
+
+    def __init__(self, width: int, heads: int, scaled: bool) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, nn.Parameter(torch.ones(width // heads)) if scaled else 1.0
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.project = nn.Linear(width, width)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        normed = self.norm_1(x)
+        query, key, value = (
+            linear(normed).reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        scores = (query * self.scale @ key.transpose(2, 3)) / (width // self.heads) ** 0.5 + mask
+        x = x + self.project((scores.softmax(3) @ value).transpose(1, 2).flatten(2))
+        return x + self.contract(functional.gelu(self.expand(self.norm_2(x))))
+
+
+class Decoder(nn.Module):
+    """Token numbers and the next ones, [batch, length] each, to the mean cross-entropy."""
+
+    def __init__(self, layers: int = 4, width: int = 16, words: int = 32, *, tied: bool = False, scaled: bool = False):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(8, width)
+        self.layers = nn.ModuleList(Block(width, 4, scaled) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = self.words(tokens) + self.places(torch.arange(length, device=tokens.device))
+        mask = torch.full((length, length), -torch.inf, device=tokens.device).triu(1)
+        for layer in self.layers:
+            x = layer(x, mask)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def _tokens(words: int = 32) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, words, (8, 8)), torch.randint(0, words, (8, 8))
+
+
+def decoder() -> Made:
+    torch.manual_seed(0)
+    return Decoder(), _tokens(), {}
+
+
+def tied_decoder() -> Made:
+    torch.manual_seed(0)
+    return Decoder(layers=2, tied=True), _tokens(), {}
+
+
+def scaled_decoder() -> Made:
+    """Queries are multiplied by a parameter, between layers that tensor parallelism cuts."""
+    torch.manual_seed(0)
+    return Decoder(layers=2, scaled=True), _tokens(), {}
+
+
+def llama() -> Made:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        use_cache=False,
+    )
+    tokens, _ = _tokens()
+    return LlamaForCausalLM(config), (), {"input_ids": tokens, "labels": tokens}
+
+
+def convnet() -> Made:
+    """Residual convolutions with group norms, which are the same for each sample however the batch is cut."""
+    torch.manual_seed(0)
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.relu(x + self.norm(self.convolution(x)))
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), Residual(), Residual(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4), nn.LogSoftmax(1)
+    )
+    return model, (torch.randn(8, 3, 8, 8),), {}
