@@ -1,0 +1,81 @@
+"""`Facts`: all that an exported script says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphs.transforms.strategy import Strategy
+
+if TYPE_CHECKING:
+    from placement.exporters.stage_modules import StageModules
+    from placement.exporters.tensor_plan import TensorPlan
+    from placement.solving.result import Result
+
+# Orders that torch has a class for, with the same sequence of blocks.
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zbv": "ScheduleZBVZeroBubble",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a script says.
+
+    Attributes:
+        dp, tp, pp: sizes of the mesh's axes.
+        layers: modules whose parameters are gathered together.
+        again: modules that are computed a second time.
+        plan: of tensor parallelism, or None.
+        stages: of the pipeline, or None.
+        tied: names of parameters that are one in several stages, and its shape.
+    """
+
+    result: Result
+    strategy: Strategy
+    batch: int
+    dp: int
+    tp: int
+    layers: tuple[str, ...]
+    again: tuple[str, ...]
+    plan: TensorPlan | None
+    stages: StageModules | None
+    tied: Mapping[tuple[str, ...], tuple[int, ...]]
+    source: str | None
+
+    @property
+    def pp(self) -> int:
+        return self.strategy.stages
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        sizes = {"pp": self.pp, "dp": self.dp}
+        if self.is_hybrid_shard:
+            sizes["one"] = 1
+        return {name: size for name, size in {**sizes, "tp": self.tp}.items() if size > 1 or name == "one"}
+
+    @property
+    def is_hybrid_shard(self) -> bool:
+        """Replicas by `fully_shard`.
+
+        DistributedDataParallel knows no weights that `tp` cuts, and its buckets do not survive the additional passes in
+        which `PipelineStage` finds out shapes (torch 2.13).
+        """
+        return self.dp > 1 and (self.tp > 1 or self.stages is not None) and not self.strategy.zero
+
+    @property
+    def is_ddp(self) -> bool:
+        return self.dp > 1 and self.strategy.zero < 2 and not self.is_hybrid_shard and not self.reduces_itself
+
+    @property
+    def reduces_itself(self) -> bool:
+        """Replicas of stages without a wrapper, whose gradients the script reduces."""
+        return self.dp > 1 and self.stages is not None and self.strategy.zero == 1
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.dp > 1 and not self.is_ddp and not self.reduces_itself

@@ -1,0 +1,68 @@
+"""The imports of an exported script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from placement.exporters.script_facts import SCHEDULES, Facts
+
+if TYPE_CHECKING:
+    from placement.exporters.tensor_plan import TensorPlan
+
+
+def import_lines(facts: Facts) -> str:
+    """All lines, sorted as isort does."""
+    strategy = facts.strategy
+    plain = {"inspect", "os"}
+    some = ["from typing import Any"]
+    torch_names = ["import torch", "import torch.distributed as dist", "from torch import nn"]
+    torch_names.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")
+    if facts.tied:
+        torch_names.append("from torch.distributed.tensor import DTensor")
+    if facts.stages is not None:
+        plain |= {"copy"}
+        name = SCHEDULES.get(strategy.order)
+        if name is None:
+            plain.add("tempfile")
+            torch_names.append("from torch.distributed.pipelining import PipelineStage")
+            torch_names.append("from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime")
+        else:
+            listed = sorted(["PipelineStage", name])
+            torch_names.append(f"from torch.distributed.pipelining import {', '.join(listed)}")
+    elif facts.is_ddp and strategy.micro_batches > 1:
+        plain.add("contextlib")
+    if facts.plan is not None:
+        plain.add("fnmatch")
+        torch_names += _tensor_imports(facts.plan)
+    if facts.is_sharded:
+        torch_names.append("from torch.distributed.fsdp import fully_shard")
+    if facts.is_ddp:
+        torch_names.append("from torch.nn.parallel import DistributedDataParallel")
+    if strategy.zero == 1:
+        torch_names.append("from torch.distributed.optim import ZeroRedundancyOptimizer")
+    if facts.again:
+        torch_names.append("from torch.utils.checkpoint import checkpoint")
+    lines = ["from __future__ import annotations", "", *(f"import {name}" for name in sorted(plain)), *some, ""]
+    lines += sorted(torch_names, key=lambda line: (line.startswith("from"), line.split()[1]))
+    if facts.source is not None:
+        file, _, function = facts.source.partition("(")[0].rpartition(":")
+        own = f"from {Path(file).stem} import {function}" + ("" if function == "make" else " as make")
+        lines += ["", own]
+    return "\n".join(lines)
+
+
+def _tensor_imports(plan: TensorPlan) -> list[str]:
+    said = " ".join(plan.styles.values())
+    names = {name for name in ("Replicate", "Shard") if name in said}
+    styles = {"parallelize_module"}
+    styles |= {name for name in ("ColwiseParallel", "RowwiseParallel", "SequenceParallel") if name in said}
+    if plan.sequence:
+        names |= {"DTensor", "Replicate", "Shard"}
+        styles |= {"PrepareModuleOutput"} if plan.gathers else set()
+    listed = sorted(styles, key=lambda name: (name.islower(), name))
+    one_line = f"from torch.distributed.tensor.parallel import {', '.join(listed)}"
+    if len(one_line) > 120:
+        one_line = "\n".join(["from torch.distributed.tensor.parallel import (", *(f"    {n}," for n in listed), ")"])
+    found = [f"from torch.distributed.tensor import {', '.join(sorted(names))}"] if names else []
+    return [*found, "from torch.distributed.tensor.experimental import implicit_replication", one_line]

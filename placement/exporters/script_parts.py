@@ -1,0 +1,218 @@
+"""The pieces of an exported script, as text in which ``$NAME`` stands for what a strategy says."""
+
+from __future__ import annotations
+
+BUILD = '''
+def build() -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and the arguments of one call with the whole batch, by name: the same in every process."""
+    torch.manual_seed(0)
+$MAKE
+    args = args if isinstance(args, tuple) else (args,)
+    return model, {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss of a call of the model. It has to be a mean over samples: so are means of the parts' gradients."""
+    loss = output["loss"] if isinstance(output, dict) else getattr(output, "loss", output)
+    return loss if loss.ndim == 0 else loss.float().mean()
+'''
+
+MAKE_IMPORTED = "    model, args, *rest = make($SIZES)\n    kwargs = rest[0] if rest else {}"
+MAKE_OPEN = (
+    "    model, args, kwargs = None, (), {}\n"
+    "    if model is None:\n"
+    '        raise NotImplementedError("fill in the model, and the positional and keyword arguments of one call")'
+)
+
+PART = '''
+def part(value: Any, number: int, parts: int) -> Any:
+    """Some of the samples, of a tensor that has the whole batch; anything else as it is."""
+    is_batch = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == BATCH
+    return value.tensor_split(parts)[number] if is_batch else value
+'''
+
+RECOMPUTE = '''
+def recompute(module: nn.Module) -> None:
+    """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+'''
+
+TENSOR_PARALLEL = '''
+def cut_weights(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the weights of PLAN$WHY."""
+    for path, module in list(model.named_modules()):
+        style = next((style for pattern, style in PLAN.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if style is not None$PRESENT:
+            parallelize_module(module, mesh["tp"], style)
+$GATHER$TIED'''
+
+GATHER = """\
+        if isinstance(style, SequenceParallel):
+            # One all-gather for all layers that read what a norm writes, and one reduce-scatter of their gradients.
+            whole = PrepareModuleOutput(
+                output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False
+            )
+            parallelize_module(module, mesh["tp"], whole)
+"""
+
+CUT_SEQUENCE = '''
+def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Cut activations [batch, sequence, ...] along the sequence, as DTensors, from the first module to the last one."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        whole = DTensor.from_local(args[0], mesh["tp"], [Replicate()])
+        return whole.redistribute(placements=[Shard(1)]), *args[1:]
+
+    modules[0].register_forward_pre_hook(enter)
+    modules[-1].register_forward_hook(lambda module, args, output: output.full_tensor())
+'''
+
+STAGE = '''
+class Handover(Exception):
+    """Takes what a stage hands to the next one out of the model's forward pass."""
+
+
+class Stage(nn.Module):
+    """The model's own forward pass, in which the modules of other stages have no parameters and do nothing.
+
+    What needs none, such as masks and positions, every stage computes for itself.
+    """
+
+    def __init__(self, model: nn.Module, number: int) -> None:
+        super().__init__()
+        self.model, self.number, self.received = model, number, None
+        for other, paths in enumerate(STAGES):
+            for path in paths if other != number else ():
+                self._leave_out(path, model.get_submodule(path), other > number)
+        if number:
+            model.get_submodule(STAGES[number][0]).register_forward_pre_hook(self._begin)
+
+    def _leave_out(self, path: str, module: nn.Module, is_later: bool) -> None:
+        for inner_path, inner in module.named_modules(prefix=path):
+            for name, parameter in list(inner.named_parameters(recurse=False)):
+                if f"{inner_path}.{name}" in READ_OUTSIDE:
+                    parameter.requires_grad_(False)
+                else:
+                    setattr(inner, name, None)
+        module.forward = self._hand_over if is_later else self._skip
+
+    def _skip(self, *args: Any, **kwargs: Any) -> Any:
+        return self.received
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.received, *args[1:]
+
+    def _hand_over(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        raise Handover(tensor)
+
+    def forward(self, received: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
+        self.received = received
+        try:
+            return loss_of(self.model(**inputs)).reshape(1)
+        except Handover as handover:
+            return handover.args[0]
+'''
+
+OWN_MODULES = '''
+def own_modules(model: nn.Module, paths: list[str]) -> list[nn.Module]:
+    """Those of the modules that have parameters here; the others are of other stages."""
+    found = [model.get_submodule(path) for path in paths]
+    return [module for module in found if next(module.parameters(), None) is not None]
+'''
+
+ADD_TIED = '''
+def add_tied(optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
+    """Give all copies of a tied parameter the sum of their gradients, so that they stay equal."""
+    trained = [p for listed in optimizer.param_groups for p in listed["params"]]
+    for number, (_, shape) in enumerate(TIED):
+        gradients = [p.grad for p in trained if p.tied == number]
+        own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+        total = torch.zeros(shape, device=trained[0].device, dtype=trained[0].dtype)
+        for gradient in own:
+            total += gradient
+        dist.all_reduce(total, group=mesh.get_group("pp"))
+        for gradient in own:
+            gradient.copy_(total)
+'''
+
+SCHEDULE = '''
+def make_schedule(stages: dict[int, nn.Module], mesh: DeviceMesh) -> Any:
+    """The stages of this rank in the order of the strategy."""
+    device = next(next(iter(stages.values())).parameters()).device
+    group = mesh.get_group("pp")
+    ready = [PipelineStage(stage, number, len(STAGES), device, group=group) for number, stage in stages.items()]
+$SCHEDULE
+'''
+
+NAMED_SCHEDULE = "    return $CLASS($READY, MICRO_BATCHES, loss_fn=lambda loss, _: loss.sum())"
+CSV_SCHEDULE = """    # torch has no class for this order; its private runtime reads one, a row of CSV for each rank.
+    schedule = _PipelineScheduleRuntime(ready, MICRO_BATCHES, loss_fn=lambda loss, _: loss.sum())
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write(ORDER)
+        file.flush()
+        schedule._load_csv(file.name)
+    return schedule"""
+
+PARALLELIZE = '''
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The model as this rank computes it."""
+$BODY
+    return model
+'''
+
+PARALLELIZE_STAGES = '''
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> dict[int, nn.Module]:
+    """The stages of this rank, by number."""
+    mine = [number for number, rank in enumerate(RANK_OF_STAGE) if rank == mesh["pp"].get_local_rank()]
+    return {number: make_stage(copy.deepcopy(model), number, mesh) for number in mine}
+
+
+def make_stage(model: nn.Module, number: int, mesh: DeviceMesh) -> nn.Module:
+    """One stage, as this rank computes it."""
+    stage = Stage(model, number)
+$BODY
+    return stage
+'''
+
+TRAIN_STEP = '''
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, inputs: dict[str, Any]) -> float:
+    """One step on the whole batch$WHOSE; returns $WHICH loss."""
+    optimizer.zero_grad()
+$BODY
+    optimizer.step()
+    return total
+'''
+
+TRAIN_STEP_STAGES = '''
+def train_step(schedule: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, inputs: dict[str, Any]) -> float:
+    """One step on the whole batch$WHOSE; returns $WHICH loss on the last stage."""
+    optimizer.zero_grad()
+$OWN    # Every stage gets the inputs. Only the last one has a loss, which needs no target beside them.
+    losses: list[torch.Tensor] = []
+    some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))
+$RUN
+    optimizer.step()
+    return sum(loss.item() for loss in losses) / MICRO_BATCHES
+'''
+
+MAIN = """
+def main() -> None:
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device_type, int(os.environ["LOCAL_RANK"]) if device_type == "cuda" else None)
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    mesh = init_device_mesh(device_type, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
+    model, inputs = build()
+    inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+$PREPARE
+    for step in range(STEPS):
+        loss = train_step($RUNS, optimizer, mesh, inputs)
+        if dist.get_rank() == $TELLS:
+            print(f"step {step}: loss {loss:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""

@@ -1,0 +1,340 @@
+"""The rows that a strategy takes for linear layers and embeddings, as a plan for ``parallelize_module``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.rows import Shard
+from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.splitter import BATCH, cut
+from graphs.transforms.splitting.whereabouts import states_of
+from graphs.transforms.strategy import Strategy
+from placement.exporters.module_tree import is_under
+
+if TYPE_CHECKING:
+    from torch import nn
+
+COLUMNS, ROWS, WORDS = "columns", "rows", "words"
+_MOST_WHOLE = 0.1  # share of the bytes that a strategy cuts which may stay whole
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How modules are parallelized.
+
+    Attributes:
+        styles: of each module, the call that makes its `ParallelStyle`, as Python code.
+        tied: pairs of parameters that are one: the name of the first, and of another.
+        sequence: modules of a list between which activations are cut along the sequence; empty for none.
+        whole: parameters that stay whole, though the strategy cuts them.
+        gathers: whether all that reads what a norm in these modules writes needs it whole.
+    """
+
+    styles: Mapping[str, str]
+    tied: tuple[tuple[str, str], ...]
+    whole: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    gathers: bool = False
+
+
+def tensor_plan(
+    graph: OpGraph, strategy: Strategy, model: nn.Module, repeated: Sequence[str], local: bool
+) -> TensorPlan:
+    """The plan of a strategy with an axis ``tp``.
+
+    Weights are cut as the strategy cuts them. Activations are cut where they go from a layer that is cut by its columns
+    to one that is cut by its rows, with nothing between that needs them whole; everywhere else they are whole.
+
+    Args:
+        graph: of the model, before it was split.
+        repeated: modules with a number for a name, such as layers.
+        local: whether what is cut is handed on as a plain tensor of that part, not as a `DTensor`.
+
+    Raises:
+        MismatchError: parts that are uneven, or of a parameter of another kind of module; a sequence to be cut in
+            modules of several lists.
+    """
+    axes = [rule.axis() for rule in strategy.mesh if rule.size > 1]
+    axis = next(axis for axis in axes if axis.name == "tp")
+    others = [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
+    layers = _Layers(graph, cut(graph, axis, others), model)
+    layers.settle()
+    sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
+    entries = tuple(dict.fromkeys(sequence.values()))
+    if axis.sequence:
+        _check_sequence(model, entries, {*sequence, *layers.cut_by})
+    styles = dict.fromkeys(sequence, "SequenceParallel(use_local_output=False)")
+    for path in layers.cut_by:
+        is_inside = any(is_under(path, entry) for entry in entries)
+        styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
+    in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
+    return TensorPlan(
+        _with_wildcards(in_order, model), _tied(model, layers.cut_by), tuple(layers.whole), entries, gathers
+    )
+
+
+def _check_sequence(model: nn.Module, entries: Sequence[str], known: Collection[str]) -> None:
+    """Raises: MismatchError: no single list of modules with norms, or one with a parameter that the plan leaves out."""
+    if len({path.rpartition(".")[0] for path in entries}) != 1:
+        raise MismatchError(
+            "the strategy cuts the sequence between layers (sp), which the script does in the modules of one list that "
+            f"have norms, and the model has {'several such lists' if entries else 'none'}; leave 'sp' out."
+        )
+    for name, _ in model.named_parameters():
+        path = name.rpartition(".")[0]
+        if path not in known and any(is_under(path, entry) for entry in entries):
+            raise MismatchError(
+                f"the strategy cuts the sequence between layers (sp), where {show(name)} is neither of a norm nor cut "
+                "itself, so that each device would have a summand of its gradient; leave 'sp' out."
+            )
+
+
+class _Layers:
+    """Layers whose weights are cut, and the ops through which what they write goes from one to the next."""
+
+    def __init__(self, graph: OpGraph, sharding: Sharding, model: nn.Module) -> None:
+        from torch import nn
+
+        self.graph, self.sharding = graph, sharding
+        self.used = states_of(graph)
+        self.modules = dict(model.named_modules())
+        self.kinds = {path: m for path, m in self.modules.items() if isinstance(m, nn.Linear | nn.Embedding)}
+        self.linear = nn.Linear
+        self.cut_by: dict[str, str] = {}
+        self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
+        for number, state in enumerate(graph.states):
+            if state.gradient_bytes and int(sharding.state[number]) > SUM:
+                self._take(number, state.name)
+        self.check_whole()
+        for path in self._tied_paths(model):
+            self.cut_by.setdefault(path, COLUMNS)
+        forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
+        self.layer_of = {op: graph.modules[op] for op in forward if graph.modules[op] in self.cut_by}
+        self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
+        self.open = dict.fromkeys(self.cut_by, True)  # whether the side that is cut meets the other layers'
+        self.ptr, self.tensors = graph.inputs
+        self.read: dict[int, list[tuple[int, int]]] = {}  # of each tensor: ops of the forward pass, and how they do
+        for op in forward:
+            for e in range(int(self.ptr[op]), int(self.ptr[op + 1])):
+                self.read.setdefault(int(self.tensors[e]), []).append((op, int(sharding.read[e])))
+
+    def _take(self, number: int, name: str) -> None:
+        """Note how a parameter is cut, or that it stays whole.
+
+        `parallelize_module` cuts linear layers and embeddings that are called. Other parameters stay whole, such as the
+        weights of a norm; and so do activations that meet them.
+        """
+        path, _, own = name.rpartition(".")
+        layer = self.kinds.get(path)
+        if layer is None or own not in ("weight", "bias") or self.graph.modules[self._users(number)[0]] != path:
+            self.whole[name] = self.graph.states[number].parameter_bytes
+            return
+        part, size = self._part(number), self.sharding.axis.size
+        if part.blocks > 1:
+            raise MismatchError(
+                f"the strategy cuts {show(name)} in each of {part.blocks} blocks, and parallelize_module takes one "
+                "stretch; make a layer of its own of each block."
+            )
+        if part.extent % size:
+            raise MismatchError(
+                f"the strategy cuts {show(name)} into {size} parts of {part.extent} units, which are uneven; "
+                "parallelize_module needs even ones here, so take another size of tp."
+            )
+        if own == "weight":
+            by = (COLUMNS, ROWS) if isinstance(layer, self.linear) else (WORDS, COLUMNS)
+            self.cut_by[path] = by[part.dim]
+
+    def check_whole(self) -> None:
+        """Raises: MismatchError: too much of what the strategy cuts stays whole, and with it memory and time."""
+        all_bytes = sum(
+            state.parameter_bytes
+            for number, state in enumerate(self.graph.states)
+            if state.gradient_bytes and int(self.sharding.state[number]) > SUM
+        )
+        if sum(self.whole.values()) > _MOST_WHOLE * all_bytes:
+            largest = max(self.whole, key=lambda name: self.whole[name])
+            raise MismatchError(
+                f"the strategy cuts {show(largest)}, and parallelize_module cuts nothing but linear layers and "
+                "embeddings that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
+            )
+
+    def _users(self, number: int) -> list[int]:
+        index = {name: op for op, name in enumerate(self.graph.op_names)}
+        users = [index[user] for user in self.graph.states[number].users]
+        return [op for op in users if self.graph.phase[op] == Phase.FORWARD]
+
+    def _part(self, number: int) -> Shard:
+        """The part of a state that a device keeps."""
+        for op in self._users(number):
+            row = self.sharding.row[op]
+            n_read = int(self.graph.inputs[0][op + 1] - self.graph.inputs[0][op])
+            part = None if row is None else row.inputs[n_read + self.used[op].index(number)]
+            if isinstance(part, Shard):
+                return part
+        raise AssertionError("a state that is cut has an op that reads a part of it")
+
+    def _tied_paths(self, model: nn.Module) -> list[str]:
+        """Layers whose weight is that of another one, which is cut by words."""
+        return [
+            other.rpartition(".")[0]
+            for first, other in shared_parameters(model)
+            if self.cut_by.get(first.rpartition(".")[0]) == WORDS and other.rpartition(".")[0] in self.kinds
+        ]
+
+    # -- which activations stay cut ---------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take out ops and layers that need, or are needed, whole, until all that are left fit together."""
+        changed = True
+        while changed:
+            kept = {op for op in self.between if self._takes_cut(op) and self._is_read_cut(op)}
+            is_open = {path: is_open and self._fits(path) for path, is_open in self.open.items()}
+            changed = len(kept) < len(self.between) or is_open != self.open
+            self.between, self.open = kept, is_open
+
+    def _fits(self, path: str) -> bool:
+        ops = [op for op, layer in self.layer_of.items() if layer == path]
+        if self.cut_by[path] == COLUMNS:
+            return bool(ops) and all(self._is_read_cut(op) for op in ops)
+        return self.cut_by[path] == ROWS and bool(ops) and all(self._takes_cut(op) for op in ops)
+
+    def _takes_cut(self, op: int) -> bool:
+        """All that an op reads is whole, or a part that an op or layer before it writes in this way."""
+        is_any = False
+        for e in range(int(self.ptr[op]), int(self.ptr[op + 1])):
+            tensor, need = int(self.tensors[e]), int(self.sharding.read[e])
+            made = int(self.sharding.written[tensor])
+            producer = int(self.graph.tensor_producer[tensor])
+            layer = self.layer_of.get(producer)
+            is_inside = layer is not None and layer == self.layer_of.get(op)
+            if need == SUM or (need == WHOLE and made != WHOLE) or (need > SUM and need != made):
+                return False
+            if need > SUM and not is_inside:
+                from_layer = layer is not None and self.cut_by[layer] == COLUMNS and self.open[layer]
+                if producer not in self.between and not from_layer:
+                    return False
+                is_any = True
+        if op in self.layer_of:
+            return True
+        # The gradient of a parameter that meets parts alone would be a summand on each device.
+        return is_any and not any(self.graph.states[state].gradient_bytes for state in self.used[op])
+
+    def _is_read_cut(self, op: int) -> bool:
+        """Every part that an op writes is read as it is by an op or layer after it."""
+        graph = self.graph
+        for tensor in range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1])):
+            made = int(self.sharding.written[tensor])
+            readers = self.read.get(tensor, [])
+            if made <= SUM or not readers:
+                return False
+            for reader, need in readers:
+                layer = self.layer_of.get(reader)
+                is_inside = layer is not None and layer == self.layer_of.get(op)
+                to_layer = layer is not None and self.cut_by[layer] == ROWS and self.open[layer]
+                if need != made or not (is_inside or to_layer or reader in self.between):
+                    return False
+        return True
+
+    def norms(self, repeated: Sequence[str]) -> tuple[dict[str, str], bool]:
+        """Norms in repeated modules, each with its module, and whether only layers cut by columns read them.
+
+        A norm is a module without others in it whose parameters are all vectors.
+        """
+        found: dict[str, str] = {}
+        for path, module in self.modules.items():
+            around = next((entry for entry in repeated if is_under(path, entry)), None)
+            own = list(module.parameters())
+            is_leaf = next(module.children(), None) is None
+            if around is not None and is_leaf and own and path not in self.kinds and all(p.ndim == 1 for p in own):
+                found[path] = around
+        readers = [
+            reader
+            for op, path in enumerate(self.graph.modules)
+            if path in found and self.graph.phase[op] == Phase.FORWARD
+            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
+            for reader, _ in self.read.get(tensor, [])
+            if self.graph.modules[reader] != path
+        ]
+        return found, all(self.cut_by.get(self.layer_of.get(op, "")) == COLUMNS for op in readers)
+
+    def style(self, path: str, local: bool, is_inside: bool, is_read_cut: bool) -> str:
+        """The `ParallelStyle` of a layer, as code.
+
+        Args:
+            is_inside: where activations are cut along the sequence.
+            is_read_cut: and so what the layer reads is.
+        """
+        by, is_open = self.cut_by[path], self.open[path]
+        layouts = []
+        if by == COLUMNS:
+            layouts += ["input_layouts=Shard(1)"] if is_read_cut else []
+            layouts += [] if is_open else ["output_layouts=Replicate()"]
+        elif by == WORDS or not is_open:
+            layouts.append("input_layouts=Replicate()")
+        elif is_inside:
+            layouts.append("output_layouts=Shard(1)")
+        # What meets the sums of a residual block has to be a DTensor where these are.
+        meets_others = is_inside and (not local or self._is_read_outside(path))
+        if meets_others or (by == COLUMNS and is_open and not local):
+            layouts.append("use_local_output=False")
+        return f"{'ColwiseParallel' if by == COLUMNS else 'RowwiseParallel'}({', '.join(layouts)})"
+
+    def _is_read_outside(self, path: str) -> bool:
+        """Whether what a layer writes is read outside of the module around it."""
+        tensors = (
+            tensor
+            for op, layer in self.layer_of.items()
+            if layer == path
+            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
+        )
+        readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
+        return any(not is_under(self.graph.modules[reader], path.rpartition(".")[0]) for reader in readers)
+
+
+def shared_parameters(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Names of parameters that are one: the first, and each other one."""
+    first: dict[int, str] = {}
+    found = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found.append((first[id(parameter)], name))
+    return tuple(found)
+
+
+def _tied(model: nn.Module, cut_by: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Parameters to be tied again once both layers are parallelized.
+
+    Raises:
+        MismatchError: they are cut in two ways.
+    """
+    found = []
+    for first, other in shared_parameters(model):
+        one, two = (cut_by.get(name.rpartition(".")[0]) for name in (first, other))
+        if one == two is None:
+            continue
+        if {one, two} != {WORDS, COLUMNS}:
+            raise MismatchError(
+                f"parameters {show(first)} and {show(other)} are one, which the strategy cuts in a way that "
+                "parallelize_module has for one of the layers alone; untie them, or use a strategy without tp."
+            )
+        found.append((first, other))
+    return tuple(found)
+
+
+def _with_wildcards(styles: Mapping[str, str], model: nn.Module) -> dict[str, str]:
+    """One entry for the same layer of all repeated modules, where they have one style."""
+    found: dict[str, str] = {}
+    paths = [path for path, _ in model.named_modules()]
+    for path, style in styles.items():
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", path)
+        alike = [other for other in paths if fnmatchcase(other, pattern)]
+        found[pattern if all(styles.get(other) == style for other in alike) else path] = style
+    return found

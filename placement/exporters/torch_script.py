@@ -1,0 +1,108 @@
+"""`torch_script`: a strategy as a script of plain PyTorch, which runs under torchrun without this package."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from baselines.strategies.devices import recomputed
+from baselines.strategies.folding import grid_of
+from baselines.strategies.stage_cuts import pipeline_stages
+from env.lanes import without_lanes
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.module_paths import prefixes
+from graphs.opgraph import OpGraph
+from graphs.transforms.recomputing.modules import segments
+from graphs.transforms.strategy import Strategy
+from placement.exporters.script_facts import Facts
+from placement.exporters.script_text import script_text
+from placement.exporters.stage_modules import stage_modules
+from placement.exporters.tensor_plan import shared_parameters, tensor_plan
+from placement.exporters.unsayable import check_sayable, check_source
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from placement.solving.result import Result
+
+_LAYER = re.compile(r"^(.*?\.)?\d+$")
+
+
+def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None, source: str | None) -> str:
+    """A script that trains a model under a result's strategy; `placement.export` has arguments and errors."""
+    strategy = Strategy.parse(result.strategy)
+    check_sayable(result, strategy)
+    if source is not None:
+        check_source(source)
+    axes = {rule.name: rule.size for rule in strategy.mesh}
+    plan, stages = None, None
+    tied: dict[tuple[str, ...], tuple[int, ...]] = {}
+    if axes.get("tp", 1) > 1 or strategy.stages > 1:
+        if graph is None or model is None:
+            raise MismatchError(
+                f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
+                "give the model and the graph that was placed, with model= and graph=."
+            ).but_on_command_line(
+                f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
+                "give the model, with --model."
+            )
+        check_same_graph(result, graph)
+        again = recomputed(graph, strategy.recompute).graph
+        if axes.get("tp", 1) > 1:
+            plan = tensor_plan(again, strategy, model, layers_of(graph), is_written_for_parts(model))
+        if strategy.stages > 1:
+            cluster = without_lanes(result.cluster)
+            devices = grid_of(cluster, strategy).reshape(-1)
+            names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+            shared: dict[str, list[str]] = {}
+            for first, other in shared_parameters(model):
+                shared.setdefault(first, [first]).append(other)
+            placed = pipeline_stages(again, cluster, strategy, devices)
+            stages = stage_modules(again, strategy, *placed, names, list(shared.values()))
+            tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
+    facts = Facts(
+        result=result,
+        strategy=strategy,
+        batch=result.graph.origin.batch_size or 0,
+        dp=axes.get("dp", 1),
+        tp=axes.get("tp", 1),
+        layers=layers_of(result.graph),
+        again=tuple(segments(result.graph, strategy.recompute)),
+        plan=plan,
+        stages=stages,
+        tied=tied,
+        source=source,
+    )
+    if facts.batch == 0 and (facts.dp > 1 or strategy.micro_batches > 1):
+        raise MismatchError(
+            f"graph {show(result.graph_name)} does not say how many samples a batch has, and the script cuts it; "
+            "capture the model again."
+        )
+    return script_text(facts)
+
+
+def check_same_graph(result: Result, graph: OpGraph) -> None:
+    """Raises: MismatchError: not the graph that the result's strategy was carried out on."""
+    if graph.hash != result.source_hash:
+        raise MismatchError(
+            f"the result is for a graph with hash {result.source_hash[:12]}, and the model's graph has hash "
+            f"{graph.hash[:12]}; give the model, with its sizes and arguments, that was placed."
+        )
+
+
+def is_written_for_parts(model: nn.Module) -> bool:
+    """Whether the model computes its number of heads from what it gets, as models of transformers do."""
+    return type(model).__module__.startswith("transformers.")
+
+
+def layers_of(graph: OpGraph) -> tuple[str, ...]:
+    """The outermost modules that have a number for a name and hold parameters, in program order."""
+    found = dict.fromkeys(
+        path
+        for module, kept in zip(graph.modules, graph.gradient_bytes.tolist(), strict=True)
+        for path in [next((p for p in reversed(prefixes(module)) if _LAYER.match(p)), None)]
+        if path is not None and kept
+    )
+    order = {path: k for k, path in enumerate(dict.fromkeys(p for m in graph.modules for p in prefixes(m)))}
+    return tuple(sorted(found, key=lambda path: order[path]))

@@ -1,0 +1,71 @@
+"""Strategies that plain PyTorch has no words for, each named in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from baselines.strategies.memory_order import MEMORY_ORDER
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.transforms.strategy import AXIS_NAMES, Strategy
+
+if TYPE_CHECKING:
+    from placement.solving.result import Result
+
+_SOURCE = re.compile(r"(.*[/\\\\])?[^\W\d]\w*\.py:[^\W\d]\w*(\((\w+=\d+)?(, \w+=\d+)*\))?")
+_INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half")  # orders with backward passes for inputs and weights apart
+
+
+def check_source(source: str) -> None:
+    """Raises: MismatchError: no place from which a script can import a function."""
+    if not _SOURCE.fullmatch(source):
+        raise MismatchError(
+            f"got {show(source)} as the source of the model; expected file.py:function of a file that Python can "
+            "import, or file.py:function(name=size)."
+        )
+
+
+def check_sayable(result: Result, strategy: Strategy) -> None:
+    """Raises: MismatchError: a strategy that plain PyTorch has no words for."""
+    reason = next(_unsayable(result, strategy), None)
+    if reason is not None:
+        raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
+
+
+def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
+    if strategy.is_none:
+        yield (
+            "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or search "
+            "for a strategy"
+        )
+    if result.graph.origin.train is False:
+        yield "it was found for inference, and the script trains; place the training step, with train=True"
+    for rule in strategy.mesh:
+        if rule.name not in ("dp", "tp") and rule.size > 1:
+            yield f"torch has no module for {AXIS_NAMES[rule.name]} ({rule.name}{rule.size})"
+        if rule.shares and len(set(rule.shares)) > 1:
+            yield f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need gradients weighed"
+        if rule.modules and rule.name != "tp":
+            yield f"{rule.name}{rule.size} is kept to some modules, and replicas of torch are whole models"
+        if rule.sequence and rule.modules:
+            yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
+    sizes = {rule.name: rule.size for rule in strategy.mesh}
+    parts_ = sizes.get("dp", 1) * strategy.micro_batches
+    batch = result.graph.origin.batch_size
+    if batch and batch % parts_:
+        yield f"{batch} samples do not divide into {parts_} parts of the same size"
+    if strategy.zero == 1 and sizes.get("tp", 1) > 1:
+        yield "ZeroRedundancyOptimizer does not know weights that tp cuts; take zero2, or no zero"
+    if any(pattern.startswith("kind:") for pattern in strategy.recompute):
+        yield "torch recomputes modules, and the strategy recomputes kinds of ops; name modules"
+    if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
+        yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
+    if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1):
+        yield "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages or weights that are cut"
+    splits = strategy.order in _INPUTS_APART
+    if strategy.stages > 1 and splits and strategy.recompute:
+        yield "torch does not compute the backward pass of inputs and weights apart where a module is recomputed"
+    if strategy.stages > 1 and splits and sizes.get("dp", 1) > 1:
+        yield "torch's wrappers for replicas do not know backward passes of inputs and weights apart"

@@ -1,0 +1,111 @@
+"""Strategies as configurations of accelerate and DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import exported_models
+import pytest
+
+import placement
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph
+from placement.cli import run
+from placement.solving.result import Result
+
+CLUSTER = placement.Cluster.preset("4xV100-pcie")
+
+
+@cache
+def graph() -> OpGraph:
+    return placement.capture(*exported_models.decoder()[:2], train=True)
+
+
+@cache
+def found(strategy: str) -> Result:
+    return placement.optimize(graph(), CLUSTER, strategy=strategy, seed=0)
+
+
+def test_zero_becomes_fsdp() -> None:
+    document = placement.export(found("dp4 zero3 | recompute=layers.*"), "accelerate")
+    assert document["distributed_type"] == "FSDP"
+    assert document["num_processes"] == 4
+    assert document["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert document["fsdp_config"]["fsdp_activation_checkpointing"] is True
+    assert placement.export(found("dp4 zero2"), "accelerate")["fsdp_config"]["fsdp_reshard_after_forward"] is False
+
+
+def test_replicas_become_ddp() -> None:
+    document = placement.export(found("dp4"), "accelerate")
+    assert document["distributed_type"] == "MULTI_GPU"
+    assert "fsdp_config" not in document
+
+
+def test_cut_weights_and_stages_become_megatron() -> None:
+    document = placement.export(found("dp2 zero1 | tp2 sp | mb2"), "accelerate")
+    assert document["distributed_type"] == "MEGATRON_LM"
+    assert document["megatron_lm_config"] == {
+        "megatron_lm_tp_degree": 2,
+        "megatron_lm_pp_degree": 1,
+        "megatron_lm_num_micro_batches": 2,
+        "megatron_lm_sequence_parallelism": True,
+        "megatron_lm_recompute_activations": False,
+        "megatron_lm_use_distributed_optimizer": True,
+    }
+    assert placement.export(found("pp2 1f1b mb4"), "accelerate")["megatron_lm_config"]["megatron_lm_pp_degree"] == 2
+
+
+@pytest.mark.parametrize("strategy", ["dp4", "dp4 zero3", "pp2 1f1b mb4"])
+def test_accelerate_reads_the_file(strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    saved = tmp_path / "found.json"
+    found(strategy).save(saved)
+    for name in ("config.yaml", "config.json"):  # JSON is YAML, too
+        assert run(["export", str(saved), "--to", "accelerate", "-o", str(tmp_path / name)]) == 0
+        read = load_config_from_file(str(tmp_path / name))
+        assert read.num_processes == 4 if strategy.startswith("dp4") else 2
+    assert "configuration with" in capsys.readouterr().out
+
+
+def test_deepspeed_counts_samples_and_numbers() -> None:
+    document = placement.export(found("dp2 zero2 | mb2 | bucket=4MB"), "deepspeed")
+    assert document["train_batch_size"] == 8
+    assert document["train_micro_batch_size_per_gpu"] == 2
+    assert document["gradient_accumulation_steps"] == 2
+    assert document["zero_optimization"]["stage"] == 2
+    assert document["zero_optimization"]["reduce_bucket_size"] == 1_000_000
+    assert document["optimizer"]["type"] == "Adam"
+    assert json.loads(json.dumps(document)) == document
+    assert placement.export(found("dp2"), "deepspeed")["zero_optimization"] == {"stage": 0}
+
+
+@pytest.mark.parametrize(
+    ("to", "strategy", "reason"),
+    [
+        ("accelerate", "dp4 zero1", "as zero2 does"),
+        ("accelerate", "dp2 | mb2", r"Accelerator\(gradient_accumulation_steps=2\)"),
+        ("accelerate", "dp2 zero3 | recompute=layers.1", "all layers that FSDP wraps"),
+        ("accelerate", "pp2 gpipe mb2", "in the order 1f1b"),
+        ("accelerate", "dp2 zero2 | tp2", "as zero1 does"),
+        ("accelerate", "cp2", "context parallelism"),
+        ("deepspeed", "tp2", "which the model itself must bring"),
+        ("deepspeed", "dp2 | recompute=layers.*", "what it recomputes"),
+        ("deepspeed", "dp3", "3 parts of the same size"),
+    ],
+)
+def test_what_a_configuration_cannot_say_is_named(to: str, strategy: str, reason: str) -> None:
+    with pytest.raises(MismatchError, match=reason):
+        placement.export(found(strategy), to)
+
+
+def test_a_strategy_is_no_placement() -> None:
+    with pytest.raises(MismatchError, match="export it as a device_map"):
+        placement.export(placement.optimize(graph(), CLUSTER, "single_device", seed=0), "deepspeed")
+    with pytest.raises(MismatchError, match="export to 'pipeline' works with the ops of the model itself"):
+        placement.export(found("dp2"), "pipeline")
+    with pytest.raises(MismatchError, match="graph is for scripts of PyTorch"):
+        placement.export(found("dp2"), "accelerate", graph=graph())

@@ -1,0 +1,282 @@
+"""Strategies as scripts of plain PyTorch: written, run under torchrun, and compared with the model in one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import exported_models
+import exported_worker
+import pytest
+from torch import nn
+
+import placement
+from baselines.strategies.orders import pipeline_order
+from graphs.errors import MismatchError
+from graphs.opgraph import OpGraph
+from placement.cli import run
+from placement.solving.result import Result
+
+CLUSTER = placement.Cluster.preset("4xV100-pcie")
+THREE_CUTS = "+".join(f"layers.{n}.norm_1/native_layer_norm" for n in (1, 2, 3))
+# Of each script: the function of `exported_models` that makes the model, and the strategy.
+ON_TWO = {
+    "dp2": ("decoder", "dp2"),
+    "dp2_convnet_mb2_unbucketed": ("convnet", "dp2 | mb2 | bucket=0"),
+    "zero1": ("decoder", "dp2 zero1"),
+    "zero2_mb2": ("decoder", "dp2 zero2 | mb2"),
+    "zero3_recomputed": ("decoder", "dp2 zero3 | recompute=layers.*"),
+    "tp2": ("decoder", "tp2"),
+    "tp2_tied_mb2": ("tied_decoder", "tp2 | mb2"),
+    "tp2_scaled": ("scaled_decoder", "tp2"),
+    "tp2_sp": ("decoder", "tp2 sp"),
+    "tp2_sp_llama": ("llama", "tp2 sp"),
+    "pp2_gpipe_convnet": ("convnet", "pp2 gpipe mb4 | cuts=2.convolution/convolution"),
+    "pp2_1f1b_llama_recomputed": ("llama", "pp2 1f1b mb2 | recompute=model.layers.*"),
+    "pp2_interleaved": ("decoder", "pp2 interleaved mb4"),
+    "pp2_tied": ("tied_decoder", "pp2 1f1b mb2"),
+    "pp2_zb_h1": ("decoder", "pp2 zb-h1 mb4"),
+    "pp2_zb_h2": ("decoder", "pp2 zb-h2 mb4"),
+    "pp2_zbv": ("decoder", f"pp2 zbv mb4 | cuts={THREE_CUTS}"),
+    "pp2_v_half": ("decoder", f"pp2 v-half mb4 | cuts={THREE_CUTS}"),
+}
+ON_FOUR = {
+    "dp2_pp2": ("decoder", "dp2 | pp2 1f1b mb2"),
+    "dp2_pp2_tied": ("tied_decoder", "dp2 | pp2 gpipe mb2"),
+    "dp2_tp2_mb2": ("decoder", "dp2 | tp2 | mb2"),
+    "pp2_tp2_sp": ("decoder", "pp2 1f1b mb2 | tp2 sp"),
+    "zero1_pp2": ("decoder", "dp2 zero1 | pp2 mb2"),
+    "zero3_tp2": ("decoder", "dp2 zero3 | tp2"),
+    "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
+}
+
+
+@cache
+def model_and_graph(name: str) -> tuple[nn.Module, OpGraph]:
+    model, args, kwargs = getattr(exported_models, name)()
+    return model, placement.capture(model, args, kwargs, train=True, optimizer="momentum")
+
+
+@cache
+def found(name: str, strategy: str) -> Result:
+    return placement.optimize(model_and_graph(name)[1], CLUSTER, strategy=strategy, seed=0)
+
+
+def script(name: str, strategy: str) -> str:
+    model, graph = model_and_graph(name)
+    return placement.export(
+        found(name, strategy), "torch", model=model, graph=graph, source=f"exported_models.py:{name}"
+    )
+
+
+def torchrun(processes: int, program: Path | str, *args: str) -> str:
+    """What the first process prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run(
+        [*command, str(program), *args],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scripts, with their models beside them."""
+    path = tmp_path_factory.mktemp("scripts")
+    shutil.copy(exported_models.__file__, path)
+    for name, (model, strategy) in {**ON_TWO, **ON_FOUR}.items():
+        (path / f"{name}.py").write_text(script(model, strategy))
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_two(folder: Path) -> Path:
+    torchrun(2, exported_worker.__file__, str(folder), *ON_TWO)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_four(folder: Path) -> Path:
+    torchrun(4, exported_worker.__file__, str(folder), *ON_FOUR)
+    return folder
+
+
+def check_run(folder: Path, name: str, model: str, processes: int) -> list[dict[str, Any]]:
+    """Gradients and weights of two steps are those of the model in one piece, and no parameter is missing.
+
+    Parts add up in another order, in float32: 1e-5 of the largest entry of each tensor.
+    """
+    seen = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
+    for one in seen:
+        assert one["gradients"] < 1e-5
+        assert one["weights"] < 1e-5
+    names = {path for one in seen for path in one["names"]}
+    whole = model_and_graph(model)[0]
+    assert {path for path, _ in whole.named_parameters()} <= names
+    assert names <= {path for path, _ in whole.named_parameters(remove_duplicate=False)}
+    return seen
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_gradients_on_two_processes_are_those_of_the_whole_model(name: str, on_two: Path) -> None:
+    model, strategy = ON_TWO[name]
+    seen = check_run(on_two, name, model, 2)
+    order = next((order for order in ("interleaved", "zb-h1", "zb-h2", "zbv", "v-half") if order in strategy), None)
+    if order is not None:  # torch's classes, and its reader of CSV, have the sequences that were scored
+        letters = {"F": "F", "BW": "B", "B": "I", "W": "W"}
+        sequences = pipeline_order(order, 2, 4, 2 if order in ("interleaved", "zbv", "v-half") else 1).sequences
+        expected = [[f"{stage}{letters[kind]}{mb}" for kind, stage, mb in listed] for listed in sequences]
+        assert seen[0]["order"] == {str(rank): row for rank, row in enumerate(expected)}
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_gradients_of_hybrids_on_four_processes_are_those_of_the_whole_model(name: str, on_four: Path) -> None:
+    check_run(on_four, name, ON_FOUR[name][0], 4)
+
+
+def test_a_script_runs_by_itself(folder: Path) -> None:
+    losses = [line for line in torchrun(2, folder / "dp2.py").splitlines() if line.startswith("step")]
+    assert len(losses) == 10
+    assert losses[0].startswith("step 0: loss 3.")
+
+
+def test_scripts_are_short_and_tidy(folder: Path) -> None:
+    tidy = Path(sys.executable).with_name("ruff")
+    config = ["--config", str(Path(placement.__file__).parents[1] / "pyproject.toml"), "--config", f"src=['{folder}']"]
+    names = [str(folder / f"{name}.py") for name in (*ON_TWO, *ON_FOUR)]
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [tidy, *command, "--no-cache", *config, *names], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+    for name in names:
+        text = Path(name).read_text()
+        assert 60 <= len(text.splitlines()) <= 220, name
+        assert "import placement" not in text
+
+
+def test_weights_between_layers_are_cut_by_columns_and_then_by_rows() -> None:
+    plan = script("decoder", "tp2")
+    for layer in ("query", "key", "value", "expand"):
+        assert f'"layers.*.{layer}": ColwiseParallel(use_local_output=False),' in plan
+    for layer in ("project", "contract"):
+        assert f'"layers.*.{layer}": RowwiseParallel(),' in plan
+    assert '"head": ColwiseParallel(output_layouts=Replicate()),' in plan
+    # A parameter between two layers would have a summand of its gradient on each device, so there nothing is cut.
+    assert '"layers.*.query": ColwiseParallel(output_layouts=Replicate()),' in script("scaled_decoder", "tp2")
+    plan = script("decoder", "tp2 sp")
+    assert '"layers.*.norm_1": SequenceParallel(use_local_output=False),' in plan
+    assert '"layers.*.contract": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),' in plan
+    assert '"words": RowwiseParallel(input_layouts=Replicate()),' in script("tied_decoder", "tp2 | mb2")
+
+
+def test_buckets_are_those_of_the_strategy() -> None:
+    assert "BUCKET_MB = 2 " in script("decoder", f"dp2 | bucket={2 * 2**20}")
+
+
+def test_statistics_are_put_together() -> None:
+    assert "SyncBatchNorm.convert_sync_batchnorm(model" in script("convnet", "dp2 | statistics=sync")
+    assert "SyncBatchNorm" not in script("convnet", "dp2 | statistics=local")
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "reason"),
+    [
+        ("decoder", "dp2 shares=3:1", "uneven shares of the batch"),
+        ("decoder", "cp2", "context parallelism"),
+        ("convnet", "hp2", "spatial parallelism along the height"),
+        ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
+        ("decoder", "dp2 zero1 | tp2", "take zero2, or no zero"),
+        ("decoder", "tp2 | recompute=kind:*bmm*", "name modules"),
+        ("decoder", "pp2 memory mb4", "has no sequence of its own"),
+        ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
+        ("decoder", "dp2 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
+        ("decoder", "dp3", "do not divide into 3 parts"),
+        ("decoder", "pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm", "cuts=layers.2.norm_1/native_layer_norm"),
+        ("tied_decoder", "dp2 zero3 | pp2 mb2", "untie them"),
+        ("convnet", "tp2", "parallelize_module cuts nothing but linear layers and embeddings"),
+    ],
+)
+def test_what_plain_pytorch_cannot_say_is_named(model: str, strategy: str, reason: str) -> None:
+    with pytest.raises(MismatchError, match=reason):
+        script(model, strategy)
+
+
+def test_a_placement_is_no_strategy() -> None:
+    result = placement.optimize(model_and_graph("decoder")[1], CLUSTER, "single_device", seed=0)
+    with pytest.raises(MismatchError, match="export it as a device_map"):
+        placement.export(result, "torch")
+
+
+def test_the_model_is_the_one_that_was_placed() -> None:
+    model, graph = model_and_graph("tied_decoder")
+    with pytest.raises(MismatchError, match="give the model, with its sizes and arguments, that was placed"):
+        placement.export(found("decoder", "tp2"), "torch", model=model, graph=graph)
+    with pytest.raises(MismatchError, match="with model= and graph="):
+        placement.export(found("decoder", "tp2"), "torch")
+
+
+def test_without_a_model_there_is_a_place_to_fill_in() -> None:
+    text = placement.export(found("decoder", "dp2 zero3"), "torch")
+    assert "fill in the model" in text
+    compile(text, "parallel.py", "exec")
+    assert 'LAYERS = ["layers.0", "layers.1", "layers.2", "layers.3"]' in text
+
+
+@pytest.mark.parametrize(
+    "source", ["model.py", "my-model.py:make", "model.py:make(", "model.py:make(open('x'))", "m:f"]
+)
+def test_the_source_is_a_function_that_can_be_imported(source: str) -> None:
+    with pytest.raises(MismatchError, match=r"expected file\.py:function"):
+        placement.export(found("decoder", "dp2"), "torch", source=source)
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_the_function_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, output, model = tmp_path / "found.json", tmp_path / "parallel.py", tmp_path / "model.py"
+    shutil.copy(exported_models.__file__, model)
+    graph = placement.capture(*exported_models.decoder()[:2], train=True, name="decoder")
+    placement.optimize(graph, CLUSTER, strategy="pp2 mb2", seed=0).save(saved)
+    assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:decoder", "-o", str(output)]) == 0
+    assert f"lines; saved to {output}" in capsys.readouterr().out
+    text = output.read_text()
+    assert "from model import decoder as make" in text
+    assert "Schedule1F1B" in text
+    assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:decoder", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"script": text}
+    assert run(["export", str(saved), "--to", "torch"]) == 2
+    assert "give the model, with --model" in capsys.readouterr().err
+    assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:llama"]) == 2
+    assert "that was placed" in capsys.readouterr().err
+    assert run(["export", str(saved), "--to", "torch", "--dim", "batch=2"]) == 2
+    assert "give --model too" in capsys.readouterr().err
+
+
+def test_a_script_calls_the_function_with_the_sizes_that_were_placed(tmp_path: Path) -> None:
+    saved, output, model = tmp_path / "found.json", tmp_path / "parallel.py", tmp_path / "model.py"
+    model.write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def make(samples=2, width=4):\n"
+        "    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, 2)), (torch.zeros(samples, width),)\n"
+    )
+    sizes = ["--dim", "samples=4", "--dim", "width=8"]
+    strategy = ["--cluster", "4xV100-pcie", "--strategy", "dp2 | tp2", "--seed", "0"]
+    assert run(["optimize", f"{model}:make", "--train", *sizes, *strategy, "-o", str(saved)]) == 0
+    export = ["export", str(saved), "--to", "torch", "--model", f"{model}:make", "-o", str(output)]
+    assert run(export) == 2
+    assert run([*export, *sizes]) == 0
+    text = output.read_text()
+    assert "make(samples=4, width=8)" in text
+    assert "BATCH = 4" in text
