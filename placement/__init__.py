@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
     from placement.runtime.application import apply
+    from placement.runtime.sharded.storing.samples import ShardSampler, shard_of
     from placement.solving.result import Result
     from placement.strategy_comparison import StrategyComparison, compare_strategies
     from placement.verification import Verification, verify
@@ -41,6 +42,7 @@ __all__ = [
     "MemoryEstimate",
     "OpGraph",
     "Result",
+    "ShardSampler",
     "Strategy",
     "StrategyComparison",
     "Training",
@@ -56,6 +58,7 @@ __all__ = [
     "optimize",
     "profile",
     "save_graph",
+    "shard_of",
     "train",
     "verify",
 ]
@@ -69,6 +72,7 @@ _HOME = {
     "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
+    "ShardSampler": "placement.runtime.sharded.storing.samples",
     "Strategy": "graphs.transforms.strategy",
     "StrategyComparison": "placement.strategy_comparison",
     "Training": "placement.learning.training",
@@ -84,6 +88,7 @@ _HOME = {
     "optimize": "placement.optimization",
     "profile": "placement.measuring.profiling",
     "save_graph": "graphs.files",
+    "shard_of": "placement.runtime.sharded.storing.samples",
     "train": "placement.learning.training",
     "verify": "placement.verification",
 }

@@ -14,13 +14,17 @@ from baselines.portfolio import candidates
 from env.plan import Plan
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
+from graphs.transforms.strategy import Strategy
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import HEURISTICS, SINGLE, heuristics_for
-from placement.solving.result import Result, measured_note
+from placement.solving.result import NO_STRATEGY, Result, measured_note
 from placement.solving.solver import Attempt, Finding, Solver
+from placement.solving.strategic import strategy_row
 
 if TYPE_CHECKING:
-    from env.gym.batch import BatchScorer
+    from env.cluster import Cluster
+    from env.gym.batch import BatchScorer, StrategyScorer
+    from graphs.opgraph import OpGraph
 
 MOST_CONTENDERS = 8
 
@@ -47,6 +51,38 @@ def fastest_measured(solver: Solver, found: Result, scorer: BatchScorer) -> Resu
     answer = _fastest(solver, found, measured)
     return dataclasses.replace(
         answer, interrupted=bool(stops) or found.interrupted, solve_time_s=time.perf_counter() - began_s
+    )
+
+
+def fastest_strategy(graph: OpGraph, cluster: Cluster, found: Result, placed: Result, scorer: StrategyScorer) -> Result:
+    """Of a search over strategies the answer, and the best of each family, as measured, beside the best placement.
+
+    Args:
+        found: of the search.
+        placed: of `fastest_measured`.
+        scorer: that measures strategies, too.
+    """
+    began_s = time.perf_counter()
+    texts = dict.fromkeys([found.strategy, *(one.strategy for one in found.alternatives)])
+    contenders = [text for text in texts if text != NO_STRATEGY][:MOST_CONTENDERS]
+    measured = [(scorer.strategy_s(text), text) for text in contenders]
+    best_s, best = min(measured, default=(math.inf, NO_STRATEGY))
+    placed_s = _measured_s(scorer, placed) if placed.answer is not None else math.inf
+    spent_s = found.solve_time_s + placed.solve_time_s + time.perf_counter() - began_s
+    if placed_s <= best_s:
+        words = f"{placed.note}; {len(contenders)} strategies were run, too".lstrip("; ")
+        return dataclasses.replace(placed, note=words, alternatives=found.alternatives, solve_time_s=spent_s)
+    row = found if found.strategy == best else strategy_row(graph, cluster, Strategy.parse(best), found.seed).result
+    tried = sum(math.isfinite(s) for s, _ in measured)
+    note = "; ".join(
+        [
+            measured_note(best_s, row),
+            f"the fastest of {tried} strategies that were run",
+            f"best placement {format_seconds(placed_s)}",
+        ]
+    )
+    return dataclasses.replace(
+        row, note=note, alternatives=found.alternatives, bounds=found.bounds, solve_time_s=spent_s
     )
 
 

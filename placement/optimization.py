@@ -39,8 +39,8 @@ def optimize(
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
-    Strategies are searched where `method`, `objective`, `priority` and `scorer` have their defaults and ops of the
-    graph have split rows, as captured ones have. One device and the placements that ``"auto"`` finds for the graph as
+    Strategies are searched where `method`, `objective` and `priority` have their defaults and ops of the graph have
+    split rows, as captured ones have. One device and the placements that ``"auto"`` finds for the graph as
     it is are always candidates.
 
     Args:
@@ -59,8 +59,8 @@ def optimize(
             on the seed only, not on the speed of the machine.
         scorer: ``executor.scorer`` of a `placement.Executor` has the placement really run, and `Result.note` say what
             was measured. A heuristic's answer stays what it is; every other method proposes by the cost model, and the
-            answer is the fastest, as measured, of what it found, the best heuristics and one device. The runs come on
-            top of the budget.
+            answer is the fastest, as measured, of what it found, the best heuristics and one device. Where strategies
+            are searched, the best of each family is run, too. The runs come on top of the budget.
         strategy: None searches strategies; ``"none"`` places the graph as it is; any other text, e.g.
             ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/parallelism.md), fixes one. That says itself where and in which order
             ops run, so the other arguments keep their defaults. Where a strategy is the answer, the result's graph is
@@ -98,16 +98,21 @@ def optimize(
         return strategy_row(graph, cluster, asked, seed).result
     if scorer == "simulate":
         return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)
-    from env.gym.batch import scorer_of  # loads Gymnasium
+    from env.gym.batch import StrategyScorer, scorer_of  # loads Gymnasium
 
     make_scorer = scorer_of(scorer)
     if objective != LATENCY:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {objective}.")
-    from placement.measured_best import fastest_measured
+    from placement.measured_best import fastest_measured, fastest_strategy
 
     solver = Solver(graph, cluster, seed, objective, priority)
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    return fastest_measured(solver, solved(solver, method, budget_s, evaluations), measuring)
+    placed = fastest_measured(solver, solved(solver, method, budget_s, evaluations), measuring)
+    is_searched = strategy is None and (method, priority) == (AUTO, Priority.LONGEST_PATH.value)
+    if is_searched and isinstance(measuring, StrategyScorer) and has_strategies(graph):
+        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
+        return fastest_strategy(graph, cluster, found, placed, measuring)
+    return placed
 
 
 def solved(solver: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any
 
 from env.cluster import Cluster
@@ -108,6 +110,7 @@ class WhatIf:
     Attributes:
         objective: as in `placement.optimize`.
         sweep: what is varied in steps, a name of `placement.sizing.sweeps.KINDS`; "" for different clusters.
+        interrupted: it was ended by Ctrl-C, and cases are missing or not searched to their end.
         command: the command line that made it, or "".
     """
 
@@ -115,6 +118,7 @@ class WhatIf:
     objective: str
     cases: tuple[Case, ...]
     sweep: str = ""
+    interrupted: bool = False
     command: str = field(default="", compare=False)
 
     @property
@@ -147,17 +151,30 @@ class WhatIf:
             return f"Fastest: {show(fastest.cluster.name)}."
         return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
 
+    @property
+    def fastest(self) -> Case | None:
+        """The case that the advice names: with the fastest step, or most samples a second; None where nothing fits."""
+        fitting = [(case, case.objective_s) for case in self.cases if case.objective_s is not None]
+        if self.sweep == BATCH:
+            fitting = [(case, time_s / case.samples) for case, time_s in fitting if case.samples]
+        return min(fitting, key=lambda pair: pair[1], default=(None, 0.0))[0]
+
     def advice(self) -> str:
         """The fastest way that was found, what it costs, and `verdict`."""
-        fitting = [case for case in self.cases if case.objective_s is not None]
-        fastest = min(fitting, key=lambda case: case.objective_s or 0.0, default=None)
-        if fastest is None or self.sweep != DEVICES:
-            return self.verdict()
-        gain = "" if fastest.speedup is None else f", {fastest.speedup:.2f}x one device"
-        said = [f"Fastest: {show(fastest.by)} on {fastest.devices}{gain}.", self.verdict()]
-        if fastest.cost is not None:
-            cheapest = min(fitting, key=lambda case: case.cost or 0.0)
+        fastest = self.fastest
+        said = [self.verdict()]
+        if fastest is not None and self.sweep != BATCH:
+            gain = "" if fastest.speedup is None else f", {fastest.speedup:.2f}x one device"
+            if self.sweep == DEVICES:
+                said.insert(0, f"Fastest: {show(fastest.by)} on {fastest.devices}{gain}.")
+            else:
+                said = [f"Fastest: {show(fastest.cluster.name)}, with {show(fastest.by)}{gain}."]
+        if fastest is not None and fastest.cost is not None and self.sweep == DEVICES:
+            cheapest = min((case for case in self.cases if case.cost is not None), key=lambda case: case.cost or 0.0)
             said.append(f"A step is cheapest on {cheapest.devices}: {cheapest.cost:.3g}.")
+        if self.interrupted:
+            rows = f"{len(self.cases)} row{'s' if len(self.cases) > 1 else ''}"
+            said.append(f"Interrupted: {rows} so far, the last one perhaps not searched to its end.")
         return " ".join(said)
 
     def _needed(self, fitting: Sequence[tuple[Case, float]]) -> str:
@@ -216,6 +233,7 @@ class WhatIf:
             "command": self.command,
             "verdict": self.verdict(),
             "sweep": self.sweep,
+            "interrupted": self.interrupted,
             "scaling": [fit.to_dict() for fit in self.scaling or ()],
             "batching": None if self.batching is None else self.batching.to_dict(),
             "cases": [
@@ -278,20 +296,36 @@ def what_if(
     search = {"seed": seed, "objective": objective, "budget_s": budget_s, "evaluations": evaluations, **settings}
     cases: list[Case] = []
     known: dict[str, Result] = {}  # by method, as found where it was found
-    for done, cluster in enumerate(clusters):
-        if progress is not None:
-            progress(cluster.name, done)
-        case = _case(graph, cluster, methods, {"known": known, **search})
-        origin = {} if case.comparison is None else _origins(case.comparison, known)
-        if case.best is not None and case.best.strategy == NO_STRATEGY and case.best.method in origin:
-            case = replace(case, found_on=origin[case.best.method].cluster.name)
-        if is_sweep:
-            case = _carried(case, next((before for before in reversed(cases) if before.best is not None), None), seed)
-            known |= origin
-        cases.append(replace(case, price=price))
-        if case.interrupted:
-            break
-    return WhatIf(graph, objective, tuple(cases), DEVICES if is_sweep else "")
+    with _rows_so_far(cases) as stop:
+        for done, cluster in enumerate(clusters):
+            if progress is not None:
+                progress(cluster.name, done)
+            case = _case(graph, cluster, methods, {"known": known, **search})
+            origin = {} if case.comparison is None else _origins(case.comparison, known)
+            if case.best is not None and case.best.strategy == NO_STRATEGY and case.best.method in origin:
+                case = replace(case, found_on=origin[case.best.method].cluster.name)
+            if is_sweep:
+                case = _carried(
+                    case, next((before for before in reversed(cases) if before.best is not None), None), seed
+                )
+                known |= origin
+            cases.append(replace(case, price=price))
+            if case.interrupted:
+                stop.set()
+                break
+    return WhatIf(graph, objective, tuple(cases), DEVICES if is_sweep else "", stop.is_set())
+
+
+@contextmanager
+def _rows_so_far(cases: Sequence[Case]) -> Iterator[Event]:
+    """Ctrl-C leaves the block with the cases that there are, if there are any; yields what says that it came."""
+    stop = Event()
+    try:
+        yield stop
+    except KeyboardInterrupt:
+        if not cases:
+            raise
+        stop.set()
 
 
 def over_batches(
@@ -317,21 +351,23 @@ def over_batches(
         check_price(price)
     cases: list[Case] = []
     last = None
-    for done, graph in enumerate(graphs):
-        if graph.origin.batch_size is None:
-            raise ValueError(
-                f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; give "
-                "it inputs that share their first dimension."
-            )
-        if progress is not None:
-            progress(f"batch {graph.origin.batch_size}", done)
-        last = graph
-        cases.append(replace(_case(graph, cluster, methods, search), price=price))
-        if cases[-1].interrupted:
-            break
+    with _rows_so_far(cases) as stop:
+        for done, graph in enumerate(graphs):
+            if graph.origin.batch_size is None:
+                raise ValueError(
+                    f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; "
+                    "give it inputs that share their first dimension."
+                )
+            if progress is not None:
+                progress(f"batch {graph.origin.batch_size}", done)
+            cases.append(replace(_case(graph, cluster, methods, search), price=price))
+            last = graph
+            if cases[-1].interrupted:
+                stop.set()
+                break
     if last is None:
         raise ValueError("a sweep of batches needs a batch; got none.")
-    return WhatIf(last, str(search.get("objective", LATENCY)), tuple(cases), BATCH)
+    return WhatIf(last, str(search.get("objective", LATENCY)), tuple(cases), BATCH, stop.is_set())
 
 
 def _case(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, search: Mapping[str, Any]) -> Case:

@@ -13,16 +13,17 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, folder: Path | None = None) -> str:
+def run(name: str, folder: Path | None = None, *arguments: str) -> str:
     # One thread: a network this small is slower on several.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -126,3 +127,44 @@ def test_placing_and_training_takes_15_lines() -> None:
     source = (EXAMPLES / "train_two_processes.py").read_text(encoding="utf-8")
     lines = source.partition("sys.exit()\n")[2].splitlines()
     assert 0 < sum(1 for line in lines if line.strip()) <= 15
+
+
+def llama_losses() -> list[float]:
+    """What the example's model loses at the end of each of four epochs, trained in this process."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, use_cache=False, **sizes))
+    text = torch.frombuffer(bytearray((ROOT / "LICENSE").read_bytes()), dtype=torch.uint8)
+    lines = text.long().unfold(0, 32, 32)
+    adam = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 100)
+    losses = []
+    for epoch in range(4):
+        draw = RandomSampler(lines, generator=torch.Generator().manual_seed(epoch))  # type: ignore[arg-type]
+        for numbers in BatchSampler(draw, 16, drop_last=True):
+            loss = model(input_ids=lines[numbers], labels=lines[numbers]).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adam.step()
+            adam.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_train_llama_goes_on_with_other_processes_as_one_process_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    expected = llama_losses()
+    for cluster, n_ranks, epochs in (("two_cores.toml", 2, (0, 1)), ("four_cores.toml", 4, (2, 3))):
+        output = run("train_llama.py", tmp_path, cluster)
+        for rank in range(n_ranks):
+            found = re.findall(rf"rank {rank}, epoch (\d+): loss ([\d.]+)", output)
+            assert [int(epoch) for epoch, _ in found] == list(epochs)
+            assert [float(loss) for _, loss in found] == pytest.approx([expected[e] for e in epochs], abs=1e-3)
+
+
+def test_training_under_a_strategy_takes_40_lines() -> None:
+    lines = (EXAMPLES / "train_llama.py").read_text(encoding="utf-8").partition('"""\n\nimport')[2].splitlines()
+    assert 0 < sum(1 for line in lines if line.strip()) <= 40

@@ -33,7 +33,7 @@ PRIORITIES = ("longest_path", "fifo", "msr")
 SCORERS = ("simulate", "execute")
 GRANULARITIES = ("op", "module", "auto")
 OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
-TARGETS = ("device_map", "pipeline", "json")
+TARGETS = ("device_map", "pipeline", "json", "torch", "accelerate", "deepspeed")
 TRAINING_PRESETS = ("default", "paper")
 
 

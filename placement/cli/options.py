@@ -135,6 +135,26 @@ ScorerOption = Annotated[
         "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
     ),
 ]
+Sweep = Annotated[
+    str | None,
+    typer.Option(
+        "--sweep",
+        metavar="devices=1..8",
+        show_default=False,
+        help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
+        "stops helping; batch=32..4096: one row for each batch; long ranges go by doubling. figures: which figure of "
+        "the cluster would help most, bandwidth, latency, memory or another.",
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(
+        "--price",
+        metavar="PER_DEVICE_HOUR",
+        show_default=False,
+        help="What one device costs in an hour; the rows of a sweep then say what a step costs.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]
 Explain = Annotated[
     bool,

@@ -27,21 +27,40 @@ class HowToSearch:
     evaluations: int | None
 
 
-def do_it(given: Any, result: Result) -> str:
-    """The command line that gives what a search over strategies has found, without searching strategies again.
+def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
+    """The first lines of an answer: the advice, and the command that follows it.
+
+    Args:
+        given: the options record of the command that searched.
+        result: with alternatives.
+        after: what stands between "do it" and the command.
+    """
+    from graphs.formatting import show_line
+    from placement.solving.advice import advice, prefers_one_device
+
+    how = [f"do it{after}{do_it(given, result, prefers_one_device(result))}"] if result.feasible else []
+    return [show_line(advice(result)), *how]
+
+
+def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
+    """The command line that gives a result without searching strategies again, or the best single device instead.
 
     Args:
         given: the options record of the command that searched.
     """
     from placement.cli.records import is_default, option_of
-    from placement.solving.methods import AUTO, HEURISTICS
+    from placement.solving.methods import HEURISTICS, SINGLE
 
+    strategy, method = result.strategy, result.chosen if result.chosen in HEURISTICS else result.method
+    if on_one_device:
+        strategy, method = "none", SINGLE
     words = {"--cluster": given.cluster}
-    limits = {"budget_s", "evaluations"} if result.strategy != "none" else set()
-    if result.strategy == "none":
-        words["--method"] = result.chosen if result.chosen in HEURISTICS else AUTO
-    words["--strategy"] = result.strategy
-    told = [field for field in ANSWER_FIELDS if field not in limits]
+    if strategy == "none":
+        words["--method"] = method
+    words["--strategy"] = strategy
+    without = {"budget_s", "evaluations"} if strategy != "none" or method in HEURISTICS else set()
+    told = [field for field in ANSWER_FIELDS if field not in without]
+    told += ["scorer"] if hasattr(given, "scorer") else []
     words |= {option_of(f): getattr(given, f) for f in told if f == "seed" or not is_default(given, f)}
     return command_line("optimize", [given.graph], words)
 

@@ -55,12 +55,25 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
     if given.as_json:
         emit(found.to_json())
     else:
-        emit_rich(*strategy_tables(found), found.headline(), *written, f"again: {found.command}")
+        emit_rich(
+            *_advice(found, given), *strategy_tables(found), found.headline(), *written, f"again: {found.command}"
+        )
     if found.best is None:
         from graphs.errors import InfeasibleError
 
         first = found.rows[0].result
         raise InfeasibleError(f"no strategy fits; {first.strategy}: {first.reason}")
+
+
+def _advice(found: StrategyComparison, given: CompareOptions) -> list[str]:
+    """The advice and how to follow it; nothing where no strategy fits."""
+    from placement.cli.searching import first_lines
+    from placement.solving.one_device import with_alternatives
+
+    if found.best is None:
+        return []
+    results = [row.result for row in found.rows]
+    return first_lines(given, with_alternatives(found.best.result, results, found.single))
 
 
 def check_strategies(given: CompareOptions, texts: list[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
     from placement.comparison import Comparison
+    from placement.measuring.collectives import ComparedCollective
+    from placement.memory_estimate import LeastDevices, MemoryEstimate
     from placement.solving.answer import Answer
     from placement.solving.result import Result
     from placement.what_if import Case, WhatIf
@@ -246,6 +249,16 @@ def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
     return [table, Text(f"{ranks}. Spelt out and scored with contention, on idle links.", "dim")]
 
 
+def compared_collectives_table(rows: Sequence[ComparedCollective]) -> list[RenderableType]:
+    """Predicted beside measured times, a row for each collective and size."""
+    table = new_table("collective", "ranks", "bytes", "predicted", "measured", "off by")
+    for row in rows:
+        times = (format_seconds(seconds) for seconds in (row.predicted_s, row.measured_s))
+        off = f"{row.predicted_s / row.measured_s - 1.0:+.0%}"
+        table.add_row(row.kind, str(row.ranks), format_bytes(row.size_bytes), *times, off)
+    return [table, Text("Measured now, of sizes between those that the cluster has figures for.", "dim")]
+
+
 def format_power_of_two(size_bytes: int) -> str:
     """``"64 KiB"``."""
     for unit in ("bytes", "KiB", "MiB"):
@@ -306,3 +319,56 @@ def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
         justify: Any = "left" if number == 0 or header in left or not header else "right"
         table.add_column(header, justify=justify, no_wrap=header != "summary")
     return table
+
+
+# -- the memory of a step ----------------------------------------------------------------------------------------
+
+_ESTIMATE_NOTES = (
+    "kept: on the devices all step; activations: what else a step holds at its peak on one device",
+    "mixed: parameters, gradients and activations of 2 bytes, the optimizer's copy and state of 4",
+    "recomputed: the forward pass of each layer runs again; one sample: in micro-batches of one sample, too",
+    "devices: at least so many for all, recomputed, and one sample; what is kept in equal parts, the batch shared out",
+)
+
+
+def estimate_tables(found: MemoryEstimate, do_it: Sequence[str]) -> list[RenderableType]:
+    """The advice, and the command that follows it; what is kept; activations; how many devices."""
+    return [found.headline(), *do_it, "", _kept_bytes(found), "", _activations(found), "", *_devices(found)]
+
+
+def _kept_bytes(found: MemoryEstimate) -> RenderableType:
+    result = new_table("kept", "optimizer", "parameters", "gradients", "optimizer state", "all", left=("optimizer",))
+    for one in found.states:
+        parts = (one.parameter_bytes, one.gradient_bytes, one.optimizer_bytes, one.total_bytes)
+        cells = [one.precision, one.optimizer or "none", *map(format_bytes, parts)]
+        is_chosen = (one.precision, one.optimizer) == (found.precision, found.optimizer)
+        result.add_row(*cells, style="bold" if is_chosen else "")
+    return result
+
+
+def _activations(found: MemoryEstimate) -> RenderableType:
+    result = new_table(f"activations at batch {found.samples}", "all", "recomputed", "one sample")
+    for one in found.activations:
+        cells = map(format_bytes, (one.plain_bytes, one.recomputed_bytes, one.one_sample_bytes))
+        result.add_row(one.precision, *cells, style="bold" if one.precision == found.precision else "")
+    return result
+
+
+def _devices(found: MemoryEstimate) -> Iterator[RenderableType]:
+    precisions = [one.precision for one in found.activations]
+    result = new_table(f"devices with {found.optimizer}" if found.optimizer else "devices", "usable", *precisions)
+    for usable, alike in groupby(found.devices, key=lambda device: device.usable_bytes):
+        devices = list(alike)
+        name = ", ".join(show(device.model) for device in devices)
+        result.add_row(name, format_bytes(usable), *(_counts(devices[0], name) for name in precisions))
+    yield result
+    for note in _ESTIMATE_NOTES:
+        yield Text(f" {note}", style="dim")
+
+
+def _counts(device: LeastDevices, precision: str) -> str:
+    """``"4, 2, 1"``, by ways."""
+    from placement.memory_estimate import WAYS
+
+    counts = (device.counts[precision][way] for way in WAYS)
+    return ", ".join("none" if count is None else f"{count}" for count in counts)

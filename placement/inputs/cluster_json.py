@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from env.cluster import Cluster, Device, Link
+from env.cluster import Cluster, Device, Link, MeasuredCollective
 from graphs.errors import ClusterError
 
 UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limit needs
@@ -14,6 +14,7 @@ UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limi
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """Everything of a cluster; `cluster_from_dict` of it equals the cluster."""
+    collectives = [asdict(each) for each in cluster.collectives]
     return {
         "name": cluster.name,
         "summary": cluster.summary,
@@ -21,6 +22,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "communication": cluster.communication,
         "devices": [_plain(device.to_dict()) for device in cluster.devices],
         "links": [_plain(asdict(link)) for link in cluster.links],
+        **({"collectives": collectives} if collectives else {}),
     }
 
 
@@ -33,8 +35,9 @@ def cluster_from_dict(data: Any) -> Cluster:
     try:
         devices = tuple(Device(**_number(entry)) for entry in data["devices"])
         links = tuple(Link(**_number(entry)) for entry in data["links"])
+        collectives = tuple(MeasuredCollective(**entry) for entry in data.get("collectives", ()))
         about = {key: data[key] for key in ("name", "summary", "source", "communication")}
-        return Cluster(devices=devices, links=links, **about)
+        return Cluster(devices=devices, links=links, collectives=collectives, **about)
     except (TypeError, KeyError, AttributeError) as error:
         raise ClusterError(f"the cluster is incomplete or has a wrong type ({error}).") from None
 

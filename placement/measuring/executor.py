@@ -17,9 +17,10 @@ from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import BatchScores, Schedule, Simulator
 from graphs.capture import capture_program, example_inputs
-from graphs.errors import ClusterError, MismatchError, RankError
+from graphs.errors import ClusterError, MismatchError, RankError, StrategyError
+from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import bound, check_states
-from placement.measuring.pool import Arrangement, TimedModel, WorkerPool
+from placement.measuring.pool import Arrangement, Rewriting, TimedModel, WorkerPool
 from placement.measuring.workers import cores_for
 from placement.processes.processes import usable_cores
 from placement.runtime.application import check_same
@@ -136,16 +137,42 @@ class Executor:
     def run_schedule(self, schedule: Schedule) -> Execution:
         """As `run`, a placement whose ops start in the order of a schedule of a problem with these ops."""
         arrangement = _arrangement(schedule)
-        key = _key(arrangement)
+        return self._run(_key(arrangement), arrangement)
+
+    def _run(self, key: tuple[bytes, ...], work: Arrangement | Rewriting) -> Execution:
         if key not in self._known:
             self._pool.start()
             self.n_runs += 1
             try:
-                samples_s = tuple(self._pool.run(arrangement, self._limit_s))
+                samples_s = tuple(self._pool.run(work, self._limit_s))
                 self._known[key] = Execution(statistics.median(samples_s), samples_s)
             except RankError as error:
                 self._known[key] = Execution(np.inf, (), str(error))
         return self._known[key]
+
+    def run_strategy(self, strategy: Strategy | str) -> Execution:
+        """Run the model under a strategy, or remember how it ran.
+
+        Args:
+            strategy: that uses as many devices as the cluster has; ``"none"`` runs the plain model on one.
+
+        Raises:
+            StrategyError: the strategy cannot be read, or graph and cluster do not allow it.
+            MismatchError: it uses another number of devices than there are processes.
+            RankError: the processes cannot be started.
+        """
+        from baselines.strategies.allowed import check_allowed  # loads all transforms
+
+        asked = strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+        if asked.is_none:
+            return self.run(np.zeros(self.graph.n_ops, dtype=np.int64))
+        if asked.devices != self.cluster.n_devices:
+            raise MismatchError(
+                f"strategy {asked.text!r} uses {asked.devices} devices and the executor has a process for each of "
+                f"{self.cluster.n_devices}; make an Executor on a cluster of {asked.devices}."
+            )
+        check_allowed(self.graph, self.cluster, asked)
+        return self._run((b"strategy", asked.text.encode()), Rewriting(asked.text, self.cluster))
 
     def scorer(self, problem: Problem) -> BatchScorer:
         """The `env.gym.batch.ScorerFactory` of this executor: give ``executor.scorer`` wherever there is a ``scorer=``.
@@ -179,7 +206,7 @@ class Executor:
 
 
 class Executed:
-    """`env.gym.batch.BatchScorer`: memory as simulated, step times as measured of what fits.
+    """`env.gym.batch.BatchScorer`: memory as simulated, step times as measured of what fits; and of strategies.
 
     What does not fit is not run. What fits but could not be run is infeasible, its step time the time it was given;
     `Executor.run` says why at once.
@@ -188,6 +215,13 @@ class Executed:
     def __init__(self, executor: Executor, problem: Problem, failed_s: float) -> None:
         self._executor, self._failed_s = executor, failed_s
         self._simulator = Simulator(problem)
+
+    def strategy_s(self, strategy: str) -> float:
+        """Seconds of a step under a strategy; infinite where it could not be run."""
+        try:
+            return self._executor.run_strategy(strategy).step_time_s
+        except (StrategyError, MismatchError):
+            return np.inf
 
     def batch(self, devices: ArrayLike, *, orders: ArrayLike | None = None) -> BatchScores:
         """Score k placements, one after the other; see `env.gym.batch.BatchScorer`."""

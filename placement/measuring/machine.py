@@ -20,8 +20,15 @@ from graphs.disk import write_atomically
 from graphs.errors import ClusterError
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
-from placement.measuring.doubts import MeasuredMachine, is_doubtful, warn_of_doubts, with_doubts
-from placement.measuring.figures import MOST_LINK_SPREAD, CoreTime
+from placement.measuring.collectives import measured_collectives
+from placement.measuring.figures import (
+    MOST_LINK_SPREAD,
+    CoreTime,
+    MeasuredMachine,
+    is_doubtful,
+    warn_of_doubts,
+    with_doubts,
+)
 from placement.measuring.links import (
     LinkSpeed,
     busy_times_s,
@@ -35,6 +42,7 @@ from placement.measuring.links import (
 from placement.measuring.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.processes import usable_cores
+from placement.runtime.sharded.exchanging import collectives, exchanges
 from placement.runtime.transport import channels, mailbox, packing
 from placement.runtime.transport.channels import Transport
 from placement.runtime.transport.mailbox import Mailbox
@@ -160,9 +168,9 @@ def _stamp(devices: int | None) -> str:
     versions = torch.__version__, platform.machine()
     about = (devices, Mailbox.is_possible(), cpu_model(), usable_cores(), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
-    for name in ("doubts.py", "figures.py", "links.py", "machine.py", "speeds.py", "workers.py"):
+    for name in ("collectives.py", "figures.py", "links.py", "machine.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
-    for module in (channels, mailbox, packing):
+    for module in (channels, collectives, exchanges, mailbox, packing):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -212,7 +220,9 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMa
         )
     summary = f"this machine: {_count(len(cores), 'core')} of {cpu_model()}"
     busy = {pair: link for pair, (_, link) in links.items()}
-    return _machine(measured, [own.speed for own in figures], busy, summary, method)
+    found = _machine(measured, [own.speed for own in figures], busy, summary, method)
+    together = measured_collectives(cores, effort.exchanged, effort)
+    return replace(found, cluster=replace(found.cluster, collectives=together))
 
 
 def _core_figures(worker: Worker, seed: int, effort: Effort) -> _CoreFigures:

@@ -131,7 +131,7 @@ class _Turns:
 
     def taken(self) -> list[Any]:
         """The arguments of one run; what is drawn for it, the run may overwrite."""
-        drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout).items()}
+        drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout.step).items()}
         return [drawn[key] if key in drawn else self.values[key] for key in self.routine.takes]
 
     def plain(self) -> float:
@@ -190,7 +190,7 @@ def _drawing_s(layout: DeviceLayout, repeats: int) -> dict[int, float]:
     nodes = [node for node in layout.step.graph.nodes if node in layout.step.random and node in layout.step.made_by]
     if not nodes:
         return {}
-    total_s = measure_step(lambda: draw(layout), steps=repeats + 1, dropped=1).median_s
+    total_s = measure_step(lambda: draw(layout.step), steps=repeats + 1, dropped=1).median_s
     infos = [value_of(node) for node in nodes]
     counts = [info.layout.n_elements if isinstance(info, TensorInfo) else 1 for info in infos]
     found: dict[int, float] = {}

@@ -6,13 +6,14 @@ be tried without moving a weight.
 
 from __future__ import annotations
 
+import copy
 import gc
 import linecache
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -30,6 +31,9 @@ from placement.runtime.ranks.local_tensors import keepers
 from placement.runtime.ranks.passes import CompiledPass, Pass
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import add_gradients
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
 
 _START_S = 120.0  # until all processes have met
 _CPU = torch.device("cpu")
@@ -67,6 +71,19 @@ class Arrangement:
     device: list[int]
     order: list[list[int]]
     start_s: list[float]
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """A strategy that processes are to run.
+
+    Attributes:
+        strategy: as text.
+        cluster: that has the devices of the processes.
+    """
+
+    strategy: str
+    cluster: Cluster
 
 
 class WorkerPool:
@@ -113,7 +130,7 @@ class WorkerPool:
             self.close()
             raise
 
-    def run(self, arrangement: Arrangement, limit_s: float) -> list[float]:
+    def run(self, arrangement: Arrangement | Rewriting, limit_s: float) -> list[float]:
         """Seconds of each step that counts; a step is over when the last process has ended it.
 
         Raises:
@@ -173,13 +190,20 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
         parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
 
 
-def samples_s(model: TimedModel, arrangement: Arrangement, rank: int, group: ProcessGroup | None) -> list[float]:
+def samples_s(
+    model: TimedModel, arrangement: Arrangement | Rewriting, rank: int, group: ProcessGroup | None
+) -> list[float]:
     """Seconds of each step that counts on this rank; none where the placement does not use it.
 
     As `placement.apply` runs it: on one device the plain model, on several the share of each.
     """
     _forget_code()
     torch.manual_seed(0)
+    if isinstance(arrangement, Rewriting):
+        assert group is not None
+        found = _rewritten(model, arrangement, group)
+        group.drain()
+        return found
     n_used = len(arrangement.order)
     if n_used == 1:
         return _plain(model) if rank == 0 else []
@@ -243,6 +267,32 @@ def _placed(model: TimedModel, arrangement: Arrangement, group: ProcessGroup) ->
     times = measure_step(step, steps=model.steps, dropped=model.dropped, barrier=group.barrier)
     module.zero_grad()
     return list(times.samples_s)
+
+
+def _rewritten(model: TimedModel, rewriting: Rewriting, group: ProcessGroup) -> list[float]:
+    """A rank's share under a strategy; the model itself stays whole."""
+    from baselines.strategies.applied import applied  # these load all transforms
+    from graphs.transforms.strategy import Strategy
+    from placement.runtime.sharded.module import StrategyModule
+    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.sharded.values import Values
+
+    program, train = model.step.program, model.step.program.train
+    values = Values(model.step, applied(program.graph, rewriting.cluster, Strategy.parse(rewriting.strategy)))
+    module = StrategyModule(copy.deepcopy(model.module), StrategyPlan(values), group, _CPU)
+    own = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = _optimizer(own) if train and own else None
+
+    def step() -> None:
+        if not train:
+            module(*model.args, **model.kwargs)
+            return
+        module.zero_grad()
+        module.step(*model.args, **model.kwargs)
+        if optimizer is not None:
+            optimizer.step()
+
+    return list(measure_step(step, steps=model.steps, dropped=model.dropped, barrier=group.barrier).samples_s)
 
 
 def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

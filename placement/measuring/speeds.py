@@ -27,6 +27,7 @@ class Effort:
         launches: ops in the routine that launch overhead is taken from.
         sizes: bytes of the tensors sent over a link, in increasing order.
         sends: how often each of them is sent.
+        exchanged: bytes of the tensors of collectives, in increasing order; none for no collectives.
         retries: how often a doubtful figure is measured again; with 0 of them no figure is doubted.
     """
 
@@ -36,14 +37,23 @@ class Effort:
     launches: int
     sizes: tuple[int, ...]
     sends: int
+    exchanged: tuple[int, ...] = ()
     retries: int = 0
 
 
-# Sizes of tensors around those of activations and gradients.
+# Sizes of tensors around those of activations and gradients. What fits into the caches is exchanged faster, so that no
+# straight line goes through the times of all sizes.
 THOROUGH = Effort(
-    0.3, 512, 128 << 20, 300, (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20), 20, retries=2
+    figure_s=0.3,
+    matrix=512,
+    copied_bytes=128 << 20,
+    launches=300,
+    sizes=(64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20),
+    sends=20,
+    exchanged=tuple(1 << k for k in (10, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26)),
+    retries=2,
 )
-BRIEF = Effort(0.01, 64, 1 << 20, 20, (64, 4 << 10, 64 << 10), 3)
+BRIEF = Effort(0.01, 64, 1 << 20, 20, (64, 4 << 10, 64 << 10), 3, (1 << 10, 64 << 10))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from env.lanes import without_lanes
 from env.problem import Problem
 from env.simulation.simulator import Score
 from graphs.disk import temporary_folder
@@ -20,7 +21,7 @@ from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import StepProgress
 from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch
-from placement.solving.result import Result
+from placement.solving.result import NO_STRATEGY, Result
 
 _STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
@@ -202,12 +203,12 @@ def try_out(
             or there are more devices than this machine has.
         RankError: a process failed, with its reason.
     """
-    names = [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
-    places = {name: str(place) for name, place in places_of(result).items()}
+    names = _device_names(result)
+    places = {name: str(place) for name, place in places_of(result, ranks=names).items()}
+    places = {name: places[name] for name in names}
     by_module = result.graph.origin.granularity == "module"
-    if by_module:
-        _check_training(result, train)
-    else:
+    _check_training(result, train)
+    if not by_module:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
     score, _ = result.schedule()
@@ -215,7 +216,7 @@ def try_out(
         description = {
             "model": model,
             "train": train,
-            "is_plain": len(names) == 1 and not by_module,
+            "is_plain": len(names) == 1 and not by_module and result.strategy == NO_STRATEGY,
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
@@ -228,6 +229,18 @@ def try_out(
     if recorded is not None:
         recorded(_timeline(trial, ranks))
     return trial
+
+
+def _device_names(result: Result) -> list[str]:
+    """The devices of a placement, or of a strategy, in the order of their processes."""
+    if result.strategy == NO_STRATEGY:
+        return [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
+    from baselines.strategies.folding import grid_of  # these load all transforms
+    from graphs.transforms.strategy import Strategy
+
+    cluster = without_lanes(result.cluster)
+    devices = grid_of(cluster, Strategy.parse(result.strategy)).reshape(-1).tolist()
+    return [cluster.devices[device].name for device in devices]
 
 
 def _measured(
@@ -252,7 +265,8 @@ def _measured(
         return single, [single]
     if result.graph.origin.granularity == "module":  # one process drives all devices
         return single, run("by_module", "the placement", description, places[:1], single_s)
-    return single, run("placed", "the placement", description, places, step_s)
+    kind = "placed" if result.strategy == NO_STRATEGY else "rewritten"
+    return single, run(kind, "the placement", description, places, step_s)
 
 
 def _run(
@@ -378,7 +392,11 @@ def _timeline(trial: Trial, ranks: list[dict[str, Any]]) -> Timeline:
 
 
 def _check_training(result: Result, train: bool) -> None:
-    """Raises: MismatchError: the placement is for training and not asked for, or the other way round."""
+    """Before processes are started and the model is captured.
+
+    Raises:
+        MismatchError: the placement is for training and not asked for, or the other way round.
+    """
     if result.graph.is_training != train:
         kinds = {True: "a training step", False: "inference"}
         raise MismatchError(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,13 +27,19 @@ from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.trial import GRADIENT
 from placement.processes.kept_memory import Usage, keep_freed_memory
-from placement.runtime.application import apply, layout_of
+from placement.runtime.application import apply, layout_of, plan_of
 from placement.runtime.in_process.by_module import module_places
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.solving.result import Result
 
+if TYPE_CHECKING:
+    from placement.runtime.sharded.module import StrategyModule
+
 # Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
+NOISE = (
+    1e-6  # of the largest gradient: what rounding leaves of a sum that is zero, such as a bias's before a batch norm
+)
 
 
 def plain(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
@@ -117,6 +123,41 @@ def placed(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any
         update = None if optimizer is None else optimizer.step
         found["recorded"] = record_steps(module, run, update, group, description["recorded"])
     return found
+
+
+def rewritten(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
+    """Steps of a rank's share under a strategy, and whether it computes its parts of what the model does."""
+    from placement.runtime.sharded.module import StrategyModule  # loads all transforms
+
+    keep_freed_memory()
+    example = _example(description)
+    train = description["train"]
+    result = Result.load(description["placement"])
+    module = StrategyModule(
+        example.model,
+        plan_of(_program(example, train, result), result),
+        group,
+        torch.device(list(description["devices"].values())[group.rank]),
+    )
+    torch.manual_seed(description["seed"])
+    if train:
+        computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
+    else:
+        computed = _outputs(module, example)
+    reference = load_file(description["reference"])
+    expected = {name: _own_part(module, name, tensor) for name, tensor in reference.items()}
+    compared = _compared(computed, {name: tensor for name, tensor in expected.items() if tensor is not None})
+    del computed, reference, expected
+    optimizer = _optimizer(module) if train else None
+    run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
+    found = _timed(_with_update(run, optimizer), description, group)
+    return found | {"compared": compared, "kept_bytes": _own_bytes(module)}
+
+
+def _own_part(module: StrategyModule, name: str, tensor: Tensor) -> Tensor | None:
+    """What a rank has of something that the plain model computed; None for a gradient of what others store."""
+    parameter = name.removeprefix(GRADIENT)
+    return module.own_part(parameter, tensor) if parameter != name else tensor
 
 
 def _step_of(example: Example, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
@@ -214,7 +255,11 @@ def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
 
 def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, bool]:
     """Whether each tensor that was computed here is what the model computed; one that the model has not is not."""
-    return {name: name in reference and equal(tensor, reference[name]) for name, tensor in found.items()}
+    largest = max((_largest(reference[name]) for name in reference if name.startswith(GRADIENT)), default=0.0)
+    return {
+        name: name in reference and equal(tensor, reference[name], NOISE * largest * name.startswith(GRADIENT))
+        for name, tensor in found.items()
+    }
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
@@ -233,17 +278,21 @@ class _Nothing(torch.optim.Optimizer):
         return
 
 
-def equal(found: Tensor, expected: Tensor) -> bool:
-    """Equal within rounding, relative to the largest number in it."""
+def equal(found: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
+    """Equal within rounding, relative to the largest number in it, or within ``noise``."""
     found = found.detach().cpu()
     if found.shape != expected.shape:
         return False
     if not (expected.is_floating_point() or expected.is_complex()):
         return torch.equal(found, expected)
-    sizes = expected.abs()
+    atol = max(ABSOLUTE * max(_largest(expected), 1e-30) * 10, noise)
+    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=atol, equal_nan=True))
+
+
+def _largest(tensor: Tensor) -> float:
+    sizes = tensor.abs()
     finite = sizes[sizes.isfinite()]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-30) * 10, equal_nan=True))
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _timed(step: Callable[[], None], description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:

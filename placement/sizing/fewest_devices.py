@@ -27,6 +27,7 @@ class FewestDevices:
     """The smallest number of devices found for a graph.
 
     Attributes:
+        devices: that the cluster has.
         at_least: fewer cannot hold what is kept, however it is cut.
         count: on so many a strategy fits; None where on none that was tried.
         tried: the largest number tried.
@@ -35,6 +36,7 @@ class FewestDevices:
 
     graph: str
     cluster: str
+    devices: int
     at_least: int
     count: int | None
     tried: int
@@ -81,7 +83,7 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
     """
     usable = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist())
     at_least = max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable)))
-    tried, found = 0, None
+    tried, found, has = 0, None, len(cluster.compute_devices)
     for count in range(max(at_least, more_than + 1), most + 1):
         try:
             fewer = resized(cluster, count)
@@ -91,8 +93,8 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
         tried, best = count, min(estimates, key=lambda e: (e.missing_bytes, e.step_time_s), default=None)
         found = best or found
         if best is not None and best.fits:
-            return FewestDevices(graph.name, cluster.name, at_least, count, tried, best)
-    return FewestDevices(graph.name, cluster.name, at_least, None, tried or at_least, found)
+            return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
+    return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
 
 
 def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from env.problem import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, single_s
+from placement.solving.methods import AUTO
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.strategy_words import family_in_words, in_words
 
@@ -16,27 +18,58 @@ def advice(result: Result) -> str:
     """What to do, in one line.
 
     Args:
-        result: with alternatives.
+        result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
     """
     ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
-    peak = format_bytes(max(answer.peak_bytes.values(), default=0))
     others = [one for one in ways if one.step_time_s is not None and one.name != ONE_DEVICE]
-    if one_s is not None and one_s < answer.objective_s * _SAME:
-        head = f"one device is best: {format_seconds(one_s)}, fits in {peak}"
-        return "; ".join([head, *(_told(one, one_s) for one in others[:_OTHERS])])
-    head = f"{_best(result)}: {_gain(answer.speedup(one_s), answer.objective_s)}, fits in {peak}"
+    if one_s is not None and prefers_one_device(result):
+        held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
+        head = f"{_one_device_is(result, one_s)}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
+        told = others if _is_searched(result) or len(answer.used) > 1 else []  # else it would be told twice
+        return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
+    peak = format_bytes(max(answer.peak_bytes.values(), default=0))
+    head = f"{_best(result)}: {_gain(answer.speedup(one_s), _time(result, answer.objective_s))}, fits in {peak}"
     mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
     rest = [one for one in others if mine not in (one.strategy, one.name)]
     return "; ".join([head, *(_told(one, one_s) for one in rest[:_OTHERS]), _one_device(one_s)])
+
+
+def prefers_one_device(result: Result) -> bool:
+    """Whether the advice is to take one device, which is as fast.
+
+    Args:
+        result: as of `advice`.
+    """
+    one_s = single_s(result.alternatives)
+    return one_s is not None and result.answer is not None and one_s < result.answer.objective_s * _SAME
+
+
+def _is_searched(result: Result) -> bool:
+    """Whether strategies were searched, so that one can say what is best."""
+    return result.method == AUTO and bool(result.bounds)
+
+
+def _one_device_is(result: Result, one_s: float) -> str:
+    """What can be said of one device, which is as fast as the answer."""
+    answer = result.answered()
+    if _is_searched(result):
+        return "one device is best"
+    if result.strategy == NO_STRATEGY and len(answer.used) == 1:
+        return "one device is the best placement found" if result.method == AUTO else "one device"
+    return "one device is faster" if one_s < answer.objective_s else "one device is nearly as fast"
 
 
 def _best(result: Result) -> str:
     if result.strategy != NO_STRATEGY:
         return in_words(Strategy.parse(result.strategy))
     return f"placed op by op on {len(result.answered().used)} devices ({result.chosen})"
+
+
+def _time(result: Result, time_s: float) -> str:
+    return f"{format_seconds(time_s)}{' a step in steady state' if result.objective == THROUGHPUT else ''}"
 
 
 def _told(one: Alternative, one_s: float | None) -> str:
@@ -47,8 +80,7 @@ def _told(one: Alternative, one_s: float | None) -> str:
     return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
 
 
-def _gain(speedup: float | None, time_s: float) -> str:
-    time = format_seconds(time_s)
+def _gain(speedup: float | None, time: str) -> str:
     return time if speedup is None else f"{speedup:.2f}x one device, {time}"
 
 

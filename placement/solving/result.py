@@ -64,6 +64,7 @@ class Result:
             which is `lower_bound_s`, and by family as far as a family can exist at all
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
             it is; left out where that is very large.
+        stage_cuts: of a strategy with a pipeline, the forward ops with which its second, third ... stage begins.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -87,6 +88,7 @@ class Result:
     note: str = ""
     alternatives: Sequence[Alternative] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
+    stage_cuts: Sequence[str] = ()
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 

@@ -21,7 +21,7 @@ from placement.solving.answer import Answer
 from placement.solving.result import NO_STRATEGY, Result
 
 SCHEMA = "placement.result"
-VERSION = 4
+VERSION = 5
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -37,6 +37,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     2: {"budget_s": None, "evaluations": None, "interrupted": False, "transfer_order": None, "note": ""},
     3: {"strategy": NO_STRATEGY},
     4: {"alternatives": [], "bounds": {}},
+    5: {"stage_cuts": []},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -47,6 +48,7 @@ _WORDS: dict[Any, str] = {
     Mapping[str, int]: "an object of whole numbers",
     Mapping[str, float]: "an object of numbers",
     Mapping[str, Sequence[str]]: "an object of lists of strings",
+    Sequence[str]: "a list of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
     Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",
 }
@@ -118,6 +120,7 @@ def result_from_json(text: str, where: str) -> Result:
     _check_same("cluster", document, cluster.name, cluster.hash, where)
     try:
         own = {name: document[name] for name in _OWN}
+        own["stage_cuts"] = tuple(own["stage_cuts"])
         own["alternatives"] = tuple(Alternative(**one) for one in own["alternatives"])
         return Result(graph=graph, cluster=cluster, answer=_answer(document), **own)
     except MismatchError as error:

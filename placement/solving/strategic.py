@@ -108,6 +108,8 @@ def _result(
     graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
 ) -> Result:
     """The result of the plan that a strategy prescribes."""
+    from baselines.strategies.stage_cuts import stage_cuts  # loads all transforms
+
     priority = Priority.LONGEST_PATH.value
     if what.is_folded:
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
@@ -124,6 +126,7 @@ def _result(
         strategy=what.strategy.text,
         source_hash=graph.hash,
         note=what.note,
+        stage_cuts=stage_cuts(graph, cluster, what.strategy),
         solve_time_s=time.perf_counter() - began_s,
     )
 

@@ -21,6 +21,7 @@ from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
+from placement.solving.one_device import as_alternative
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row, without_answer
@@ -70,13 +71,7 @@ def best_of_all(
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
     placed, single = _placements(graph, cluster, seed, solver, outcome, budget)
-    return dataclasses.replace(
-        fastest(graph, cluster, seed, placed, single, outcome),
-        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
-        evaluations=budget.spent,
-        interrupted=budget.interrupted,
-        solve_time_s=time.perf_counter() - began_s,
-    )
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
 
 
 def beside_placements(
@@ -93,11 +88,17 @@ def beside_placements(
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part(_SCORING_SHARE)
     outcome = find_strategies(graph, cluster, seed, part)
+    budget.absorb(part)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
+
+
+def _within(budget: Budget, result: Result, began_s: float) -> Result:
+    """A result of a search that has had a budget."""
     return dataclasses.replace(
-        fastest(graph, cluster, seed, placed, single, outcome),
+        result,
         budget_s=None if math.isinf(budget.seconds) else budget.seconds,
-        evaluations=part.spent,
-        interrupted=part.interrupted,
+        evaluations=budget.spent,
+        interrupted=budget.interrupted,
         solve_time_s=time.perf_counter() - began_s,
     )
 
@@ -188,8 +189,7 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
     from baselines.strategies.searching.families import family_of
 
     for name, result in ((ONE_DEVICE, single), (PLACEMENT, placed)):
-        peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
-        yield Alternative(name, result.strategy, result.objective_s, peak)
+        yield as_alternative(result, name)
     scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
     for one in scored:
         if one.strategy.is_none:

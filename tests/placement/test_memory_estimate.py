@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -116,11 +117,14 @@ def test_the_smallest_number_of_devices_is_found() -> None:
 
 
 def test_how_much_is_missing_is_said() -> None:
-    found = fewest_devices(layers(), small(40_000))
+    few = small(40_000)
+    unlike = replace(few.devices[-1], memory_bytes_per_s=1e11)
+    few = replace(few, devices=(*few.devices[:-1], unlike))  # so that it cannot have more of them
+    found = fewest_devices(layers(), few)
     assert (found.count, found.at_least) == (None, math.ceil(16 * 30_300 / 40_000))
     assert found.estimate is None  # more than there are
     assert "at least 13 are needed" in found.headline()
-    found = fewest_devices(layers(), small(125_000))
+    found = fewest_devices(layers(), small(125_000), most=4)
     assert found.count is None
     assert found.estimate is not None
     assert found.estimate.missing_bytes > 0

@@ -71,12 +71,13 @@ def test_memory_helps_only_where_more_fits() -> None:
 
 def test_a_folded_strategy_is_carried_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica stands for all: the step is then as long as that of the whole graph, and so are the derivatives."""
-    whole = what_helps(perceptron(), gpus(2), evaluations=200)
+    whole = what_helps(perceptron(), gpus(2), evaluations=100)
     assert whole.result.strategy != "none"
     monkeypatch.setattr("baselines.strategies.folding.is_to_be_folded", lambda *_: True)
     monkeypatch.setattr("baselines.strategies.searching.scoring.is_to_be_folded", lambda *_: True)
-    folded = what_helps(perceptron(), gpus(2), evaluations=200)
+    folded = what_helps(perceptron(), gpus(2), evaluations=100)
     assert folded.result.graph.name.endswith("one of 2 places")
+    assert folded.result.strategy == whole.result.strategy
     assert folded.step_s == pytest.approx(whole.step_s, rel=0.05)
     for name in ("FLOP rate", "memory bandwidth", "bandwidth of links"):
         assert row(folded, name) == pytest.approx(row(whole, name), abs=0.1)

@@ -81,8 +81,9 @@ def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
     assert [d.name for d in smaller.devices] == ["gpu0", "gpu1", "cpu0"]
     assert {end for link in smaller.links for end in (link.src, link.dst)} == {"gpu0", "gpu1", "cpu0", "switch"}
     assert computing(smaller) == ["gpu0", "gpu1"]
-    with pytest.raises(ClusterError, match="has 3 devices, got 4, and no hosts"):
-        resized(cluster(3), 4)
+    assert [d.name for d in resized(cluster(3), 4).devices] == ["gpu0", "gpu1", "gpu2", "cpu0", "gpu3"]
+    with pytest.raises(ClusterError, match="has 4 devices, got 5, and neither several hosts"):
+        resized(Cluster.preset("mixed-gpus"), 5)
 
 
 def test_the_curve_says_where_devices_stop_helping() -> None:
@@ -261,6 +262,32 @@ def test_a_sweep_of_batches_needs_graphs_that_say_theirs() -> None:
         over_batches([branches(2)], cluster(2), ["heft"])
     with pytest.raises(ValueError, match="needs a batch"):
         over_batches([], cluster(2), ["heft"])
+
+
+@pytest.mark.parametrize("is_in_search", [True, False])
+def test_an_interrupted_sweep_has_the_rows_so_far(monkeypatch: pytest.MonkeyPatch, is_in_search: bool) -> None:
+    """A Ctrl-C that a search takes as its end, or one that comes between searches, as while bounds are computed."""
+
+    def interrupted(graph: OpGraph, cluster: Cluster, *args: Any, **search: Any) -> Comparison:
+        last = cluster.name == "box with 3" or graph.origin.batch_size == 256
+        if last and not is_in_search:
+            raise KeyboardInterrupt
+        found = compare(graph, cluster, *args, **search)
+        results = tuple(dataclasses.replace(result, interrupted=last) for result in found.results)
+        return dataclasses.replace(found, results=results)
+
+    monkeypatch.setattr("placement.what_if.compare", interrupted)
+    clusters = [resized(cluster(4), n) for n in (1, 2, 3, 4)]
+    swept = what_if(branches(4), clusters, ["heft"], is_sweep=True)
+    batches = over_batches(map(perceptron, (64, 128, 256, 512)), gpus(2), ["heft"])
+    for found in (swept, batches):
+        assert found.interrupted
+        assert len(found.cases) == 2 + is_in_search
+        assert f" Interrupted: {len(found.cases)} rows so far" in found.advice()
+        assert json.loads(found.to_json())["interrupted"]
+    if not is_in_search:
+        with pytest.raises(KeyboardInterrupt):  # there is nothing to show
+            what_if(branches(4), clusters[2:], ["heft"], is_sweep=True)
 
 
 def test_two_points_are_no_law() -> None:

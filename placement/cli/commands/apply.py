@@ -63,6 +63,15 @@ class ApplyOptions:
             "--method", metavar="NAME", show_default=False, help="That places without PLACEMENT; auto by default."
         ),
     ] = None
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="TEXT",
+            show_default=False,
+            help="How to rewrite the step before it is placed, such as 'dp2 zero1'; none by default.",
+        ),
+    ] = None
     seed: options.Seed = 0
     budget_s: options.BudgetSeconds = None
     dim: options.Dims = None
@@ -95,7 +104,12 @@ def apply(given: ApplyOptions) -> None:
         result.save(given.output)
     trial = _tried(given, result, sizes)
     if given.as_json:
-        head = {"model": given.model, "method": result.method, "cluster": result.cluster_name}
+        head = {
+            "model": given.model,
+            "strategy": result.strategy,
+            "method": result.method,
+            "cluster": result.cluster_name,
+        }
         emit_json({**head, **trial.to_dict()})
     else:
         _show(trial)
@@ -112,11 +126,11 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
         typer.BadParameter: options that say how to place.
         MismatchError: it is for another cluster than the command names.
     """
-    if given.method is not None or given.budget_s is not None:
-        raise typer.BadParameter("--method and --budget-s say how to place; leave them out beside PLACEMENT.")
+    if given.method is not None or given.budget_s is not None or given.strategy is not None:
+        raise typer.BadParameter("--method, --strategy and --budget-s say how to place; leave them out with PLACEMENT.")
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
-    from placement.measuring.doubts import warn_of_doubts
+    from placement.measuring.figures import warn_of_doubts
     from placement.solving.result import Result
 
     result = Result.load(file)
@@ -151,7 +165,8 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         graph = _graph_of(example, machine, given.train, report)
     del example
     with progress(f"placing with {method}"):
-        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=NO_STRATEGY)
+        strategy = given.strategy or NO_STRATEGY
+        result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.collective_times import CollectiveTimes
-    from placement.measuring.doubts import MeasuredMachine
+    from placement.measuring.figures import MeasuredMachine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ class ClustersOptions:
         bool,
         typer.Option(
             "--collectives",
-            help="Time an all-reduce of 1 KiB to 1 GiB on the named cluster by each algorithm, and where they cross.",
+            help="Time an all-reduce of 1 KiB to 1 GiB on the named cluster by each algorithm, and where they cross; "
+            "of CPU cores of 'local' all collectives, predicted and measured.",
         ),
     ] = False
     ranks: Annotated[
@@ -79,6 +80,9 @@ def clusters(given: ClustersOptions) -> None:
         from placement.inputs.sources import read_cluster
 
         cluster = read_cluster(given.name)
+        if given.collectives and given.name == "local" and cluster.collectives and given.ranks is None:
+            _show_compared(cluster, given.as_json)
+            return
         if given.collectives:
             _show_collectives(cluster, given)
             return
@@ -166,6 +170,39 @@ def _show_collectives(cluster: Cluster, given: ClustersOptions) -> None:
     emit_rich(*collectives_table(found))
 
 
+def _show_compared(cluster: Cluster, as_json: bool) -> None:
+    """What the cost model says of collectives on this machine, beside what they take now."""
+    with progress("measuring collectives"):
+        from statistics import median
+
+        from placement.measuring.collectives import compared
+        from placement.measuring.figures import CoreTime
+        from placement.measuring.speeds import THOROUGH
+        from placement.measuring.workers import cores_for
+
+        cores, before = cores_for(None), CoreTime.now()
+        rows = compared(cluster, cores[: cluster.n_devices], THOROUGH)
+        others = before.others(CoreTime.now(), len(cores)) if before is not None else None
+    error = median(row.error for row in rows)
+    if as_json:
+        emit_json(
+            {
+                "cluster": cluster.name,
+                "cluster_hash": cluster.hash,
+                "median_error": error,
+                "others": others,
+                "collectives": [{**asdict(row), "error": row.error} for row in rows],
+            }
+        )
+        return
+    from placement.cli.tables import compared_collectives_table
+
+    emit(f"collectives among {cluster.n_devices} cores: predictions are off by {error:.1%} in the median")
+    emit_rich(*compared_collectives_table(rows))
+    if others is not None:
+        emit(f"other processes had {others:.0%} of the processor time meanwhile")
+
+
 def _verdict(cluster: Cluster, found: CollectiveTimes) -> str:
     """Which algorithm is the quickest from which size on, in a sentence."""
     from placement.cli.tables import format_power_of_two
@@ -180,7 +217,7 @@ def _measured_now(devices: int | None) -> MeasuredMachine:
     """This machine, measured now; doubtful figures are warned of."""
     with progress("measuring devices and links"):
         from placement.measuring import machine as measure
-        from placement.measuring.doubts import warn_of_doubts
+        from placement.measuring.figures import warn_of_doubts
 
         found = measure.measured_machine(devices)
         warn_of_doubts(found.cluster)

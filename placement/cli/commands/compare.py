@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,21 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placement.cli import completion, options
-from placement.cli.options import parse_dims
-from placement.cli.output import check_outputs, emit, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.output import check_outputs, emit, emit_rich, progress, reason_as_json
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import again
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, do_it
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, first_lines
 
 if TYPE_CHECKING:
-    from env.cluster import Cluster
-    from graphs.opgraph import OpGraph
     from placement.comparison import Comparison
     from placement.inputs.sources import Source
-    from placement.sizing.sweeps import Sweep
-    from placement.what_if import WhatIf
-
-DEVICES, FIGURES = "devices", "figures"  # of --sweep; the former is a copy of `placement.sizing.sweeps.DEVICES`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,26 +62,8 @@ class CompareOptions(HowToSearch, HowToRead):
             help="What if: one row for each of these clusters.",
         ),
     ] = None
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="devices=1..8",
-            show_default=False,
-            help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
-            "stops helping; batch=32..4096: one row for each batch; long ranges go by doubling. figures: which figure "
-            "of the cluster would help most, bandwidth, latency, memory or another.",
-        ),
-    ] = None
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price",
-            metavar="PER_DEVICE_HOUR",
-            show_default=False,
-            help="What one device costs in an hour; --sweep and --clusters then say what a step costs.",
-        ),
-    ] = None
+    sweep: options.Sweep = None
+    price: options.Price = None
     priority: options.PriorityOption = "longest_path"
     train: options.Train = False
     granularity: options.Granularity = "op"
@@ -117,24 +91,22 @@ def compare(given: CompareOptions) -> None:
     is_what_if = given.clusters is not None or given.sweep is not None
     if strategies == ["none"]:
         strategies, methods = None, methods or ([AUTO] if is_what_if else list(default_methods(given.objective)))
-    if given.sweep == FIGURES:
-        from placement.cli.estimates import check_figures, compare_figures
+    from placement.cli import sweeps
 
-        check_figures(given)
-        compare_figures(given, read_graph(given.graph, given))
+    if given.sweep == sweeps.FIGURES:
+        sweeps.check_figures(given)
+        sweeps.compare_figures(given, read_graph(given.graph, given))
         return
     if strategies is not None:
         from placement.cli.strategies import check_strategies, compare_strategies
 
         check_strategies(given, strategies)
-    sweep = _sweep(given)
-    source = read_graph(
-        given.graph, given if sweep is None or sweep.kind == DEVICES else _with_batch(given, sweep.sizes[0])
-    )
+    sweep = sweeps.sweep_of(given)
+    source = sweeps.source_of(given, sweep)
     if strategies is not None:
         compare_strategies(given, source, strategies)
     elif is_what_if:
-        _what_if(given, source, methods, search, sweep)
+        sweeps.sweep_or_clusters(given, source, methods, search, sweep, several)
     else:
         _one_cluster(given, source, methods, search)
 
@@ -184,7 +156,7 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
         from placement.cli.tables import comparison_table
 
         emit_rich(
-            *_first_lines(found, given),
+            *_advice(found, given),
             *comparison_table(found),
             *_last_lines(found),
             *written,
@@ -194,15 +166,12 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
         _refuse(found)
 
 
-def _first_lines(found: Comparison, given: CompareOptions) -> list[str]:
-    """The advice and how to follow it, where strategies were searched."""
-    from graphs.formatting import show_line
-    from placement.solving.advice import advice
+def _advice(found: Comparison, given: CompareOptions) -> list[str]:
+    """The advice and how to follow it."""
+    from placement.solving.one_device import beside_one_device
 
-    if found.overall is None:
-        return []
-    how = [f"do it: {do_it(given, found.overall)}"] if found.overall.feasible else []
-    return [show_line(advice(found.overall)), *how]
+    result = found.overall or found.best
+    return [] if result is None else first_lines(given, beside_one_device(result, found.graph, found.cluster))
 
 
 def _last_lines(found: Comparison) -> list[str]:
@@ -243,133 +212,3 @@ def _refuse(found: Comparison) -> None:
         raise InfeasibleError(f"found no placement and no strategy that fits: {found.overall.reason}")
     first = next((result for result in found.results if result.method == AUTO), found.results[0])
     raise InfeasibleError(f"no method found a placement that fits; {first.method}: {first.reason}")
-
-
-# -- what if ----------------------------------------------------------------------------------------------------
-
-
-def _sweep(given: CompareOptions) -> Sweep | None:
-    """The sweep that is asked for, and a price that is one.
-
-    Raises:
-        typer.BadParameter: either makes no sense, or not beside the other options.
-    """
-    from placement.sizing.sweeps import BATCH, check_price, parse_sweep
-
-    if given.price is not None:
-        if given.clusters is None and given.sweep is None:
-            raise typer.BadParameter("--price says what the rows of --sweep and --clusters cost; give one of them too.")
-        with usage_errors():
-            check_price(given.price)
-    if given.sweep is None:
-        return None
-    if given.clusters is not None:
-        raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
-    with usage_errors():
-        sweep = parse_sweep(given.sweep)
-    if sweep.kind == BATCH and "batch" in parse_dims(given.dim):
-        raise typer.BadParameter("--sweep batch=... and --dim batch=... both set the batch; leave out one of them.")
-    return sweep
-
-
-def _with_batch(given: CompareOptions, batch: int) -> CompareOptions:
-    """The options of one batch of a sweep."""
-    return dataclasses.replace(given, dim=[*(given.dim or ()), f"batch={batch}"])
-
-
-def _what_if(
-    given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any], sweep: Sweep | None
-) -> None:
-    from graphs.errors import InfeasibleError
-
-    if given.trace is not None:
-        raise typer.BadParameter("--trace shows one cluster; leave out --clusters and --sweep.")
-    if sweep is not None and sweep.kind != DEVICES:
-        found = _over_batches(given, source, methods, search, sweep)
-    else:
-        from placement.what_if import what_if
-
-        targets = _several(given, source) if sweep is None else _swept(given, source, sweep)
-        settings = {"is_sweep": sweep is not None, "price": given.price, **search}
-        with progress("comparing", len(targets)) as report:
-            found = what_if(source.graph, targets, methods, progress=report, **settings)
-    found = dataclasses.replace(found, command=command_of(given))
-    written = list(_write_what_if(found, given))
-    if given.as_json:
-        emit(found.to_json())
-    else:
-        from placement.cli.tables import what_if_table
-
-        emit_rich(found.advice(), *what_if_table(found), *found.laws(), *written, f"again: {found.command}")
-    if all(case.objective_s is None for case in found.cases):
-        raise InfeasibleError(_nowhere(found))
-
-
-def _over_batches(
-    given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any], sweep: Sweep
-) -> WhatIf:
-    """The sweep of a batch; the graph of the first one has been read."""
-    from placement.inputs.sources import cluster_for
-    from placement.what_if import over_batches
-
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
-
-    def graphs() -> Iterator[OpGraph]:
-        yield source.graph
-        for batch in sweep.sizes[1:]:
-            yield read_graph(given.graph, _with_batch(given, batch)).graph
-
-    with progress("comparing", len(sweep.sizes)) as report, usage_errors():
-        return over_batches(graphs(), cluster, methods, price=given.price, progress=report, **search)
-
-
-def _nowhere(found: WhatIf) -> str:
-    """Why there is no answer: a proof for every cluster, or a search that found nothing on one of them."""
-    open_cases = [case for case in found.cases if not case.proven_infeasible]
-    if not open_cases:
-        return f"{found.graph.name} fits on none of these clusters: {found.cases[-1].reason}"
-    case = open_cases[-1]
-    return (
-        f"no placement of {found.graph.name} that fits was found on any of these clusters; on {case.cluster.name} "
-        f"({case.devices} devices): {case.reason}"
-    )
-
-
-def _several(given: CompareOptions, source: Source) -> list[Cluster]:
-    """The clusters that ``--clusters`` names."""
-    from placement.inputs.sources import cluster_for
-
-    if given.cluster is not None:
-        raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
-    names = _names("--clusters", given.clusters or "")
-    if not names:
-        raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
-    targets = [cluster_for(source, name, given.communication, given.memory_fraction) for name in names]
-    for name, count in Counter(target.name for target in targets).items():
-        if count > 1:
-            raise typer.BadParameter(
-                f"{count} of --clusters have the name {name!r}; give each once, and a file a name of its own."
-            )
-    return targets
-
-
-def _swept(given: CompareOptions, source: Source, sweep: Sweep) -> list[Cluster]:
-    """The one cluster with each number of its devices."""
-    from env.resizing import resized
-    from placement.inputs.sources import cluster_for
-
-    whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
-    return [resized(whole, count) for count in sweep.sizes]
-
-
-def _write_what_if(found: WhatIf, given: CompareOptions) -> Iterator[str]:
-    """Write the files asked for; yields a sentence about the report."""
-    if given.html is not None:
-        from placement.report import write_what_if
-
-        write_what_if(found, given.html)
-        yield f"report: {given.html}"
-    if given.output is not None:
-        from graphs.disk import write_atomically
-
-        write_atomically(given.output, found.to_json())

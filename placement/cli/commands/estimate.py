@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from placement.cli import completion, options
-from placement.cli.output import emit, emit_rich, progress
+from placement.cli.output import command_line, emit, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
-from placement.cli.records import again
+from placement.cli.records import again, is_default, option_of
+
+if TYPE_CHECKING:
+    from placement.memory_estimate import MemoryEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,20 @@ def estimate(given: EstimateOptions) -> None:
     if given.as_json:
         emit(found.to_json())
     else:
-        from placement.cli.estimates import estimate_tables
+        from placement.cli.tables import estimate_tables
 
-        emit_rich(*estimate_tables(found))
+        emit_rich(*estimate_tables(found, _do_it(given, found)))
+
+
+def _do_it(given: EstimateOptions, found: MemoryEstimate) -> list[str]:
+    """The command for the smallest number of devices; nothing without a cluster, or where nothing fits."""
+    fewest = found.fewest
+    if fewest is None or fewest.count is None or fewest.estimate is None:
+        return []
+    how = {"--sweep": f"devices={fewest.count}"}
+    if fewest.count <= fewest.devices:
+        how = {"--strategy": fewest.estimate.strategy.text}
+    read = ("granularity", "train", "dim")
+    words = {"--cluster": given.cluster, **how, "--seed": 0}
+    words |= {option_of(name): getattr(given, name) for name in read if not is_default(given, name)}
+    return [f"do it: {command_line('optimize', [given.graph], words)}"]

@@ -13,7 +13,11 @@ from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from graphs.opgraph import OpGraph
     from placement.exporters.pipeline import PipelineSplit
+    from placement.solving.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,9 @@ class ExportOptions:
             metavar="TARGET",
             autocompletion=completion.one_of(completion.TARGETS),
             show_default=False,
-            help="device_map for transformers and accelerate, pipeline for torch.distributed.pipelining, or json.",
+            help="Of a placement, device_map for transformers and accelerate, pipeline for "
+            "torch.distributed.pipelining, or json; of a strategy, torch for a script of plain PyTorch, or a "
+            "configuration for accelerate or deepspeed.",
         ),
     ]
     model: Annotated[
@@ -40,7 +46,7 @@ class ExportOptions:
             metavar="MODEL",
             show_default=False,
             help="The model that was placed, built in or file.py:function: its parameters that no op uses are then in "
-            "the device map too.",
+            "the device map too, and a script takes it from there.",
         ),
     ] = None
     no_split: Annotated[
@@ -52,16 +58,22 @@ class ExportOptions:
             help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
         ),
     ] = None
+    dim: options.Dims = None
     as_json: options.Json = False
     output: options.Output = None
 
 
 def export(given: ExportOptions) -> None:
-    """Write a saved placement as a device map, as pipeline stages, or as plain JSON for other tools."""
+    """Write a saved placement or strategy for other tools: a device map, stages, JSON, a script, a configuration."""
     check_outputs(given.output, inputs=[given.file, given.model])
     if given.no_split is not None and given.model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
+    if given.dim and (given.model is None or given.to != "torch"):
+        raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
+    if isinstance(found, str):
+        _write_script(given, found)
+        return
     document = found if isinstance(found, dict) else found.to_dict()
     if given.output is not None:
         from graphs.disk import write_atomically
@@ -78,19 +90,70 @@ def export(given: ExportOptions) -> None:
         emit(f"{show_line(_described(found))}; saved to {given.output}")
 
 
-def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit:
+def _write_script(given: ExportOptions, script: str) -> None:
+    """To a file or to stdout; with ``--json`` as a field of an object."""
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, script)
+    if given.as_json:
+        emit_json({"script": script})
+    elif given.output is None:
+        emit(script.removesuffix("\n"))
+    else:
+        emit(f"script of {len(script.splitlines())} lines; saved to {given.output}, which says how to run it")
+
+
+def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
     with progress("importing"):
         from placement.exporters import exporting
-        from placement.inputs.sources import read_model
         from placement.solving.result import Result
     result = Result.load(given.file)
     classes = None
     if given.no_split is not None:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
-        model = None if given.model is None else read_model(given.model)
-        found: dict[str, Any] | PipelineSplit = exporting.export(result, given.to, model=model, no_split=classes)
+        sizes = options.parse_dims(given.dim)
+        model = None if given.model is None else _model(given.model, sizes)
+        graph, source = None, None
+        if given.to == exporting.TORCH and given.model is not None:
+            graph, source = _model_graph(given.model, sizes, result), _function(given.model, sizes)
+        found: dict[str, Any] | PipelineSplit | str = exporting.export(
+            result, given.to, model=model, no_split=classes, graph=graph, source=source
+        )
     return found
+
+
+def _model(argument: str, sizes: dict[str, int]) -> nn.Module:
+    """The model that was placed; sizes are those of ``--dim``, of which a built-in one has none but the batch."""
+    from placement.inputs.functions import call_function, is_function
+    from placement.inputs.sources import read_model
+
+    if sizes and is_function(argument):
+        returned = call_function(argument, sizes)
+        if isinstance(returned, tuple) and returned:
+            model: nn.Module = returned[0]
+            return model
+    found: nn.Module = read_model(argument)
+    return found
+
+
+def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:
+    """The graph of the model as it was captured for the result."""
+    from placement.inputs.sources import read_source
+
+    origin = result.graph.origin
+    return read_source(argument, train=bool(origin.train), granularity=origin.granularity or "op", dims=sizes).graph
+
+
+def _function(argument: str, sizes: dict[str, int]) -> str | None:
+    """What a script imports: ``file.py:function``, and how it calls that; a built-in model is no file."""
+    from placement.inputs.functions import is_function
+
+    if not is_function(argument):
+        return None
+    call = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return f"{argument}({call})" if call else argument
 
 
 def _described(found: dict[str, Any] | PipelineSplit) -> str:
@@ -103,6 +166,8 @@ def _described(found: dict[str, Any] | PipelineSplit) -> str:
         )
         moved = f"{found.moved_ops:,} of {found.ops:,} ops are not where they were placed"
         return f"device map: {len(found)} entries on {taken}; {moved}"
+    if isinstance(found, dict) and "ops" not in found:
+        return f"configuration with {len(found)} settings"
     if isinstance(found, dict):
         return f"{len(found['ops']):,} ops on {len(set(found['ops'].values()))} devices"
     chain = " -> ".join(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from placement.cli.executing import HowToScore, check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import again, is_default, option_of
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, do_it
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, first_lines
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -50,6 +50,8 @@ class OptimizeOptions(HowToSearch, HowToScore):
             "default the best strategy is searched.",
         ),
     ] = None
+    sweep: options.Sweep = None
+    price: options.Price = None
     seed: options.Seed = 0
     objective: options.Objective = "latency"
     budget_s: options.BudgetSeconds = None
@@ -73,6 +75,9 @@ def optimize(given: OptimizeOptions) -> None:
     with progress("importing"):
         from placement import optimization
     search = checked_search([given.method], given)
+    if given.sweep is not None or given.price is not None:
+        _sweep(given, search)
+        return
     if not is_default(given, "strategy"):
         _check_strategy(given)
     graph, cluster, running = _problem(given)
@@ -92,18 +97,40 @@ def optimize(given: OptimizeOptions) -> None:
         emit_json(result.to_dict())
     elif result.feasible:
         from placement.cli.tables import at_peak
+        from placement.solving.one_device import beside_one_device
 
         note = at_peak(result.graph, result.cluster)
-        lines = [result.summary(), *([f"note         {note}"] if note else [])]
-        if result.alternatives:
-            lines = [lines[0].replace("\n", f"\ndo it        {do_it(given, result)}\n", 1), *lines[1:]]
-        emit("\n".join([*lines, *written]))
+        first, summary = first_lines(given, beside_one_device(result, graph, cluster), " " * 8), result.summary()
+        if result.alternatives:  # it begins with the advice itself
+            _, _, summary = summary.partition("\n")
+        emit("\n".join([*first, summary, *([f"note         {note}"] if note else []), *written]))
     if not result.feasible:
         _refuse(given, result)
 
 
 def _what(given: OptimizeOptions) -> str:
     return given.method if is_default(given, "strategy") else f"strategy {given.strategy!r}"
+
+
+def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
+    """One answer for each row of a sweep, as ``placement compare`` gives them."""
+    from placement.cli import sweeps
+    from placement.inputs.sources import check_cluster_argument
+
+    if given.cluster is not None:
+        check_cluster_argument(given.cluster)
+    if given.sweep == sweeps.FIGURES:
+        sweeps.check_figures(given)
+        sweeps.compare_figures(given, read_graph(given.graph, given))
+        return
+    sweep = sweeps.sweep_of(given)
+    if given.strategy not in (None, "none"):
+        raise typer.BadParameter("--sweep looks for the best of each row; leave out --strategy, or give none.")
+    if not is_default(given, "scorer"):
+        raise typer.BadParameter("--sweep predicts step times; leave out --scorer.")
+    searches = is_default(given, "method") and given.strategy is None
+    methods = None if searches else [given.method]
+    sweeps.sweep_or_clusters(given, sweeps.source_of(given, sweep), methods, search, sweep)
 
 
 def _check_strategy(given: OptimizeOptions) -> None:
@@ -123,7 +150,7 @@ def command_of(given: OptimizeOptions) -> str:
     """The command line that gives the same answer."""
     how = ["method"] if given.strategy in (None, "none") else []
     how += [] if is_default(given, "strategy") else ["strategy"]
-    return again("optimize", [given.graph], given, ("cluster", *how, "scorer", *ANSWER_FIELDS))
+    return again("optimize", [given.graph], given, ("cluster", *how, "sweep", "price", "scorer", *ANSWER_FIELDS))
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,9 +12,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.strategies.searching.records import Estimate
+from baselines.strategies.searching.records import Estimate, Figures, Scored
 from env.cluster import Cluster
+from env.gym.batch import ScorerFactory, StrategyScorer
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named
+from env.problem import Problem
 from graphs.arrays import BoolArray
 from graphs.errors import InfeasibleError, MismatchError, StrategyError, UnknownNameError
 from graphs.opgraph import OpGraph
@@ -46,14 +48,29 @@ class StrategyTask:
         graph, cluster: which.
         near: by strategy, those one move away, by number of the action.
         estimates: by strategy; None where graph or cluster do not allow it.
-        scores: the simulator's, likewise.
+        scores: the simulator's, or as measured, likewise.
+        make_scorer: of what really runs strategies; None for the simulator.
     """
 
     graph: OpGraph
     cluster: Cluster
     near: dict[Strategy, dict[int, Strategy]] = field(default_factory=dict)
     estimates: dict[Strategy, Estimate | None] = field(default_factory=dict)
-    scores: dict[Strategy, Estimate | None] = field(default_factory=dict)
+    scores: dict[Strategy, Scored | None] = field(default_factory=dict)
+    make_scorer: ScorerFactory | None = None
+
+    @cached_property
+    def measuring(self) -> StrategyScorer:
+        """What really runs strategies.
+
+        Raises:
+            MismatchError: the scorer is for another model or cluster, or for placements alone.
+        """
+        assert self.make_scorer is not None
+        found = self.make_scorer(Problem(self.graph, self.cluster))
+        if not isinstance(found, StrategyScorer):
+            raise MismatchError(f"{type(found).__name__} scores placements alone; expected executor.scorer.")
+        return found
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -98,17 +115,22 @@ class StrategyTask:
                 self.estimates[strategy] = None
         return self.estimates[strategy]
 
-    def score(self, strategy: Strategy) -> Estimate | None:
-        """What a strategy takes by the simulator; None where it is not allowed."""
+    def score(self, strategy: Strategy) -> Scored | None:
+        """What a strategy takes, by the simulator or really run; None where it is not allowed, or cannot be run."""
         from baselines.strategies.searching.scoring import scored
 
         if strategy not in self.scores:
             try:
                 found = scored(self.graph, self.cluster, strategy)
-                self.scores[strategy] = Estimate(strategy, found.step_time_s, found.peak_bytes, found.missing_bytes)
+                self.scores[strategy] = found if self.make_scorer is None or not found.fits else self._measured(found)
             except (StrategyError, InfeasibleError):
                 self.scores[strategy] = None
         return self.scores[strategy]
+
+    def _measured(self, simulated: Scored) -> Scored | None:
+        """A strategy that fits, with its step time as measured; None where it could not be run."""
+        step_time_s = self.measuring.strategy_s(simulated.strategy.text)
+        return replace(simulated, step_time_s=step_time_s) if math.isfinite(step_time_s) else None
 
     def random(self, rng: np.random.Generator) -> Strategy:
         """A strategy of some mesh and number of micro-batches; one device where none of those drawn is allowed."""
@@ -136,7 +158,8 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         graph, cluster: one or several, each an object, a name or a file; every pair is a task, drawn at reset.
         max_steps: moves of an episode.
         start: the text of a strategy to begin with, or ``"random"``.
-        scorer: ``"estimate"``, or ``"simulate"`` to have every strategy that is come to carried out.
+        scorer: ``"estimate"``, or ``"simulate"`` to have every strategy that is come to carried out, or
+            ``executor.scorer`` of a `placement.Executor` to have it really run.
         masks: ``"fits"``: `action_masks` estimates all moves; ``"possible"``: it says which moves there are.
         render_mode: ``"ansi"``, the strategy as a line.
 
@@ -154,11 +177,11 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         cluster: Clusters,
         max_steps: int = 16,
         start: str = NONE,
-        scorer: str = "estimate",
+        scorer: str | ScorerFactory = "estimate",
         masks: str = "fits",
         render_mode: str | None = None,
     ) -> None:
-        if scorer not in SCORERS:
+        if not callable(scorer) and scorer not in SCORERS:
             raise UnknownNameError("scorer", str(scorer), SCORERS)
         if masks not in MASKS:
             raise UnknownNameError("masks", str(masks), MASKS)
@@ -169,9 +192,10 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.render_mode, self.max_steps = render_mode, max_steps
         self.start = None if start == RANDOM else Strategy.parse(start)
         pairs = itertools.product(graphs_named(graph), clusters_named(cluster))
-        self.tasks = tuple(StrategyTask(*pair) for pair in pairs)
+        make_scorer = scorer if callable(scorer) else None
+        self.tasks = tuple(StrategyTask(*pair, make_scorer=make_scorer) for pair in pairs)
         self._estimates_masks = masks == "fits"
-        self._simulates = scorer == "simulate"
+        self._simulates = scorer != "estimate"
         self.observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (len(FEATURES),), np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(ACTIONS))
         self._left = 0
@@ -242,6 +266,11 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             mask[number] = number == 0 or is_good
         return mask
 
+    @property
+    def here(self) -> Strategy:
+        """The strategy that the agent has come to."""
+        return self._here.strategy
+
     def render(self) -> str | None:
         """The strategy and what it takes, as a line."""
         if self.render_mode is None:
@@ -250,10 +279,10 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         fits = "" if here.fits else f", {here.missing_bytes} bytes too large"
         return f"{here.strategy.text}: {here.step_time_s:.6g} s{fits}"
 
-    def _value(self, strategy: Strategy) -> Estimate | None:
+    def _value(self, strategy: Strategy) -> Figures | None:
         return self.task.score(strategy) if self._simulates else self.task.estimate(strategy)
 
-    def _cost(self, found: Estimate) -> float:
+    def _cost(self, found: Figures) -> float:
         lacking = 0.0 if found.fits else _LACKING + found.missing_bytes / max(1, self.task.memory_bytes)
         return math.log(max(found.step_time_s, 1e-12)) + lacking
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from baselines.strategies.devices import are_alike
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Estimate
+from baselines.strategies.searching.records import Figures
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -68,7 +68,7 @@ def strategy_features(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> l
 
 
 def state_features(
-    here: Estimate, one_s: float, bound_s: float, best_s: float, memory_bytes: float, left: float
+    here: Figures, one_s: float, bound_s: float, best_s: float, memory_bytes: float, left: float
 ) -> list[float]:
     """`STATE_FEATURES`.
 

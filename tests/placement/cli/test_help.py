@@ -46,7 +46,7 @@ OPTIONS = {
         *COMMON,
         *SEARCHING,
         *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
-        *["--strategy", "-o", "GRAPH"],
+        *["--price", "--strategy", "--sweep", "-o", "GRAPH"],
     ],
     "apply": [
         *[
@@ -59,6 +59,7 @@ OPTIONS = {
             "--output",
             "--seed",
             "--steps",
+            "--strategy",
             "--trace",
             "--train",
         ],
@@ -66,7 +67,7 @@ OPTIONS = {
     ],
     "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
-    "export": ["--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
+    "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "train": [
         *COMMON,
         *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],

@@ -17,6 +17,7 @@ from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.rows import SplitRow
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
+from placement.measuring.collectives import ComparedCollective
 from placement.measuring.trial import DeviceTrial, Trial
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "json.md").read_text(encoding="utf-8")
@@ -55,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_graph(OpGraph.build(ops, [Tensor("a", 10, ("b", "c")), Tensor("b", 10, ("d",))], "g"), "g.json")
     every = "compute_efficiency = 0.5\nbandwidth_efficiency = 0.5\nkind ="  # fields that are left out where they are 1
     toml = Cluster.preset("2xK40-pcie").to_toml().replace("kind =", every)
+    toml += '\n[[collectives]]\nkind = "all_reduce"\nranks = 2\nsizes = [1, 9]\nseconds = [0.1, 0.2]\n'
     (tmp_path / "every.toml").write_text(toml, encoding="utf-8")
     return tmp_path
 
@@ -113,6 +115,23 @@ def test_the_fields_of_a_profile_are_too(
     assert run(["profile", "m.py:net", "--cluster", "cpu-gpu", "--json"]) == 0
     known = documented("profile")
     assert printed(json.loads(capsys.readouterr().out), known) == known
+
+
+def test_the_fields_of_measured_collectives_are_too(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ComparedCollective("all_reduce", 2, 5, 0.12, 0.1)
+    monkeypatch.setattr("placement.measuring.collectives.compared", lambda *_: [row])
+    monkeypatch.setattr("placement.inputs.sources.read_cluster", lambda _: Cluster.from_toml(folder / "every.toml"))
+    assert run(["clusters", "local", "--collectives", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert printed(found, set()) == documented("clusters local --collectives")
+    assert found["median_error"] == pytest.approx(0.2)
+    assert run(["clusters", "local", "--collectives"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("collectives among 3 cores: predictions are off by 20.0% in the median")
+    assert "all_reduce" in out
+    assert "+20%" in out
 
 
 def test_the_fields_of_a_trial_are_too() -> None:

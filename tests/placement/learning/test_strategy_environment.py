@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from numpy.typing import ArrayLike
 from parallel.every_strategy import quick_network
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from training_steps import mlp
@@ -21,6 +22,8 @@ from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.moves import KINDS, neighbours
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
+from env.problem import Problem
+from env.simulation.simulator import BatchScores, Simulator
 from graphs import OpGraph
 from graphs.capture import capture
 from graphs.errors import MismatchError, StrategyError, UnknownNameError
@@ -207,3 +210,29 @@ def test_an_agent_learns_to_use_all_devices() -> None:
     agent.learn(256)
     learned = mean_return(lambda observation, mask: agent.predict(observation, action_masks=mask)[0])
     assert learned > by_chance + 0.15
+
+
+class Clocked:
+    """Says that every strategy takes as many seconds as its text has letters; those with ``tp`` cannot be run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def strategy_s(self, strategy: str) -> float:
+        return math.inf if "tp" in strategy else float(len(strategy))
+
+    def batch(self, devices: ArrayLike, *, orders: ArrayLike | None = None) -> BatchScores:
+        raise NotImplementedError
+
+
+def test_strategies_may_really_be_run() -> None:
+    env = StrategyEnv(step("gpt2"), CLUSTER, scorer=Clocked)
+    _, info = env.reset(seed=0, options={"start": "dp2"})
+    assert info["step_time_s"] == len("dp2")
+    assert env.task.score(Strategy.parse("tp2")) is None
+
+
+def test_a_scorer_of_placements_alone_is_refused() -> None:
+    env = StrategyEnv(step("gpt2"), CLUSTER, scorer=Simulator)
+    with pytest.raises(MismatchError, match="placements alone"):
+        env.reset(seed=0)

@@ -338,7 +338,7 @@ def test_a_heuristics_placement_stays_what_it_is(executor: Executor) -> None:
 
 def test_the_fastest_of_a_few_is_the_answer(executor: Executor) -> None:
     before = executor.n_runs
-    found = placement.optimize(executor.graph, TWO, "auto", evaluations=30, scorer=executor.scorer)
+    found = placement.optimize(executor.graph, TWO, "auto", evaluations=30, scorer=executor.scorer, strategy="none")
     assert executor.n_runs - before <= 8
     assert "the fastest of" in found.note
     assert placement.verify(found).holds
@@ -348,6 +348,34 @@ def test_the_fastest_of_a_few_is_the_answer(executor: Executor) -> None:
     assert own in runs
     one = executor.run(np.zeros(executor.graph.n_ops, dtype=np.int64))
     assert own.step_time_s <= one.step_time_s
+
+
+def test_a_strategy_is_run_once(executor: Executor) -> None:
+    first = executor.run_strategy("dp2 zero1")
+    runs = executor.n_runs
+    assert first.reason is None
+    assert np.isfinite(first.step_time_s)
+    assert executor.run_strategy(placement.Strategy.parse("dp2 zero1")) == first
+    assert executor.n_runs == runs
+    assert executor.run_strategy("none") == executor.run(np.zeros(executor.graph.n_ops, dtype=np.int64))
+
+
+def test_a_strategy_uses_all_processes(executor: Executor) -> None:
+    with pytest.raises(MismatchError, match="make an Executor on a cluster of 4"):
+        executor.run_strategy("dp4")
+
+
+def test_a_strategy_that_the_model_does_not_allow_says_so(executor: Executor) -> None:
+    found = executor.run_strategy("cp2")
+    assert np.isinf(found.step_time_s)
+    assert "cut" in (found.reason or "")
+
+
+def test_the_best_strategies_are_run_too(executor: Executor) -> None:
+    found = placement.optimize(executor.graph, TWO, evaluations=30, scorer=executor.scorer)
+    assert "measured " in found.note
+    assert "strategies" in found.note
+    assert found.alternatives
 
 
 def test_what_cannot_be_run_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

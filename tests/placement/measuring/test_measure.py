@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,24 @@ from torch import nn
 
 import env.local
 import placement
-from env.cluster import Cluster, Device, both_ways
+from env.cluster import Cluster, Device, MeasuredCollective, both_ways
 from env.problem import Problem
 from graphs.capture import capture_program
 from graphs.errors import ClusterError, MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.cli import run
 from placement.inputs.main_memory import available_bytes
-from placement.measuring import links, workers
+from placement.measuring import collectives, links, workers
 from placement.measuring import machine as measure
-from placement.measuring.doubts import MeasuredMachine, warn_of_doubts, with_doubts
-from placement.measuring.figures import CoreTime, Figure, busy_core_s, settled
+from placement.measuring.figures import (
+    CoreTime,
+    Figure,
+    MeasuredMachine,
+    busy_core_s,
+    settled,
+    warn_of_doubts,
+    with_doubts,
+)
 from placement.measuring.op_clock import ClockedRoutine, clocked, host_clock
 from placement.measuring.op_times import update_times_s
 from placement.measuring.profiling import measured_profile, step_to_measure
@@ -43,6 +51,7 @@ from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.routines import compile_routines
+from placement.runtime.sharded.exchanging.exchanges import KINDS
 from placement.runtime.transport.channels import Channel
 from placement.runtime.transport.gloo import GlooTransport
 from placement.runtime.transport.mailbox import MailTransport
@@ -287,9 +296,34 @@ def test_this_machine_becomes_a_cluster(monkeypatch: pytest.MonkeyPatch, shared:
     for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", way):
         assert word in found.source
 
+    assert [(each.kind, each.ranks, each.sizes) for each in found.collectives] == [
+        (kind, 2, BRIEF.exchanged) for kind in KINDS
+    ]
+    assert all(0 < seconds < 10 for each in found.collectives for seconds in each.seconds)
+
+
+@two_cores
+def test_collectives_are_measured_again_beside_what_is_predicted() -> None:
+    made = replace(cpu_cluster(2), collectives=(MeasuredCollective("all_reduce", 2, (1, 1000), (0.5, 0.5)),))
+    rows = collectives.compared(made, cores_for(2), BRIEF)
+    assert [(row.kind, row.ranks) for row in rows] == [(kind, 2) for kind in KINDS]
+    (size,) = {row.size_bytes for row in rows}
+    assert BRIEF.exchanged[0] < size < BRIEF.exchanged[1]
+    assert rows[0].predicted_s == pytest.approx(0.5 * size / 1000)
+    assert all(0 < row.measured_s < 10 and row.error >= 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("devices", "groups"),
+    [(2, [2]), (3, [2, 3]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16]), (20, [2, 3, 4, 8, 16, 20])],
+)
+def test_among_how_many_ranks_collectives_are_measured(devices: int, groups: list[int]) -> None:
+    assert collectives.group_sizes(devices) == groups
+
 
 def test_one_core_is_a_cluster_without_links() -> None:
     found = measure.local_cluster(1, effort=BRIEF)
+    assert found.collectives == ()
     assert found.n_devices == 1
     assert found.links == ()
 

@@ -19,10 +19,12 @@ def test_compare_prints_a_ranked_table(call: Call, graph_file: Path) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     head = "branches on 4xV100-pcie: 4 ops, 4 edges, 4 devices; no placement has a step time below "
-    assert lines[0].startswith(head)
+    assert lines[0].startswith("placed op by op on 2 devices (")
+    assert lines[1].startswith(f"do it: placement optimize {graph_file} --cluster 4xV100-pcie --method ")
+    assert lines[2].startswith(head)
     for word in ("step time", "speed-up", "gap", "peak memory", "moved", "solve time"):
-        assert word in lines[1]
-    named = [line.split()[0] for line in lines[2:] if line.startswith(" ")]
+        assert word in lines[3]
+    named = [line.split()[0] for line in lines[4:] if line.startswith(" ")]
     assert set(named) >= {*HEURISTICS, "auto"}
     assert any("= " in line for line in lines[2:])
     assert lines[-1] == f"again: placement compare {graph_file} --cluster 4xV100-pcie --seed 0 --budget-s 0.0"
@@ -31,7 +33,10 @@ def test_compare_prints_a_ranked_table(call: Call, graph_file: Path) -> None:
 def test_compare_by_throughput_says_what_is_left_out(call: Call, graph_file: Path) -> None:
     code, out, err = call("compare", graph_file, *CLUSTER, "--objective", "throughput", "--evaluations", 100)
     assert (code, err) == (0, "")
-    assert "largest load" in out.splitlines()[1]
+    advice, do_it, _, head, *_ = out.splitlines()
+    assert "x one device, 1 ms a step in steady state, " in advice
+    assert "--objective throughput" in do_it
+    assert "largest load" in head
     assert " not for objective throughput: " not in out  # nothing was asked for that cannot be
     words = ["--objective", "throughput", "--methods", "heft,expert", "--html", "r.html"]
     out = call("compare", graph_file, *CLUSTER, *words)[1]
@@ -79,6 +84,9 @@ def test_what_if(call: Call, graph_file: Path, tmp_path: Path) -> None:
     code, out, err = call("compare", graph_file, *CLUSTER, "--sweep", "devices=1..3", *words)
     assert (code, err) == (0, "")
     assert "4xV100-pcie with 2" in out
+    do_it = out.splitlines()[1].removeprefix("do it: placement ")
+    assert do_it == f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=2 --methods heft --seed 0"
+    assert "4xV100-pcie with 2" in call(*shlex.split(do_it))[1]
     assert "report: w.html" in out
     assert "4xV100-pcie with 2" in (tmp_path / "w.html").read_text(encoding="utf-8")
     assert "Adding devices stops helping at 2" in out
@@ -97,8 +105,9 @@ def test_what_would_help_most(call: Call, graph_file: Path, tmp_path: Path) -> N
     code, out, err = call(*words, "-o", "f.json")
     assert (code, err) == (0, "")
     document = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))
-    first, *lines = out.splitlines()
+    first, do_it, *lines = out.splitlines()
     assert first == document["advice"]
+    assert do_it.startswith(f"do it: placement optimize {graph_file} --cluster 4xV100-pcie --method ")
     assert lines[-1] == f"again: {document['command']}"
     assert all(any(row["figure"] in line for line in lines) for row in document["figures"])
     assert json.loads(call(*words, "--json")[1])["figures"] == document["figures"]
@@ -199,7 +208,9 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --budget-s -3": ["0 or more, got -3.0"],
         f"compare {graph_file} --cluster 4xV100-pcie --evaluations -3": ["--evaluations", "0"],
         f"compare {graph_file} --cluster 4xV100-pcie --communication smoke": ["'smoke'", "'overlapped' or 'blocking'"],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..5": ["has 4 devices, got 5, and no hosts"],
+        f"compare {graph_file} --cluster mixed-gpus --sweep devices=1..5": [
+            "has 4 devices, got 5, and neither several"
+        ],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price -1": ["a number above 0, got -1"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price nan": ["a number above 0, got nan"],
         f"compare {graph_file} --cluster 4xV100-pcie --price 1": [

@@ -136,7 +136,65 @@ def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
         r"^do it +placement optimize g\.json --cluster 4xV100-pcie --method \w+ --strategy none ", out, re.M
     )
     code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--strategy", "none", "--evaluations", 300)
-    assert (code, "best of each" in out, "do it" in out) == (0, False, False)
+    assert (code, "best of each" in out, "\ndo it " in out) == (0, False, True)
+
+
+def test_the_advice_comes_first_also_where_nothing_is_searched(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    save_graph(mlp(), "light.json")
+    on = ("--cluster", "8xA100-nvswitch")
+    for words, advice, how in (
+        (("optimize", "g.json", *on, "--strategy", "dp2 zero1"), "data parallel on 2 with ZeRO-1: 2.00x one", "'dp2 z"),
+        (("optimize", "light.json", *on, "--strategy", "dp2 zero1"), "one device is faster: 65 us, ", "none"),
+        (("optimize", "light.json", *on, "--method", "single_device"), "one device: 65 us, fits in 4.61 kB\n", "none"),
+        (("optimize", "light.json", *on, "--method", "hash"), "one device is faster: 65 us, ", "none"),
+        (("compare", "g.json", *on, "--strategies", "dp2,tp2,dp4"), "data parallel on 4: 4.00x one device, ", "dp4"),
+        (("compare", "light.json", *on, "--methods", "expert"), "placed op by op on 2 devices (expert): ", "none"),
+    ):
+        code, out, err = call(*words)
+        assert (code, err) == (0, "")
+        assert out.startswith(advice)
+        do_it = re.sub(r"do it:? +placement ", "", out.splitlines()[1])
+        assert f"--strategy {how}" in do_it
+        assert call(*shlex.split(do_it))[0] == 0
+
+
+def test_optimize_has_the_sweeps_of_compare(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    words = ("g.json", "--cluster", "4xV100-pcie", "--sweep", "devices=1..8..7", "--evaluations", 100, "--price", 3)
+    code, out, err = call("optimize", *words, "-o", "s.json")
+    assert (code, err) == (0, "")
+    advice, do_it, *_ = out.splitlines()
+    assert advice.startswith("Fastest: dp8")
+    assert "on 8, 8.00x one device." in advice
+    assert do_it.startswith("do it: placement optimize g.json --cluster 4xV100-pcie --method auto --sweep devices=8 ")
+    document, same = (json.loads(call(verb, *words, "--json")[1]) for verb in ("optimize", "compare"))
+    assert document["command"].startswith("placement optimize g.json --cluster 4xV100-pcie ")
+    assert [case["objective_s"] for case in document["cases"]] == [case["objective_s"] for case in same["cases"]]
+    assert json.loads(Path("s.json").read_text(encoding="utf-8"))["cases"][1]["devices"] == 8
+    heft = ("optimize", "g.json", "--cluster", "8xA100-nvswitch", "--sweep", "devices=1,2", "--method", "heft")
+    assert all(case["strategy"] == "none" for case in json.loads(call(*heft, "--json")[1])["cases"])
+    for more, sentence in (
+        (("--strategy", "dp2"), "--sweep looks for the best of each row; leave out --strategy, or give none"),
+        (("--trace", "t.json"), "--trace shows one cluster; leave out --sweep"),
+        (("--scorer", "execute"), "--sweep predicts step times; leave out --scorer"),
+    ):
+        refused(call("optimize", *words, *more), sentence)
+    refused(call("optimize", *words[:3], "--price", 3), "--price says what the rows of --sweep cost; give it too")
+    refused(call("optimize", *words[:3], "--sweep", "figures", "--strategy", "dp2"), "leave out --strategy")
+
+
+def test_a_sweep_says_how_to_do_it_on_the_cluster_there_is(call: Call) -> None:
+    save_graph(heavy(), "g.json")
+    for words, how in (
+        (("--cluster", "8xA100-nvswitch", "--sweep", "devices=1,2"), "--cluster 8xA100-nvswitch --strategy dp2"),
+        (("--clusters", "2xK40-pcie,4xV100-pcie"), "--cluster 4xV100-pcie --strategy dp4"),
+    ):
+        code, out, _ = call("compare", "g.json", *words, "--evaluations", 100)
+        assert code == 0
+        do_it = out.splitlines()[1].removeprefix("do it: placement ")
+        assert do_it.startswith(f"optimize g.json {how}")
+        assert call(*shlex.split(do_it))[0] == 0
 
 
 def test_compare_puts_the_best_of_each_family_beside_the_methods(call: Call) -> None:

@@ -1,0 +1,280 @@
+"""Sweeps and other what-if questions of ``placement compare`` and ``placement optimize``: what the commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import typer
+
+from placement.cli.options import parse_dims
+from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.reading import read_graph
+from placement.cli.records import is_default, option_of
+from placement.cli.searching import do_it
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from placement.cli.commands.compare import CompareOptions
+    from placement.cli.commands.optimize import OptimizeOptions
+    from placement.inputs.sources import Source
+    from placement.sensitivity import Sensitivities
+    from placement.sizing.sweeps import Sweep
+    from placement.what_if import WhatIf
+
+    Options: TypeAlias = CompareOptions | OptimizeOptions
+
+DEVICES, FIGURES = "devices", "figures"  # of --sweep; the former is a copy of `placement.sizing.sweeps.DEVICES`
+
+
+def sweep_of(given: Options) -> Sweep | None:
+    """The sweep that is asked for, and a price that is one.
+
+    Raises:
+        typer.BadParameter: either makes no sense, or not beside the other options.
+    """
+    from placement.sizing.sweeps import BATCH, check_price, parse_sweep
+
+    clusters = getattr(given, "clusters", None)
+    if given.price is not None:
+        if clusters is None and given.sweep is None:
+            among = (
+                "--sweep and --clusters cost; give one of them"
+                if hasattr(given, "clusters")
+                else "--sweep cost; give it"
+            )
+            raise typer.BadParameter(f"--price says what the rows of {among} too.")
+        with usage_errors():
+            check_price(given.price)
+    if given.sweep is None:
+        return None
+    if clusters is not None:
+        raise typer.BadParameter("--sweep varies one --cluster; leave out --clusters.")
+    with usage_errors():
+        sweep = parse_sweep(given.sweep)
+    if sweep.kind == BATCH and "batch" in parse_dims(given.dim):
+        raise typer.BadParameter("--sweep batch=... and --dim batch=... both set the batch; leave out one of them.")
+    return sweep
+
+
+def source_of(given: Options, sweep: Sweep | None) -> Source:
+    """The graph; of a sweep of batches that of the first one."""
+    is_batch = sweep is not None and sweep.kind != DEVICES
+    return read_graph(given.graph, _with_batch(given, sweep.sizes[0]) if sweep is not None and is_batch else given)
+
+
+def _with_batch(given: Options, batch: int) -> Options:
+    """The options of one batch of a sweep."""
+    return dataclasses.replace(given, dim=[*(given.dim or ()), f"batch={batch}"])
+
+
+def sweep_or_clusters(
+    given: Options,
+    source: Source,
+    methods: list[str] | None,
+    search: dict[str, Any],
+    sweep: Sweep | None,
+    clusters: Sequence[str] = (),
+) -> None:
+    """Compare the rows of a sweep, or those of several clusters, and say what comes out.
+
+    Args:
+        source: of `source_of`.
+        methods: as of `placement.what_if.what_if`.
+        search: further arguments of `placement.compare`.
+        clusters: as the command line names them; without a sweep.
+    """
+    from graphs.errors import InfeasibleError
+
+    if given.trace is not None:
+        raise typer.BadParameter(f"--trace shows one cluster; leave out {'--sweep' if sweep else '--clusters'}.")
+    if sweep is not None and sweep.kind != DEVICES:
+        found = _over_batches(given, source, methods, search, sweep)
+    else:
+        from placement.what_if import what_if
+
+        targets = _several(given, source, clusters) if sweep is None else _swept(given, source, sweep)
+        settings = {"is_sweep": sweep is not None, "price": given.price, **search}
+        with progress("comparing", len(targets)) as report:
+            found = what_if(source.graph, targets, methods, progress=report, **settings)
+    found = dataclasses.replace(found, command=_command_of(given))
+    written = list(_write(found, given))
+    if given.as_json:
+        emit(found.to_json())
+    else:
+        from placement.cli.tables import what_if_table
+
+        first = [found.advice(), *_how(found, given, source, clusters)]
+        emit_rich(*first, *what_if_table(found), *found.laws(), *written, f"again: {found.command}")
+    if all(case.objective_s is None for case in found.cases):
+        raise InfeasibleError(_nowhere(found))
+
+
+def _command_of(given: Options) -> str:
+    from placement.cli.commands import compare, optimize
+
+    if isinstance(given, optimize.OptimizeOptions):
+        return optimize.command_of(given)
+    return compare.command_of(given)
+
+
+def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[str]:
+    """The command that does what the advice says; of a placement on a part of a cluster, the sweep of that part."""
+    from placement.inputs.sources import cluster_for
+    from placement.sizing.sweeps import BATCH
+
+    case = found.fastest
+    if case is None or case.best is None:
+        return []
+    if found.sweep == BATCH:
+        return [f"do it: {do_it(_with_batch(given, case.samples or 1), case.best)}"]
+    if not found.sweep:
+        named = clusters[found.cases.index(case)]
+        return [f"do it: {do_it(dataclasses.replace(given, cluster=named), case.best)}"]
+    whole = len(cluster_for(source, given.cluster).compute_devices)
+    if case.devices == whole or (case.devices < whole and case.best.strategy != "none"):
+        return [f"do it: {do_it(given, case.best)}"]
+    return [f"do it: {_command_of(dataclasses.replace(given, sweep=f'{DEVICES}={case.devices}'))}"]
+
+
+def _over_batches(
+    given: Options, source: Source, methods: list[str] | None, search: dict[str, Any], sweep: Sweep
+) -> WhatIf:
+    """The sweep of a batch; the graph of the first one has been read."""
+    from placement.inputs.sources import cluster_for
+    from placement.what_if import over_batches
+
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+
+    def graphs() -> Iterator[OpGraph]:
+        yield source.graph
+        for batch in sweep.sizes[1:]:
+            yield read_graph(given.graph, _with_batch(given, batch)).graph
+
+    with progress("comparing", len(sweep.sizes)) as report, usage_errors():
+        return over_batches(graphs(), cluster, methods, price=given.price, progress=report, **search)
+
+
+def _nowhere(found: WhatIf) -> str:
+    """Why there is no answer: a proof for every cluster, or a search that found nothing on one of them."""
+    open_cases = [case for case in found.cases if not case.proven_infeasible]
+    if not open_cases:
+        return f"{found.graph.name} fits on none of these clusters: {found.cases[-1].reason}"
+    case = open_cases[-1]
+    return (
+        f"no placement of {found.graph.name} that fits was found on any of these clusters; on {case.cluster.name} "
+        f"({case.devices} devices): {case.reason}"
+    )
+
+
+def _several(given: Options, source: Source, names: Sequence[str]) -> list[Cluster]:
+    """The clusters that ``--clusters`` names."""
+    from collections import Counter
+
+    from placement.inputs.sources import cluster_for
+
+    if given.cluster is not None:
+        raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
+    if not names:
+        raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
+    targets = [cluster_for(source, name, given.communication, given.memory_fraction) for name in names]
+    for name, count in Counter(target.name for target in targets).items():
+        if count > 1:
+            raise typer.BadParameter(
+                f"{count} of --clusters have the name {name!r}; give each once, and a file a name of its own."
+            )
+    return targets
+
+
+def _swept(given: Options, source: Source, sweep: Sweep) -> list[Cluster]:
+    """The one cluster with each number of its devices."""
+    from env.resizing import resized
+    from placement.inputs.sources import cluster_for
+
+    whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    return [resized(whole, count) for count in sweep.sizes]
+
+
+def _write(found: WhatIf, given: Options) -> Iterator[str]:
+    """Write the files asked for; yields a sentence about the report."""
+    if given.html is not None:
+        from placement.report import write_what_if
+
+        write_what_if(found, given.html)
+        yield f"report: {given.html}"
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, found.to_json())
+
+
+# -- what would help most ---------------------------------------------------------------------------------------
+
+
+def check_figures(given: Options) -> None:
+    """Raises: typer.BadParameter: an option that a sweep of figures does not heed."""
+    fields = {field.name for field in dataclasses.fields(given)}
+    refused = (
+        "method",
+        "methods",
+        "objective",
+        "priority",
+        "price",
+        "strategy",
+        "strategies",
+        "scorer",
+        "html",
+        "trace",
+    )
+    for name in refused:
+        if name in fields and not is_default(given, name):
+            raise typer.BadParameter(
+                f"--sweep figures changes the cluster under the best strategy; leave out {option_of(name)}."
+            )
+
+
+def compare_figures(given: Options, source: Source) -> None:
+    """Say which figure of the cluster would help most."""
+    from placement.inputs.sources import cluster_for
+    from placement.sensitivity import what_helps
+
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    with reason_as_json(given.as_json), progress("searching") as report:
+        found = what_helps(
+            source.graph,
+            cluster,
+            seed=given.seed,
+            budget_s=given.budget_s,
+            evaluations=given.evaluations,
+            progress=report,
+        )
+    found = dataclasses.replace(found, command=_command_of(given))
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, found.to_json())
+    if given.as_json:
+        emit(found.to_json())
+    else:
+        first, *table = figures_table(found)
+        emit_rich(first, f"do it: {do_it(given, found.result)}", *table, f"again: {found.command}")
+
+
+def figures_table(found: Sensitivities) -> list[RenderableType]:
+    """The advice, and one row for each figure."""
+    from rich.text import Text
+
+    from graphs.formatting import format_seconds, show
+    from placement.cli.tables import new_table
+
+    table = new_table("figure", "10 % better", "10 % worse", "elasticity", "", left=("",))
+    for row in found.rows:
+        times = ("nothing fits" if time_s is None else format_seconds(time_s) for time_s in (row.better_s, row.worse_s))
+        elasticity = "-" if row.elasticity is None else f"{row.elasticity:+.3f}"
+        table.add_row(show(row.figure), *times, elasticity, row.sentence(found.step_s))
+    note = "elasticity: by how many percent the step time changes with 1 % more; of memory, the best that fits"
+    return [found.advice(), table, Text(f" {note}", style="dim")]

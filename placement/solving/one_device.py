@@ -1,0 +1,57 @@
+"""`beside_one_device`: an answer for which no strategies were searched, with what one device takes, so that it can be
+judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from env.cluster import Cluster
+from env.plan import Priority
+from graphs.errors import InfeasibleError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.solving.methods import SINGLE
+from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
+from placement.solving.solver import Solver
+
+
+def beside_one_device(result: Result, graph: OpGraph, cluster: Cluster) -> Result:
+    """A result with alternatives: itself and the best single device; as it is if it has some, or no answer.
+
+    Args:
+        graph, cluster: before the strategy.
+    """
+    if result.answer is None or result.alternatives:
+        return result
+    priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
+    try:
+        solver = Solver(graph, cluster, result.seed, result.objective, priority, search=False, bound_s=0.0)
+        single = solver.solve(SINGLE)
+    except InfeasibleError:
+        single = None
+    return with_alternatives(result, [result], single)
+
+
+def with_alternatives(best: Result, results: Iterable[Result], single: Result | None) -> Result:
+    """A result beside others for the same graph and cluster, and one device.
+
+    Args:
+        single: None where the graph fits on no device.
+    """
+    found = (as_alternative(result, _name(result)) for result in results if result.answer is not None)
+    one = Alternative(ONE_DEVICE, NO_STRATEGY, None, None) if single is None else as_alternative(single, ONE_DEVICE)
+    return dataclasses.replace(best, alternatives=listed([*found, one]))
+
+
+def as_alternative(result: Result, name: str) -> Alternative:
+    """A result under the name of an alternative."""
+    peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
+    return Alternative(name, result.strategy, result.objective_s, peak)
+
+
+def _name(result: Result) -> str:
+    from baselines.strategies.searching.families import family_of
+
+    return PLACEMENT if result.strategy == NO_STRATEGY else family_of(Strategy.parse(result.strategy))
