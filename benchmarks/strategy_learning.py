@@ -1,9 +1,10 @@
 """Does learning help the search over strategies, at equal time?
 
-    python benchmarks/strategy_learning.py --seed 0 [--train-s 300] [--budget-s 10]
+    python benchmarks/strategy_learning.py --seed 0 [--policy ppo] [--train-s 300] [--budget-s 10]
 
-MaskablePPO is trained for some minutes on ``placement/Strategy-v0``, on training steps of some models, by estimates.
-Then three searches with the same budget look for strategies of other models:
+A policy is trained for some minutes on ``placement/Strategy-v0``, on training steps of some models, by estimates:
+MaskablePPO, or one of `placement.learning.strategies.policies`. Then three searches with the same budget look for
+strategies of other models:
 
 * the search without learning (`search_strategies`);
 * the policy first, for a share of the time: episodes from one device and from random strategies, whose best by estimate
@@ -18,23 +19,25 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback
 from table import Printer, parser
 
 from baselines.budget import Budget
-from baselines.strategies.searching.records import Estimate
 from baselines.strategies.searching.search import search_strategies
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
-from placement.learning.strategies.environment import RANDOM, StrategyEnv, StrategyTask
+from placement.learning.strategies.environment import RANDOM, StrategyEnv
+from placement.learning.strategies.policies import POLICIES
+from placement.learning.strategies.reinforce import odds_of, proposed, train_strategies
 
 LEARNED_ON = ("alexnet", "inception_v3", "vit_b16", "bert_base", "rnnlm")
 ASKED = ("gpt2", "resnet50", "nmt4", "transformer_moe")
@@ -44,7 +47,7 @@ MASKS = "possible"  # others estimate every move, which takes most of the time
 PROPOSING = 0.3  # of the time
 PROPOSED = 8  # strategies that the search begins with
 
-Choose = Callable[[Any, Any], int]
+Choose = Callable[[StrategyEnv, Any], int]
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,21 @@ class Row:
 
 def main() -> None:
     options = parser(__doc__)
+    options.add_argument(
+        "--policy", choices=("ppo", *POLICIES), default="ppo", help="what is trained (default: %(default)s)"
+    )
     options.add_argument("--train-s", type=float, default=300.0, help="seconds of training (default: %(default)s)")
     options.add_argument("--budget-s", type=float, default=10.0, help="seconds of each search (default: %(default)s)")
     given = options.parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)
-    agent, learning = _trained(given)
+    by_policy, learning = _trained_ppo(given) if given.policy == "ppo" else _trained(given)
     _found_s(
         model_graph(LEARNED_ON[0], train=True), Cluster.preset(CLUSTERS[0]), given.seed, Budget(evaluations=1)
     )  # compiles
     rng = np.random.default_rng(given.seed)
 
-    def by_policy(observation: Any, mask: Any) -> int:
-        return int(agent.predict(observation, action_masks=mask)[0])
-
-    def by_chance(observation: Any, mask: Any) -> int:
-        return int(rng.choice(np.flatnonzero(mask)))
+    def by_chance(env: StrategyEnv, observation: Any) -> int:
+        return int(rng.choice(np.flatnonzero(env.action_masks())))
 
     rows = [
         Row(
@@ -98,22 +101,46 @@ def main() -> None:
     print(_verdict(rows))
 
 
-def _trained(given: argparse.Namespace) -> tuple[MaskablePPO, str]:
-    """A policy, and how its episodes went at the beginning and at the end."""
+def _learned_on() -> StrategyEnv:
     graphs = [model_graph(name, train=True) for name in LEARNED_ON]
-    env = StrategyEnv(graphs, [Cluster.preset(name) for name in CLUSTERS], STEPS, masks=MASKS)
+    return StrategyEnv(graphs, [Cluster.preset(name) for name in CLUSTERS], STEPS, masks=MASKS)
+
+
+def _trained(given: argparse.Namespace) -> tuple[Choose, str]:
+    """A policy of the package, and how its episodes went."""
+    trained = train_strategies(_learned_on(), given.policy, seed=given.seed, budget_s=given.train_s)
+    generator = torch.Generator().manual_seed(given.seed)
+
+    def choose(env: StrategyEnv, observation: Any) -> int:
+        with torch.no_grad():
+            return int(torch.multinomial(odds_of(trained.policy, env, observation).exp(), 1, generator=generator))
+
+    return choose, _told(given, len(trained.returns) * STEPS, trained.returns)
+
+
+def _trained_ppo(given: argparse.Namespace) -> tuple[Choose, str]:
+    """MaskablePPO, and how its episodes went."""
+    env = _learned_on()
     agent = MaskablePPO("MlpPolicy", env, n_steps=256, batch_size=128, gamma=1.0, ent_coef=0.01, seed=given.seed)
     until = _Until(time.monotonic() + given.train_s)
     agent.learn(10**9, callback=until)
-    returns = until.returns
+
+    def choose(env: StrategyEnv, observation: Any) -> int:
+        return int(agent.predict(observation, action_masks=env.action_masks())[0])
+
+    return choose, _told(given, agent.num_timesteps, until.returns)
+
+
+def _told(given: argparse.Namespace, moves: int, returns: Sequence[float]) -> str:
+    """How episodes went at the beginning and at the end."""
     part = max(1, len(returns) // 5)
     first, last = (float(np.exp(np.mean(some))) if some else 1.0 for some in (returns[:part], returns[-part:]))
     words = (
-        f"Trained for {given.train_s:g} s: {agent.num_timesteps:,} moves, {len(returns):,} episodes of {STEPS}.",
+        f"{given.policy} trained for {given.train_s:g} s: {moves:,} moves, {len(returns):,} episodes of {STEPS}.",
         f"One made the step {first:.2f}x as fast as on one device in the first fifth of them, {last:.2f}x in the last",
         "(geometric mean; a step that does not fit counts as slower).",
     )
-    return agent, " ".join(words)
+    return " ".join(words)
 
 
 class _Until(BaseCallback):
@@ -145,15 +172,9 @@ def _proposing_s(graph: OpGraph, cluster: Cluster, given: argparse.Namespace, ch
         for _ in range(STEPS):
             if part.over():
                 break
-            observation = env.step(choose(observation, env.action_masks()))[0]
+            observation = env.step(choose(env, observation))[0]
         episode += 1
-    return _found_s(graph, cluster, given.seed, budget, tuple(_best(env.task)))
-
-
-def _best(task: StrategyTask) -> list[Strategy]:
-    """Those that fit, fastest first, by estimate."""
-    known: list[Estimate] = [found for found in task.estimates.values() if found is not None and found.fits]
-    return [found.strategy for found in sorted(known, key=lambda found: found.step_time_s)[:PROPOSED]]
+    return _found_s(graph, cluster, given.seed, budget, tuple(proposed(env.task, PROPOSED)))
 
 
 def _words(row: Row) -> list[str]:

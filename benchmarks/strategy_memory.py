@@ -1,0 +1,101 @@
+"""Do processes take the memory that is planned? `python benchmarks/strategy_memory.py --seed 0 --markdown` (Linux)
+
+Two processes train a GPT-2 under each strategy. The most memory of a process during a step, without what the process
+has once its tensors are gone, stands beside the peak that the simulator plans for its device. Memory that both
+processes have counts in each, as the system has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from speed_models import example, optimizer
+from table import Printer, parser
+
+from graphs.formatting import format_bytes
+from placement.runtime.ranks.launch import launch
+from placement.runtime.ranks.process_group import ProcessGroup
+
+STRATEGIES = (
+    "dp2",
+    "dp2 zero1",
+    "dp2 zero2",
+    "dp2 zero3",
+    "dp2 | recompute=body.*",
+    "tp2",
+    "pp2 gpipe mb4",
+    "pp2 1f1b mb4",
+    "pp2 1f1b mb4 | recompute=body.*",
+)
+
+
+def main() -> None:
+    """Print a row for each strategy and device."""
+    options = parser(__doc__)
+    options.add_argument("--width", type=int, default=768, help="of the GPT-2")
+    options.add_argument("--batch", type=int, default=8, help="samples of a step")
+    options.add_argument("--strategies", default=",".join(STRATEGIES), help="default: %(default)s")
+    given = options.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    # Large tensors go back to the system when they are freed, so that memory is what tensors take.
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+    rows = []
+    for strategy in given.strategies.split(","):
+        description = {"strategy": strategy, "width": given.width, "batch": given.batch, "seed": given.seed}
+        for rank, (planned, most) in enumerate(launch("strategy_memory:measured", description, ["cpu"] * 2)):
+            rows.append(
+                [f"{strategy}, process {rank}", format_bytes(planned), format_bytes(most), f"{most / planned - 1:+.1%}"]
+            )
+            print(*rows[-1], file=sys.stderr, flush=True)
+    Printer("Memory of strategies", given.markdown).table(
+        "Peak of a training step with Adam.", ["strategy", "planned", "measured", "measured over planned"], rows
+    )
+
+
+def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int]:
+    """Bytes planned and taken at the peak, in one process."""
+    from strategy_speed import planned_module
+
+    model, batch = example("gpt2", description["width"], description["batch"], description["seed"])
+    module, plan = planned_module(description["strategy"], model, batch, group)
+    del model
+    from env.simulation.simulator import Simulator
+
+    applied = plan.values.applied
+    score, _ = Simulator(applied.problem).schedule(applied.plan)
+    device = int(plan.values.rewrite.devices.reshape(-1)[group.rank])
+    planned = int(score.peak_bytes[device])
+    update = optimizer(module)
+
+    def step() -> None:
+        update.zero_grad()
+        module.step(*batch)
+        update.step()
+
+    for _ in range(2):
+        step()  # its memory is there from now on
+    group.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    for _ in range(2):
+        step()
+    most = _status("VmHWM")
+    group.barrier()
+    module = update = batch = None  # type: ignore[assignment]
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return planned, most - (_status("VmRSS") - _status("RssShmem"))
+
+
+def _status(name: str) -> int:
+    """Bytes of an entry of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) << 10
+
+
+if __name__ == "__main__":
+    main()

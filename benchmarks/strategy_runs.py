@@ -1,0 +1,232 @@
+"""Which models run under which strategies, with the numbers of one device?
+
+Every rank of a strategy is a thread of this process. One training step gives the loss, gradients and buffers of the
+model as it is, or the strategy is refused with a sentence; outputs of inference as well. Models are small, with batches
+of 8. Each row is appended to OUT/strategy_runs.jsonl as soon as it is known, and a run that was stopped goes on there.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from table import Printer, parser, read_rows
+from torch import nn
+
+from graphs.capture import Program, capture_program
+from graphs.errors import PlacementError
+from graphs.zoo import MODELS, build
+from tests.helpers.parallel.sharded_models import Run, check, check_inference, run_whole
+
+BATCH = 8
+ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory")
+EVERYWHERE = (
+    "dp2", "dp3", "dp2 shares=3:1", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2", "tp3", "tp2 sp",
+    *(f"pp2 {order} mb{m}" for order in ORDERS for m in (2, 4, 8)), "pp4 1f1b mb4",
+    "recompute=kind:*", "dp2 | pp2 1f1b mb2", "dp2 | tp2", "pp2 1f1b mb2 | tp2", "dp2 | pp2 1f1b mb2 | tp2",
+)  # fmt: skip
+TOLERANCE = 5e-4  # of a gradient's largest entry, in float32; in float64 inception_v3 is equal within 1e-7
+ON_IMAGES, ON_TEXT, ON_EXPERTS = ("hp2",), ("cp2",), ("ep2",)
+OF_INFERENCE = ("dp2", "tp2", "tp2 sp", "pp2 gpipe mb2", "dp2 | pp2 gpipe mb2 | tp2")
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+class Case(NamedTuple):
+    """A model, a batch of it, and the strategies that only some models have."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    others: tuple[str, ...]
+
+
+def text() -> dict[str, torch.Tensor]:
+    mask = torch.ones(BATCH, 8, dtype=torch.long)
+    mask[1, 6:] = 0
+    return {"input_ids": torch.randint(3, 48, (BATCH, 8)), "attention_mask": mask}
+
+
+def labelled() -> dict[str, torch.Tensor]:
+    given = text()
+    return {**given, "labels": given["input_ids"].clone()}
+
+
+def classes(n: int) -> dict[str, torch.Tensor]:
+    return {"labels": torch.arange(BATCH) % n}
+
+
+def hf_bert() -> Case:
+    config = transformers.BertConfig(vocab_size=48, **SIZES)
+    return Case(transformers.BertForSequenceClassification(config), (), {**text(), **classes(2)}, ON_TEXT)
+
+
+def hf_gpt2() -> Case:
+    config = transformers.GPT2Config(vocab_size=48, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    return Case(transformers.GPT2LMHeadModel(config), (), labelled(), ON_TEXT)
+
+
+def hf_llama() -> Case:
+    more = {"num_key_value_heads": 2, "max_position_embeddings": 16, "use_cache": False}
+    return Case(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=48, **more, **SIZES)), (), labelled(), ON_TEXT
+    )
+
+
+def hf_t5() -> Case:
+    config = transformers.T5Config(
+        vocab_size=48, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    return Case(transformers.T5ForConditionalGeneration(config), (), labelled(), ON_TEXT)
+
+
+def hf_whisper() -> Case:
+    sizes = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(
+        vocab_size=48, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=10,
+        max_target_positions=12, **sizes, **tokens,
+    )  # fmt: skip
+    spoken = text()["input_ids"]
+    given = {"input_features": torch.randn(BATCH, 8, 20), "decoder_input_ids": spoken, "labels": spoken.clone()}
+    return Case(transformers.WhisperForConditionalGeneration(config), (), given, ON_TEXT)
+
+
+def hf_clip() -> Case:
+    of_text = {"vocab_size": 48, "max_position_embeddings": 16, "eos_token_id": 2, "bos_token_id": 1}
+    config = transformers.CLIPConfig(
+        text_config={**of_text, **SIZES}, vision_config={"image_size": 16, "patch_size": 8, **SIZES}, projection_dim=16
+    )
+    given = {**text(), "pixel_values": torch.randn(BATCH, 3, 16, 16), "return_loss": True}
+    return Case(transformers.CLIPModel(config), (), given, ON_TEXT)
+
+
+def hf_vit() -> Case:
+    config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=4, **SIZES)
+    given = {"pixel_values": torch.randn(BATCH, 3, 16, 16), **classes(4)}
+    return Case(transformers.ViTForImageClassification(config), (), given, ())
+
+
+def hf_mixtral() -> Case:
+    more = {"num_key_value_heads": 2, "max_position_embeddings": 16, "use_cache": False}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = transformers.MixtralConfig(vocab_size=48, **more, **experts, **SIZES)
+    return Case(transformers.MixtralForCausalLM(config), (), labelled(), (*ON_TEXT, *ON_EXPERTS))
+
+
+def hf_resnet() -> Case:
+    config = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2], num_labels=4)
+    given = {"pixel_values": torch.randn(BATCH, 3, 32, 32), **classes(4)}
+    return Case(transformers.ResNetForImageClassification(config), (), given, ON_IMAGES)
+
+
+def of_zoo(name: str) -> Case:
+    made = build(name, device="cpu", small=True, batch_size=BATCH)
+    images = any(isinstance(module, nn.Conv2d) for module in made.model.modules())
+    experts = "mixtral" in name or "moe" in name
+    others = (ON_IMAGES if images else ON_TEXT) + (ON_EXPERTS if experts else ())
+    return Case(made.model, made.train_args, {}, others)
+
+
+HUGGING_FACE: dict[str, Callable[[], Case]] = {
+    made.__name__: made
+    for made in (hf_bert, hf_gpt2, hf_llama, hf_t5, hf_whisper, hf_clip, hf_vit, hf_mixtral, hf_resnet)
+}
+
+
+def main() -> None:
+    options = _options()
+    warnings.simplefilter("ignore")  # notes of other packages
+    torch.set_num_threads(1)
+    rows_file = options.out / "strategy_runs.jsonl"
+    known = read_rows(rows_file, _key)
+    models = options.models or [*HUGGING_FACE, *MODELS]
+    for name in models:
+        for row in _rows(name, options, known):
+            known[_key(row)] = row
+            with rows_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            if row["found"] != "equal" or options.verbose:
+                print(" | ".join(map(str, row.values())), flush=True)
+    _print(options.markdown, [row for row in known.values() if row["model"] in models])
+
+
+def _options() -> Any:
+    made = parser(__doc__)
+    made.add_argument("--out", type=Path, default=Path("docs/results"), help="folder (default: %(default)s)")
+    made.add_argument("--models", type=lambda text: text.split(","), help="names, with commas (default: all)")
+    made.add_argument(
+        "--strategies", type=lambda text: text.split(","), help="of those here, with commas (default: all)"
+    )
+    made.add_argument("--verbose", action="store_true", help="print what is equal as well")
+    return made.parse_args()
+
+
+def _key(row: dict[str, Any]) -> str:
+    return f"{row['model']} | {row['pass']} | {row['strategy']}"
+
+
+def _rows(name: str, options: Any, known: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The strategies of a model that are not known yet."""
+    torch.manual_seed(options.seed)
+    case = HUGGING_FACE[name]() if name in HUGGING_FACE else of_zoo(name)
+    for kind, strategies in (("train", (*EVERYWHERE, *case.others)), ("eval", OF_INFERENCE)):
+        program: Program | None = None
+        expected: Run | None = None
+        for strategy in (
+            strategies if options.strategies is None else [s for s in strategies if s in options.strategies]
+        ):
+            row = {"model": name, "pass": kind, "strategy": _of_model(strategy, case)}
+            if _key(row) in known:
+                continue
+            if program is None:
+                program = capture_program(case.model.train(kind == "train"), case.args, case.kwargs, kind == "train")
+                expected = run_whole(case.model, case.args, case.kwargs, train=kind == "train")
+            one = partial(check, tolerance=TOLERANCE) if kind == "train" else check_inference
+            yield {**row, **_found(one, case, row["strategy"], program, expected)}
+
+
+def _of_model(strategy: str, case: Case) -> str:
+    """Parts of a batch norm give the numbers of one device only if they put their statistics together."""
+    is_normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in case.model.modules())
+    return f"{strategy} | statistics=sync" if is_normed else strategy
+
+
+def _found(
+    one: Callable[..., None], case: Case, strategy: str, program: Program, expected: Run | None
+) -> dict[str, str]:
+    try:
+        one(case.model, case.args, strategy, case.kwargs, program=program, expected=expected)
+    except PlacementError as error:
+        return {"found": "refused", "why": str(error)}
+    except Exception as error:
+        return {"found": "wrong", "why": f"{type(error).__name__}: {error}"}
+    return {"found": "equal", "why": ""}
+
+
+def _print(markdown: bool, rows: list[dict[str, Any]]) -> None:
+    printer = Printer("Strategies that are run", markdown)
+    counts = Counter((row["model"], row["found"]) for row in rows)
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    columns = ("equal", "refused", "wrong")
+    cells = [[name, *(str(counts[name, column]) for column in columns)] for name in names]
+    total = Counter(row["found"] for row in rows)
+    printer.table(
+        "Runs of a model under strategies, training and inference:",
+        ("model", *columns),
+        [*cells, ["all", *(str(total[column]) for column in columns)]],
+    )
+    for row in rows:
+        if row["found"] != "equal":
+            printer.note(f"- {row['model']}, {row['pass']}, `{row['strategy']}`: {row['found']}. {row['why']}")
+
+
+if __name__ == "__main__":
+    main()
