@@ -210,6 +210,7 @@ $PREPARE
         loss = train_step($RUNS, optimizer, mesh, inputs)
         if dist.get_rank() == $TELLS:
             print(f"step {step}: loss {loss:.4f}")
+    dist.barrier()  # a thread that still cleans up after a collective would end the process with an error
     dist.destroy_process_group()
 
 
