@@ -115,6 +115,10 @@ class StrategyError(PlacementError):
     """A strategy that cannot be read, or that a graph or a cluster does not allow."""
 
 
+class FitError(PlacementError, ValueError):
+    """A method of distributed optimisation that cannot be read, or that model, data or cluster do not allow."""
+
+
 class RankError(PlacementError):
     """A run on several processes that has failed; the message names rank, op and reason."""
 

@@ -51,6 +51,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "processes inputs namesakes sizing",
         "solving",
         "learning runtime exporters",
+        "replicas",
         "verification measured_best",
         "optimization",
         "comparison strategy_comparison",

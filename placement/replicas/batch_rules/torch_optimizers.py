@@ -1,0 +1,62 @@
+"""Optimizers of torch that treat every entry by itself: SGD, momentum, Adagrad, Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from placement.replicas.fit_task import WeightLayout
+    from placement.replicas.role import Updater
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, with heavy-ball momentum where `momentum` is above 0."""
+
+    momentum: float = 0.0
+
+    def updater(self, layout: WeightLayout, learning_rate: float, workers: int) -> Updater:
+        """The learning rate does not depend on the number of workers."""
+        return ElementWise(lambda flat: torch.optim.SGD([flat], lr=learning_rate, momentum=self.momentum))
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Duchi et al. 2011; what Downpour SGD uses at its servers (Dean et al. 2012, section 4.1)."""
+
+    def updater(self, layout: WeightLayout, learning_rate: float, workers: int) -> Updater:
+        """The learning rate does not depend on the number of workers."""
+        return ElementWise(lambda flat: torch.optim.Adagrad([flat], lr=learning_rate))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Kingma and Ba 2015."""
+
+    def updater(self, layout: WeightLayout, learning_rate: float, workers: int) -> Updater:
+        """The learning rate does not depend on the number of workers."""
+        return ElementWise(lambda flat: torch.optim.Adam([flat], lr=learning_rate))
+
+
+class ElementWise:
+    """An optimizer of torch on one flat vector; it is made at the first update, and follows the vector it is given."""
+
+    def __init__(self, make: Callable[[Tensor], torch.optim.Optimizer]) -> None:
+        self._make = make
+        self._flat: Tensor | None = None
+
+    def update(self, weights: Tensor, gradient: Tensor) -> None:
+        """As `Updater.update`."""
+        if self._flat is None:
+            self._flat = torch.nn.Parameter(weights.clone())
+            self._optimizer = self._make(self._flat)
+        self._flat.data.copy_(weights)
+        self._flat.grad = gradient.clone()
+        self._optimizer.step()
+        weights.copy_(self._flat.data)

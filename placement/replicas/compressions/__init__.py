@@ -1,0 +1,1 @@
+"""How gradients become smaller on the wire, with error feedback: one file for each compression."""

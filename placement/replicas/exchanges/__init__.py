@@ -1,0 +1,1 @@
+"""What replicas send each other, and when: one file for each exchange."""

@@ -1,0 +1,114 @@
+"""What is fitted: a model whose loss is to fall, samples to train on, and samples to judge it by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """Where each parameter stands in the flat vector of weights.
+
+    Attributes:
+        names, shapes: of the parameters, in order.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Of each parameter, its entries of the flat vector."""
+        ends = torch.tensor([0, *(shape.numel() for shape in self.shapes)]).cumsum(0).tolist()
+        return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    @property
+    def size(self) -> int:
+        """Entries of the flat vector."""
+        return self.slices[-1].stop if self.slices else 0
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """Each parameter's part of a flat vector, in its shape, on the same memory."""
+        return (flat[part].view(shape) for part, shape in zip(self.slices, self.shapes, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class FitTask:
+    """A model with its data. All weights are handled as one flat vector, float32 [n].
+
+    Attributes:
+        model: in training mode. Its own parameters are the start; they are not changed.
+        data: tensors of S samples each, the model's arguments; the loss is a mean over samples.
+        held_out: likewise, samples to judge by.
+        batch: samples of a worker's mini-batch.
+        loss: from the model's output to a scalar, as of `placement.capture`.
+        seed: of the order of samples.
+    """
+
+    model: nn.Module
+    data: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+    batch: int
+    loss: Callable[[object], Tensor]
+    seed: int = 0
+
+    @cached_property
+    def layout(self) -> WeightLayout:
+        """Of the model's trainable parameters."""
+        named = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
+        return WeightLayout(tuple(name for name, _ in named), tuple(value.shape for _, value in named))
+
+    def weights(self) -> Tensor:
+        """A copy of the model's own parameters."""
+        named = dict(self.model.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1).float() for name in self.layout.names])
+
+    def gradient(self, weights: Tensor, samples: Tensor) -> tuple[float, Tensor]:
+        """The mean loss over samples by number, and its gradient, float32 [n]."""
+        leaf = weights.detach().clone().requires_grad_()
+        value = self._loss_at(leaf, tuple(each[samples] for each in self.data))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return float(value.detach()), gradient
+
+    def held_out_loss(self, weights: Tensor) -> float:
+        """The loss over the held-out samples, in evaluation mode."""
+        was = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return float(self._loss_at(weights, self.held_out))
+        finally:
+            self.model.train(was)
+
+    def samples(self, worker: int, workers: int, step: int) -> Tensor:
+        """int64 [batch]: the samples of a worker's mini-batch number `step`.
+
+        Workers share each epoch's shuffled order: the batches number `step` of all are the global batch of that step.
+        """
+        total = len(self.data[0])
+        first = (step * workers + worker) * self.batch
+        places = range(first, first + self.batch)
+        return torch.tensor([int(self._order(place // total)[place % total]) for place in places])
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._orders[epoch] = torch.randperm(len(self.data[0]), generator=generator)
+        return self._orders[epoch]
+
+    @cached_property
+    def _orders(self) -> dict[int, Tensor]:
+        return {}
+
+    def _loss_at(self, weights: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+        values = dict(zip(self.layout.names, self.layout.views(weights), strict=True))
+        return self.loss(torch.func.functional_call(self.model, values, batch))

@@ -1,0 +1,108 @@
+"""A method of distributed optimisation as one line of text: parts joined by ``+``, each with its options.
+
+``sync``, ``local_sgd:period=8``, ``downpour:fetch=5+adagrad``, ``qsgd:s=16+momentum:momentum=0.9+lr=0.05``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from graphs.errors import FitError, UnknownNameError
+from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
+from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
+from placement.replicas.compressions.uncompressed import Uncompressed
+from placement.replicas.exchanges.synchronous import Synchronous
+from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
+
+EXCHANGES: Mapping[str, type] = {"sync": Synchronous}
+COMPRESSIONS: Mapping[str, type] = {"none": Uncompressed}
+BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
+# Of each part of a method: the names it may have, and which of them it has where the text names none.
+PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
+    "exchange": (EXCHANGES, "sync"),
+    "compression": (COMPRESSIONS, "none"),
+    "batch_rule": (BATCH_RULES, "sgd"),
+    "arrival": (ARRIVALS, "all"),
+}
+_LEARNING_RATE = "lr"
+
+
+@dataclass(frozen=True)
+class FitMethod:
+    """A method of distributed optimisation: four parts that may be exchanged one by one.
+
+    Attributes:
+        exchange, compression, batch_rule, arrival: the parts.
+        learning_rate: the one that is right for the batch of one worker; None: the run's own.
+    """
+
+    exchange: ExchangeRule
+    compression: Compression
+    batch_rule: BatchRule
+    arrival: ArrivalRule
+    learning_rate: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> FitMethod:
+        """The method that a text names.
+
+        Raises:
+            UnknownNameError: a part that there is not.
+            FitError: two parts of one kind, an option that the part does not have, or a value that is none.
+        """
+        made: dict[str, Any] = {}
+        for word in (each.strip() for each in text.split("+")):
+            name, *options = word.split(":")
+            if name.startswith(f"{_LEARNING_RATE}="):
+                made["learning_rate"] = _number(name.partition("=")[2], float, name, text)
+                continue
+            kind = next((kind for kind, (known, _) in PARTS.items() if name in known), None)
+            if kind is None:
+                known_names = [known for names, _ in PARTS.values() for known in names]
+                raise UnknownNameError("method", name, known_names)
+            if kind in made:
+                raise FitError(f"method {text!r} names two parts of one kind, {name!r} the second; leave one out.")
+            made[kind] = _part(PARTS[kind][0][name], name, options, text)
+        return cls(**{kind: names[default]() for kind, (names, default) in PARTS.items()} | made)
+
+    @property
+    def text(self) -> str:
+        """The text that `parse` reads; parts and options that have their defaults are left out."""
+        words = []
+        for kind, (names, default) in PARTS.items():
+            part = getattr(self, kind)
+            name = next(name for name, each in names.items() if type(part) is each)
+            options = [
+                f":{field.name}={getattr(part, field.name)}"
+                for field in fields(part)
+                if getattr(part, field.name) != field.default
+            ]
+            if name != default or options:
+                words.append(name + "".join(options))
+        if self.learning_rate is not None:
+            words.append(f"{_LEARNING_RATE}={self.learning_rate:g}")
+        return "+".join(words) or PARTS["exchange"][1]
+
+
+def _part(part: type, name: str, options: list[str], text: str) -> Any:
+    types = get_type_hints(part)
+    known = {field.name: types[field.name] for field in fields(part)}
+    values = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in known:
+            expected = ", ".join(known) or "none"
+            raise FitError(f"method {text!r}: {name} has no option {key!r}; expected one of: {expected}.")
+        values[key] = value if known[key] not in (int, float) else _number(value, known[key], option, text)
+    return part(**values)
+
+
+def _number(value: str, kind: type, option: str, text: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise FitError(f"method {text!r}: {option!r} has no {what}; expected {what} after '='.") from None

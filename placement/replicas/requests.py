@@ -1,0 +1,132 @@
+"""What a participant asks of the engine that runs it.
+
+A participant is a generator. It yields requests, and gets their answers sent back. `virtual/` carries requests out in
+virtual time, `real/` in processes of torch.distributed; an exchange is written once and knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A gradient on the participant's own device. Answered by a `Computed`.
+
+    Attributes:
+        weights: float32 [n], all weights, flat.
+        version: how many updates these weights have seen; kept in the trace.
+        samples: int64 [b], numbers of the samples; None takes the worker's next mini-batch.
+    """
+
+    weights: Tensor
+    version: int
+    samples: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The answer to `Compute`: the mean loss of the samples, its gradient, float32 [n], and how many samples."""
+
+    loss: float
+    gradient: Tensor
+    samples: int
+
+
+@dataclass(frozen=True)
+class Post:
+    """Tensors to another participant. Answered by None at once; the transfer goes on by itself.
+
+    Attributes:
+        to: number of the participant.
+        tag: what the message is, a word.
+        tensors: what is sent. Their bytes are what the transfer takes.
+        version: a number that goes with it.
+    """
+
+    to: int
+    tag: str
+    tensors: tuple[Tensor, ...] = ()
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was sent, as the receiver gets it: a `Post`'s tensors, tag and version, and who sent it."""
+
+    sender: int
+    tag: str
+    tensors: tuple[Tensor, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class Receive:
+    """The next message. Answered by a `Message`; messages of one sender arrive in the order in which they were sent.
+
+    Attributes:
+        tag: only messages of this tag; None: any.
+        sender: only messages of this participant; None: any.
+        wait: False is answered by None where no such message has arrived.
+    """
+
+    tag: str | None = None
+    sender: int | None = None
+    wait: bool = True
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum over a group, an equal shape in each. Answered by the summed tensors, once all of the group have asked.
+
+    Attributes:
+        tensors: what is summed.
+        group: numbers of the participants, ascending, the asking one among them.
+    """
+
+    tensors: tuple[Tensor, ...]
+    group: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Every member's tensors. Answered by a tuple, one entry for each of `group` in its order; shapes may differ."""
+
+    tensors: tuple[Tensor, ...]
+    group: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Updated:
+    """An update was made to a model that others read: told to the engine for trace and curve. Answered by None.
+
+    In virtual time it also takes what reading and writing the weights takes on the participant's device.
+
+    Attributes:
+        version: how many updates there are now, this one included.
+        staleness: updates between the reading of the weights that the gradient was taken at and this one; 0 if none.
+        weights: float32 [n], the model that the method would hand over now; None: no model, another participant
+            tells it. The engine evaluates it now and then, and ends the run once it is good enough.
+        part: of how many participants that each update a part of the model this is one; a shard of two has 0.5.
+    """
+
+    version: int
+    staleness: float = 0.0
+    weights: Tensor | None = None
+    part: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing for so many seconds. Answered by None."""
+
+    seconds: float
+
+
+Request = Compute | Post | Receive | AllReduce | AllGather | Updated | Pause
+Participant = Generator[Request, Any, None]

@@ -1,0 +1,1 @@
+"""Replicas in virtual time: a simulated cluster decides who reads which version when; gradients are real."""

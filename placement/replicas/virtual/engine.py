@@ -1,0 +1,236 @@
+"""Participants in virtual time: an event queue answers their requests; nothing waits for the clock on the wall."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
+from placement.replicas.requests import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Computed,
+    Message,
+    Participant,
+    Pause,
+    Post,
+    Receive,
+    Request,
+    Updated,
+)
+from placement.replicas.virtual.network import VirtualNetwork
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from env.cluster import Cluster
+    from placement.replicas.fit_task import FitTask
+
+
+@dataclass(frozen=True, eq=False)
+class Speeds:
+    """How long participants take.
+
+    Attributes:
+        device: of each participant, the number of the device that it sends from and receives at.
+        step_s: (worker, step, samples) -> seconds of one gradient, stragglers included.
+        update_s: (participant) -> seconds of one update of all weights.
+    """
+
+    device: Sequence[int]
+    step_s: Callable[[int, int, int], float]
+    update_s: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends: at a held-out loss, after so many updates, or after so many virtual seconds.
+
+    Attributes:
+        every: updates between two evaluations.
+    """
+
+    loss: float = -float("inf")
+    updates: int = 10_000
+    seconds: float = float("inf")
+    every: int = 10
+
+
+@dataclass(eq=False)
+class _Seat:
+    """A participant as the engine sees it: what it waits for, and what has arrived for it."""
+
+    participant: Participant
+    inbox: deque[Message] = field(default_factory=deque)
+    waiting: Receive | None = None
+    steps: int = 0
+
+
+class VirtualEngine:
+    """Runs participants until the end, deterministically for a seed: equal times are taken in order of asking."""
+
+    def __init__(
+        self, task: FitTask, cluster: Cluster, workers: int, participants: Sequence[Participant], speeds: Speeds
+    ) -> None:
+        self._task, self._workers, self._speeds = task, workers, speeds
+        self._network = VirtualNetwork(cluster)
+        self._seats = [_Seat(participant) for participant in participants]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
+        self.now_s, self.bytes, self.updates = 0.0, 0, 0
+        self.points: list[CurvePoint] = []
+        self.trace: list[ReadVersion] = []
+        self._staleness: list[float] = []
+        self._is_over = False
+
+    def run(self, method: str, stop: Stop) -> FitRun:
+        """Until the end."""
+        self._stop = stop
+        self._evaluate(self._task.weights())
+        for number in range(len(self._seats)):
+            self._go_on(number, None)
+        while self._events and not self._is_over:
+            self.now_s, _, then = heapq.heappop(self._events)
+            if self.now_s > stop.seconds:
+                break
+            then()
+        for seat in self._seats:
+            seat.participant.close()
+        last = self.points[-1]
+        staleness = sum(self._staleness) / max(len(self._staleness), 1)
+        return FitRun(
+            method, self.now_s, self.updates, self.bytes, last.loss, last.loss <= stop.loss, staleness,
+            tuple(self.points), tuple(self.trace),
+        )  # fmt: skip
+
+    def _at(self, time_s: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time_s, next(self._order), then))
+
+    def _later(self, time_s: float, number: int, answer: Any) -> None:
+        self._at(time_s, lambda: self._go_on(number, answer))
+
+    def _go_on(self, number: int, answer: Any) -> None:
+        """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
+        seat = self._seats[number]
+        while not self._is_over:
+            try:
+                request = seat.participant.send(answer)
+            except StopIteration:
+                return
+            if not self._is_answered_now(number, seat, request):
+                return
+            answer = self._answer
+
+    def _is_answered_now(self, number: int, seat: _Seat, request: Request) -> bool:
+        self._answer: Any = None
+        match request:
+            case Post():
+                self._send(number, request)
+                return True
+            case Receive():
+                self._answer = _taken(seat.inbox, request)
+                seat.waiting = request if request.wait and self._answer is None else None
+                return seat.waiting is None
+            case Compute():
+                self._compute(number, seat, request)
+            case Pause():
+                self._later(self.now_s + request.seconds, number, None)
+            case Updated():
+                self._update(number, request)
+            case AllReduce() | AllGather():
+                self._meet(number, request)
+        return False
+
+    def _compute(self, number: int, seat: _Seat, request: Compute) -> None:
+        step, seat.steps = seat.steps, seat.steps + 1
+        samples = request.samples
+        if samples is None:
+            samples = self._task.samples(number, self._workers, step)
+        self.trace.append(ReadVersion(number, step, request.version))
+        loss, gradient = self._task.gradient(request.weights, samples)
+        seconds = self._speeds.step_s(number, step, len(samples))
+        self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
+
+    def _send(self, number: int, request: Post) -> None:
+        tensors = tuple(each.clone() for each in request.tensors)
+        size = _size(tensors)
+        self.bytes += size
+        device = self._speeds.device
+        arrival_s = self._network.arrival_s(device[number], device[request.to], size, self.now_s)
+        message = Message(number, request.tag, tensors, request.version)
+        self._at(arrival_s, lambda: self._deliver(request.to, message))
+
+    def _deliver(self, number: int, message: Message) -> None:
+        seat = self._seats[number]
+        seat.inbox.append(message)
+        if seat.waiting is not None:
+            taken = _taken(seat.inbox, seat.waiting)
+            if taken is not None:
+                seat.waiting = None
+                self._go_on(number, taken)
+
+    def _update(self, number: int, request: Updated) -> None:
+        self.updates = max(self.updates, request.version)
+        self._staleness.append(request.staleness)
+        if request.weights is not None and (
+            request.version % self._stop.every == 0 or request.version >= self._stop.updates
+        ):
+            self._evaluate(request.weights)
+        self._later(self.now_s + self._speeds.update_s(number) * request.part, number, None)
+
+    def _evaluate(self, weights: Tensor) -> None:
+        loss = self._task.held_out_loss(weights)
+        self.points.append(CurvePoint(self.now_s, self.updates, self.bytes, loss))
+        self._is_over = loss <= self._stop.loss or self.updates >= self._stop.updates
+
+    def _meet(self, number: int, request: AllReduce | AllGather) -> None:
+        """A collective begins once all have asked, and goes around a ring of its members."""
+        kind = type(request)
+        here = self._meetings.setdefault((kind, request.group), {})
+        here[number] = tuple(each.clone() for each in request.tensors)
+        if len(here) < len(request.group):
+            return
+        del self._meetings[kind, request.group]
+        gathered = tuple(here[member] for member in request.group)
+        if kind is AllReduce:
+            answer: Any = tuple(torch.stack(each).sum(0) for each in zip(*gathered, strict=True))
+            end_s = self._around(request.group, [_size(gathered[0]) // len(request.group)], 2)
+        else:
+            answer = gathered
+            end_s = self._around(request.group, [_size(each) for each in gathered], 1)
+        for member in request.group:
+            self._later(end_s, member, answer)
+
+    def _around(self, group: tuple[int, ...], sizes: Sequence[int], times: int) -> float:
+        """When pieces of these sizes have gone around a group's ring so many times; each turn waits for all."""
+        now_s = self.now_s
+        for turn in range(times * (len(group) - 1)):
+            ends = []
+            for place, member in enumerate(group):
+                size = sizes[(place - turn) % len(sizes)]
+                other = group[(place + 1) % len(group)]
+                self.bytes += size
+                device = self._speeds.device
+                ends.append(self._network.arrival_s(device[member], device[other], size, now_s))
+            now_s = max(ends)
+        return now_s
+
+
+def _taken(inbox: deque[Message], wanted: Receive) -> Message | None:
+    for place, message in enumerate(inbox):
+        if wanted.tag in (None, message.tag) and wanted.sender in (None, message.sender):
+            del inbox[place]
+            return message
+    return None
+
+
+def _size(tensors: Sequence[Tensor]) -> int:
+    return sum(each.nbytes for each in tensors)
