@@ -73,7 +73,9 @@ class FitTask:
         return torch.cat([named[name].detach().reshape(-1).float() for name in self.layout.names])
 
     def gradient(self, weights: Tensor, samples: Tensor) -> tuple[float, Tensor]:
-        """The mean loss over samples by number, and its gradient, float32 [n]."""
+        """The mean loss over samples by number, and its gradient, float32 [n]; both 0 where there are none."""
+        if not len(samples):
+            return 0.0, torch.zeros_like(weights)
         leaf = weights.detach().clone().requires_grad_()
         value = self._loss_at(leaf, tuple(each[samples] for each in self.data))
         (gradient,) = torch.autograd.grad(value, leaf)
@@ -88,6 +90,11 @@ class FitTask:
                 return float(self._loss_at(weights, self.held_out))
         finally:
             self.model.train(was)
+
+    def portion(self, number: int, count: int) -> Tensor:
+        """int64: the samples of one of `count` almost equal portions of all, in their order."""
+        total = len(self.data[0])
+        return torch.arange(number * total // count, (number + 1) * total // count)
 
     def samples(self, worker: int, workers: int, step: int) -> Tensor:
         """int64 [batch]: the samples of a worker's mini-batch number `step`.
