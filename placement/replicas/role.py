@@ -62,8 +62,8 @@ class Compressor:
 class Compression(Protocol):
     """How gradients become smaller on the wire. A frozen record."""
 
-    def compressor(self, layout: WeightLayout, generator: torch.Generator) -> Compressor:
-        """One for a sender; `generator` is its own."""
+    def compressor(self, layout: WeightLayout, generator: torch.Generator, number: int) -> Compressor:
+        """One for the participant of this number; `generator` is its own."""
 
 
 class ArrivalRule(Protocol):
@@ -137,4 +137,4 @@ class Role:
 
     def compressor(self) -> Compressor:
         """The compression at work for what this participant sends."""
-        return self.method.compression.compressor(self.layout, self.generator())
+        return self.method.compression.compressor(self.layout, self.generator(), self.number)
