@@ -12,12 +12,22 @@ from typing import Any, get_type_hints
 from graphs.errors import FitError, UnknownNameError
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
 from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
+from placement.replicas.compressions.one_bit import OneBit
+from placement.replicas.compressions.power_sgd import PowerSgd
+from placement.replicas.compressions.qsgd import Qsgd
+from placement.replicas.compressions.top_k import TopK
 from placement.replicas.compressions.uncompressed import Uncompressed
 from placement.replicas.exchanges.synchronous import Synchronous
 from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
 
 EXCHANGES: Mapping[str, type] = {"sync": Synchronous}
-COMPRESSIONS: Mapping[str, type] = {"none": Uncompressed}
+COMPRESSIONS: Mapping[str, type] = {
+    "none": Uncompressed,
+    "qsgd": Qsgd,
+    "one_bit": OneBit,
+    "top_k": TopK,
+    "power_sgd": PowerSgd,
+}
 BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
 # Of each part of a method: the names it may have, and which of them it has where the text names none.

@@ -51,7 +51,12 @@ class Compressor:
         return tensors[0]
 
     def mean(self, values: Tensor, group: tuple[int, ...]) -> Generator[Request, Any, Tensor]:
-        """The mean of the group's values, as every member gets it: equal to the last bit in all of them."""
+        """The mean of the group's values, as every member gets it: equal to the last bit in all of them.
+
+        A group of one sends nothing, and loses nothing.
+        """
+        if len(group) == 1:
+            return values
         messages = yield AllGather(self.encode(values), group)
         total = torch.zeros_like(values)
         for message in messages:

@@ -15,7 +15,7 @@ from placement.replicas.virtual.engine import Speeds, VirtualEngine
 LEARNING_RATE = 0.05
 
 
-def regression(samples: int = 96, batch: int = 4, seed: int = 0) -> FitTask:
+def regression(samples: int = 96, batch: int = 4, seed: int = 0, width: int = 10) -> FitTask:
     """Two linear layers with a tanh between them, on the outputs of such a network with some noise."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 6, generator=generator)
@@ -26,7 +26,7 @@ def regression(samples: int = 96, batch: int = 4, seed: int = 0) -> FitTask:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+            self.layers = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
             for value in self.parameters():
                 value.data = 0.3 * torch.randn(value.shape, generator=generator)
 
