@@ -12,6 +12,10 @@ from typing import Any, get_type_hints
 from graphs.errors import FitError, UnknownNameError
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
 from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
+from placement.replicas.compressions.one_bit import OneBit
+from placement.replicas.compressions.power_sgd import PowerSgd
+from placement.replicas.compressions.qsgd import Qsgd
+from placement.replicas.compressions.top_k import TopK
 from placement.replicas.compressions.uncompressed import Uncompressed
 from placement.replicas.exchanges.diloco import DiLoCo
 from placement.replicas.exchanges.downpour import Downpour
@@ -33,7 +37,13 @@ EXCHANGES: Mapping[str, type] = {
     "diloco": DiLoCo,
     "sandblaster": Sandblaster,
 }
-COMPRESSIONS: Mapping[str, type] = {"none": Uncompressed}
+COMPRESSIONS: Mapping[str, type] = {
+    "none": Uncompressed,
+    "qsgd": Qsgd,
+    "one_bit": OneBit,
+    "top_k": TopK,
+    "power_sgd": PowerSgd,
+}
 BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
 # Of each part of a method: the names it may have, and which of them it has where the text names none.

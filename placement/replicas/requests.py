@@ -50,11 +50,13 @@ class Compute:
         weights: float32 [n], all weights, flat.
         version: how many updates these weights have seen; kept in the trace.
         samples: int64 [b], numbers of the samples, or a portion of all; None takes the worker's next mini-batch.
+        backward_weights: float32 [n], those that the backward pass reads where they are others than the forward's.
     """
 
     weights: Tensor
     version: int
     samples: Tensor | Portion | None = None
+    backward_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)

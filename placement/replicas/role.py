@@ -51,7 +51,12 @@ class Compressor:
         return tensors[0]
 
     def mean(self, values: Tensor, group: tuple[int, ...]) -> Generator[Request, Any, Tensor]:
-        """The mean of the group's values, as every member gets it: equal to the last bit in all of them."""
+        """The mean of the group's values, as every member gets it: equal to the last bit in all of them.
+
+        A group of one sends nothing, and loses nothing.
+        """
+        if len(group) == 1:
+            return values
         messages = yield AllGather(self.encode(values), group)
         total = torch.zeros_like(values)
         for message in messages:
@@ -62,8 +67,8 @@ class Compressor:
 class Compression(Protocol):
     """How gradients become smaller on the wire. A frozen record."""
 
-    def compressor(self, layout: WeightLayout, generator: torch.Generator) -> Compressor:
-        """One for a sender; `generator` is its own."""
+    def compressor(self, layout: WeightLayout, generator: torch.Generator, number: int) -> Compressor:
+        """One for the participant of this number; `generator` is its own."""
 
 
 class ArrivalRule(Protocol):
@@ -161,4 +166,4 @@ class Role:
 
     def compressor(self) -> Compressor:
         """The compression at work for what this participant sends."""
-        return self.method.compression.compressor(self.layout, self.generator())
+        return self.method.compression.compressor(self.layout, self.generator(), self.number)

@@ -40,7 +40,7 @@ class Shard:
 
     def compressor(self, role: Role) -> Compressor:
         """The compression at work on gradients of this part."""
-        return role.method.compression.compressor(self.layout, role.generator())
+        return role.method.compression.compressor(self.layout, role.generator(), role.number)
 
 
 def shards_of(role: Role, count: int, first_server: int | None = None) -> tuple[Shard, ...]:

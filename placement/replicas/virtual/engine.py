@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from placement.replicas.diversity import DiversityMeter
 from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
 from placement.replicas.requests import (
     LOST,
@@ -93,6 +94,7 @@ class VirtualEngine:
         self.points: list[CurvePoint] = []
         self.trace: list[ReadVersion] = []
         self._staleness: list[float] = []
+        self._diversity = DiversityMeter()
         self._last_arrival_s: dict[tuple[int, int], float] = {}
         self._lost: set[int] = set()
         self._is_over, self._note = False, ""
@@ -120,7 +122,7 @@ class VirtualEngine:
         staleness = sum(self._staleness) / max(len(self._staleness), 1)
         return FitRun(
             method, self.now_s, self.updates, self.bytes, last.loss, last.loss <= stop.loss, staleness,
-            tuple(self.points), tuple(self.trace), self._note,
+            tuple(self.points), tuple(self.trace), self._diversity.largest_batch(), self._note,
         )  # fmt: skip
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
@@ -177,7 +179,8 @@ class VirtualEngine:
             case samples:
                 pass
         self.trace.append(ReadVersion(number, step, request.version))
-        loss, gradient = self._task.gradient(request.weights, samples)
+        loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
+        self._diversity.add(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 
