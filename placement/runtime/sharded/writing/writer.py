@@ -271,7 +271,7 @@ class _Writer(WithExtras):
                 value = self._arrived(("gradient", gradient.state))
             else:
                 value = self._gradient(gradient)
-                if self._plan.zero_axis is not None:
+                if gradient.state in self._plan.flattened:
                     value = self._flat_part(value, gradient)
             self._gives.append((("gradient", name), value))
 
