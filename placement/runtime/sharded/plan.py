@@ -224,7 +224,9 @@ class StrategyPlan:
             parts = tuple(self.flat(n, place) for place in places)
             dtype = values.step.program.state_infos[state].layout.dtype
             if kind == "all_gather":
-                return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True)
+                # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
+                has_room = member.phase == Phase.UPDATE
+                return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True, in_place=has_room)
             return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.graph.op_names[int(values.graph.tensor_producer[member.number])]
@@ -497,7 +499,8 @@ class StrategyPlan:
             if s in self.flattened:
                 vector = self.flat(part.n_elements, place)
                 flat = vector.runs(0)[0] if vector.runs(0) else (0, 0)
-            yield StatePart(state.names, part, flat, program.state_infos[s].layout.dtype, s in trained)
+            has_room = flat is not None and s not in self.gathered
+            yield StatePart(state.names, part, flat, program.state_infos[s].layout.dtype, s in trained, has_room)
 
 
 class OutputParts(NamedTuple):
