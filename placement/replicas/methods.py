@@ -11,16 +11,20 @@ from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
+from placement.replicas.batch_rules.lamb import Lamb
+from placement.replicas.batch_rules.lars import Lars
+from placement.replicas.batch_rules.scaling import LinearScaling
 from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
 from placement.replicas.compressions.one_bit import OneBit
 from placement.replicas.compressions.power_sgd import PowerSgd
 from placement.replicas.compressions.qsgd import Qsgd
 from placement.replicas.compressions.top_k import TopK
 from placement.replicas.compressions.uncompressed import Uncompressed
+from placement.replicas.exchanges.pipedream import PipeDream
 from placement.replicas.exchanges.synchronous import Synchronous
 from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
 
-EXCHANGES: Mapping[str, type] = {"sync": Synchronous}
+EXCHANGES: Mapping[str, type] = {"sync": Synchronous, "pipedream": PipeDream}
 COMPRESSIONS: Mapping[str, type] = {
     "none": Uncompressed,
     "qsgd": Qsgd,
@@ -28,7 +32,14 @@ COMPRESSIONS: Mapping[str, type] = {
     "top_k": TopK,
     "power_sgd": PowerSgd,
 }
-BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+BATCH_RULES: Mapping[str, type] = {
+    "sgd": Sgd,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "linear": LinearScaling,
+    "lars": Lars,
+    "lamb": Lamb,
+}
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
 # Of each part of a method: the names it may have, and which of them it has where the text names none.
 PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
