@@ -59,7 +59,9 @@ def cnn(samples: int = 4096, noise: float = 2.0, seed: int = 0) -> tuple[nn.Modu
     labels = torch.randint(CLASSES, (samples,))
     images = patterns[labels]
     moves = torch.randint(-1, 2, (samples, 2)).tolist()
-    images = torch.stack([image.roll((down, right), (1, 2)) for image, (down, right) in zip(images, moves)])
+    images = torch.stack(
+        [image.roll((down, right), (1, 2)) for image, (down, right) in zip(images, moves, strict=True)]
+    )
     return SmallCnn(), (images + noise * torch.randn(images.shape), labels)
 
 
