@@ -81,10 +81,12 @@ class FitTask:
     def gradient(
         self, weights: Tensor, samples: Tensor, backward_weights: Tensor | None = None
     ) -> tuple[float, Tensor]:
-        """The mean loss over samples by number, and its gradient, float32 [n].
+        """The mean loss over samples by number, and its gradient, float32 [n]; both 0 where there are none.
 
         Where the backward pass reads other weights than the forward pass, the result is the gradient of no function.
         """
+        if not len(samples):
+            return 0.0, torch.zeros_like(weights)
         leaf = weights.detach().clone().requires_grad_()
         with nullcontext() if backward_weights is None else _read_later(leaf, backward_weights):
             value = self.loss_at(leaf, tuple(each[samples] for each in self.data))
@@ -100,6 +102,11 @@ class FitTask:
                 return float(self.loss_at(weights, self.held_out))
         finally:
             self.model.train(was)
+
+    def portion(self, number: int, count: int) -> Tensor:
+        """int64: the samples of one of `count` almost equal portions of all, in their order."""
+        total = len(self.data[0])
+        return torch.arange(number * total // count, (number + 1) * total // count)
 
     def samples(self, worker: int, workers: int, step: int) -> Tensor:
         """int64 [batch]: the samples of a worker's mini-batch number `step`.

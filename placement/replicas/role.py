@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,7 +72,31 @@ class Compression(Protocol):
 
 
 class ArrivalRule(Protocol):
-    """Whom an update waits for. A frozen record, which exchanges read."""
+    """Whom an update of a parameter server waits for. A frozen record.
+
+    The server adds up gradients that are taken. Once it hands weights out again, their sum over `share` is one update.
+    """
+
+    def refuse(self, workers: int) -> str | None:
+        """One sentence where numbers are out of range; None where all is well."""
+
+    def share(self, workers: int) -> int:
+        """How many gradients make up a global batch."""
+
+    def least(self, workers: int) -> int:
+        """The fewest living workers that it goes on with."""
+
+    def is_taken(self, read: int, now: int) -> bool:
+        """Whether a gradient at weights of version `read` counts when the server's have version `now`."""
+
+    def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
+        """Which workers get weights now, and with them their next step.
+
+        Args:
+            waiting: those whose gradient was taken and who wait for weights.
+            steps: of each living worker, how many gradients of it have arrived.
+            workers: how many began.
+        """
 
 
 class ExchangeRule(Protocol):

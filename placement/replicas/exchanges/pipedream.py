@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphs.errors import FitError
-from placement.replicas.arrivals import WaitForAll
+from placement.replicas.exchanges.refusals import below, first_of, outside, with_arrival_rule
 from placement.replicas.requests import Compute, Participant, Updated
 
 if TYPE_CHECKING:
@@ -40,25 +40,20 @@ class PipeDream:
     stashing: int = 1
     vertical_sync: int = 0
 
-    def __post_init__(self) -> None:
-        if self.stages < 1:
-            raise FitError(f"pipedream has {self.stages} stages; expected 1 or more.")
-        if not {self.stashing, self.vertical_sync} <= {0, 1}:
-            raise FitError(
-                f"pipedream has stashing={self.stashing} and vertical_sync={self.vertical_sync}; expected 0 or 1."
-            )
-        if self.vertical_sync and not self.stashing:
-            raise FitError("pipedream has vertical_sync without stashing; vertical sync keeps weights, add stashing=1.")
-
     def servers(self, workers: int) -> tuple[str | None, ...]:
         """None."""
         return ()
 
     def refuse(self, method: MethodParts, workers: int) -> str | None:
-        """Rules of arrival other than waiting for all."""
-        if not isinstance(method.arrival, WaitForAll):
-            return "pipedream waits for all pipelines; leave the arrival rule out."
-        return None
+        """Numbers out of range; vertical sync of nothing; an arrival rule."""
+        return first_of(
+            below("pipedream:stages", self.stages, 1),
+            *(outside(f"pipedream:{name}", getattr(self, name), 0, 1) for name in ("stashing", "vertical_sync")),
+            "pipedream:vertical_sync=1 reads weights that only stashing keeps; leave stashing=0 out."
+            if self.vertical_sync > self.stashing
+            else None,
+            with_arrival_rule("pipedream", method),
+        )
 
     def delays(self) -> tuple[int, ...]:
         """Of each stage, how many updates its forward pass is behind."""
@@ -88,7 +83,7 @@ def _stage_slices(layout: WeightLayout, stages: int) -> list[slice]:
     """The part of the flat vector that each stage has."""
     count = len(layout.slices)
     if stages > count:
-        raise FitError(f"pipedream has {stages} stages, the model {count} parameters; expected no more than those.")
+        raise FitError(f"{stages} stages were asked for, but the model has {count} parameters; choose fewer stages.")
     firsts = [layout.slices[count * stage // stages].start for stage in range(stages)]
     return [slice(a, b) for a, b in zip(firsts, [*firsts[1:], layout.size], strict=True)]
 
