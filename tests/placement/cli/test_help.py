@@ -70,7 +70,7 @@ OPTIONS = {
     "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch", "--log-dir"],
         *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }
