@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@contextmanager
+def drawing(seed: int, worker: int, step: int) -> Iterator[None]:
+    """Random numbers of the model, dropout say, that depend on these alone; torch's own go on as if nothing was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed * 1_000_003 + worker) * 1_000_003 + step)
+        yield
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,8 @@ class FitTask:
     def loss_at(self, weights: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """The mean loss, a scalar, of samples [b, ...] at weights, float32 [n]; differentiable."""
         values = dict(zip(self.layout.names, self.layout.views(weights), strict=True))
+        if self.batch_norms:  # what forward passes write to them is left
+            values |= {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return self.loss(torch.func.functional_call(self.model, values, batch))
 
     def gradient(
@@ -94,9 +108,11 @@ class FitTask:
         return float(value.detach()), gradient
 
     def held_out_loss(self, weights: Tensor) -> float:
-        """The loss over the held-out samples, in evaluation mode."""
+        """The loss over the held-out samples, in evaluation mode; batch norm normalizes by these samples themselves."""
         was = self.model.training
         self.model.eval()
+        for each in self.batch_norms:
+            each.train()
         try:
             with torch.no_grad():
                 return float(self.loss_at(weights, self.held_out))
@@ -123,6 +139,11 @@ class FitTask:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._orders[epoch] = torch.randperm(len(self.data[0]), generator=generator)
         return self._orders[epoch]
+
+    @cached_property
+    def batch_norms(self) -> tuple[nn.Module, ...]:
+        """Modules that normalize by the batch; their running statistics are neither kept nor used."""
+        return tuple(each for each in self.model.modules() if isinstance(each, BATCH_NORMS))
 
     @cached_property
     def _orders(self) -> dict[int, Tensor]:

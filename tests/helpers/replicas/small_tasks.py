@@ -10,7 +10,8 @@ from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
 from placement.replicas.requests import Participant
 from placement.replicas.role import Role
-from placement.replicas.virtual.engine import Speeds, VirtualEngine
+from placement.replicas.virtual.engine import VirtualEngine
+from placement.replicas.virtual.speeds import Speeds
 
 LEARNING_RATE = 0.05
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from graphs.errors import FitError
 from placement.replicas.compressions.bits import packed, unpacked
+from placement.replicas.fit_log import Stop
 from placement.replicas.fit_task import WeightLayout
 from placement.replicas.methods import FitMethod
 from placement.replicas.requests import AllGather, AllReduce, Message, Post, Request
 from placement.replicas.role import Compressor
-from placement.replicas.virtual.engine import Stop
 
 LAYOUT = WeightLayout(("conv", "bias", "matrix"), (torch.Size((6, 2, 3, 3)), torch.Size((6,)), torch.Size((20, 30))))
 LOSSY = ["qsgd:s=3:bucket=64", "qsgd:feedback=1", "one_bit", "top_k:fraction=0.05", "power_sgd:rank=3"]

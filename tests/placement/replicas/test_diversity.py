@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from replicas.small_tasks import engine, regression
 
 from placement.replicas.diversity import DiversityMeter, gradient_diversity, sample_gradients
-from placement.replicas.virtual.engine import Stop
+from placement.replicas.fit_log import Stop
 
 
 def test_sample_gradients_are_those_of_a_loop() -> None:
