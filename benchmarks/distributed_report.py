@@ -1,0 +1,6 @@
+def page(*a):
+    return ""
+
+
+def plot(*a):
+    pass
