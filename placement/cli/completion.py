@@ -34,6 +34,7 @@ SCORERS = ("simulate", "execute")
 GRANULARITIES = ("op", "module", "auto")
 OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
 TARGETS = ("device_map", "pipeline", "json", "torch", "accelerate", "deepspeed")
+FIT_METHODS = ("sync", "none", "sgd", "adagrad", "adam", "all", "first", "stale")
 TRAINING_PRESETS = ("default", "paper")
 
 
