@@ -263,5 +263,6 @@ def _run_fields(run: FitRun) -> dict[str, Any]:
         "loss": run.loss if math.isfinite(run.loss) else None,
         "reached": run.reached,
         "staleness": run.staleness,
+        "largest_batch": run.largest_batch,
         "note": run.note,
     }

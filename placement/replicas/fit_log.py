@@ -45,7 +45,7 @@ class FitLog:
         self._stop, self._evaluate, self._tell = stop, evaluate, tell
         self._points: list[CurvePoint] = []
         self._trace: list[ReadVersion] = []
-        self._staleness, self._told = 0.0, 0
+        self._staleness, self._counted, self._next_evaluation = 0.0, 0, stop.every
         self.updates, self.is_over, self.note = 0, False, ""
 
     def read(self, worker: int, step: int, version: int) -> None:
@@ -56,9 +56,10 @@ class FitLog:
     def updated(self, request: Updated, seconds: float, sent_bytes: int) -> None:
         """An update was made; its weights, if it is its turn, are evaluated."""
         self.updates = max(self.updates, request.version)
-        self._staleness, self._told = self._staleness + request.staleness, self._told + 1
-        is_last = request.version >= self._stop.updates
-        if request.weights is not None and (request.version % self._stop.every == 0 or is_last):
+        if request.staleness is not None:
+            self._staleness, self._counted = self._staleness + request.staleness, self._counted + 1
+        if request.weights is not None and request.version >= min(self._next_evaluation, self._stop.updates):
+            self._next_evaluation = (request.version // self._stop.every + 1) * self._stop.every
             self.evaluate(request.weights, seconds, sent_bytes)
 
     def evaluate(self, weights: Tensor, seconds: float, sent_bytes: int) -> None:
@@ -78,7 +79,7 @@ class FitLog:
         if not self.is_over:
             self.is_over, self.note = True, note
 
-    def run(self, method: str, seconds: float, sent_bytes: int) -> FitRun:
+    def run(self, method: str, seconds: float, sent_bytes: int, largest_batch: float | None = None) -> FitRun:
         """What it has come to."""
         last = self._points[-1]
         return FitRun(
@@ -88,9 +89,10 @@ class FitLog:
             bytes=sent_bytes,
             loss=last.loss,
             reached=last.loss <= self._stop.loss,
-            staleness=self._staleness / max(self._told, 1),
+            staleness=self._staleness / max(self._counted, 1),
             points=tuple(self._points),
             trace=tuple(self._trace),
+            largest_batch=largest_batch,
             note=self.note,
         )
 

@@ -228,7 +228,7 @@ class _Search:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
         while not self._is_over():
-            estimate = next((e for e in families if e.strategy not in self.pool.scored), None)
+            estimate = next((e for e in families if self._is_open(e.strategy)), None)
             if estimate is not None and self._has_time_for(estimate):
                 self._score(estimate)
             promising = self._promising() if without < _PATIENCE else None
@@ -282,6 +282,9 @@ class _Search:
     def _scoring_s(self, estimate: Estimate) -> float:
         """Seconds that scoring it may take."""
         return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
+
+    def _is_open(self, strategy: Strategy) -> bool:
+        return strategy not in self.pool.scored and strategy not in self.pool.refused
 
     def _is_over(self) -> bool:
         return self.budget.over() and bool(self.pool.scored)

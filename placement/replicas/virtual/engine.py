@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from placement.replicas.diversity import DiversityMeter
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_task import drawing
 from placement.replicas.requests import (
+    LOST,
     AllGather,
     AllReduce,
     Compute,
     Computed,
     Message,
     Participant,
+    ParticipantLost,
     Pause,
+    Portion,
     Post,
     Receive,
     Request,
@@ -45,6 +49,7 @@ class _Seat:
     inbox: deque[Message] = field(default_factory=deque)
     waiting: Receive | None = None
     steps: int = 0
+    gone: set[int] = field(default_factory=set)  # participants that it knows to be lost
 
 
 class VirtualEngine:
@@ -59,7 +64,14 @@ class VirtualEngine:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
+        self._last_arrival_s: dict[tuple[int, int], float] = {}
+        self._diversity = DiversityMeter()
+        self._lost: set[int] = set()
         self.now_s, self.bytes = 0.0, 0
+
+    def lose(self, number: int, time_s: float) -> None:
+        """Have a participant die at a moment of the run; what it has sent by then still arrives."""
+        self._at(time_s, lambda: self._lose(number))
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Until the end; `tell` is told each point of the curve."""
@@ -75,10 +87,10 @@ class VirtualEngine:
                 break
             self.now_s = time_s
             then()
-        self._log.end("every participant waits for another one")
+        self._log.end("the run ended early: every participant waited for another one")
         for seat in self._seats:
             seat.participant.close()
-        return self._log.run(method, self.now_s, self.bytes)
+        return self._log.run(method, self.now_s, self.bytes, self._diversity.largest_batch())
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), then))
@@ -89,10 +101,16 @@ class VirtualEngine:
     def _go_on(self, number: int, answer: Any) -> None:
         """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
         seat = self._seats[number]
-        while not self._log.is_over:
+        while not self._log.is_over and number not in self._lost:
             try:
-                request = seat.participant.send(answer)
+                if isinstance(answer, ParticipantLost):
+                    request = seat.participant.throw(answer)
+                else:
+                    request = seat.participant.send(answer)
             except StopIteration:
+                return
+            except ParticipantLost as lost:
+                self._log.end(str(lost))
                 return
             if not self._is_answered_now(number, seat, request):
                 return
@@ -105,7 +123,7 @@ class VirtualEngine:
                 self._send(number, request)
                 return True
             case Receive():
-                self._answer = _taken(seat.inbox, request)
+                self._answer = _taken(seat, request)
                 seat.waiting = request if request.wait and self._answer is None else None
                 return seat.waiting is None
             case Compute():
@@ -120,12 +138,17 @@ class VirtualEngine:
 
     def _compute(self, number: int, seat: _Seat, request: Compute) -> None:
         step, seat.steps = seat.steps, seat.steps + 1
-        samples = request.samples
-        if samples is None:
-            samples = self._task.samples(number, self._workers, step)
+        match request.samples:
+            case None:
+                samples = self._task.samples(number, self._workers, step)
+            case Portion(portion, count):
+                samples = self._task.portion(portion, count)
+            case samples:
+                pass
         self._log.read(number, step, request.version)
         with drawing(self._task.seed, number, step):
-            loss, gradient = self._task.gradient(request.weights, samples)
+            loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
+        self._diversity.add(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 
@@ -134,18 +157,33 @@ class VirtualEngine:
         size = _size(tensors)
         self.bytes += size
         device = self._speeds.device
+        pair = number, request.to
         arrival_s = self._network.arrival_s(device[number], device[request.to], size, self.now_s)
+        # Where links carry any number of transfers at once, a small one would overtake.
+        arrival_s = self._last_arrival_s[pair] = max(arrival_s, self._last_arrival_s.get(pair, 0.0))
         message = Message(number, request.tag, tensors, request.version)
         self._at(arrival_s, lambda: self._deliver(request.to, message))
 
     def _deliver(self, number: int, message: Message) -> None:
         seat = self._seats[number]
         seat.inbox.append(message)
+        if message.tag == LOST:
+            seat.gone.add(message.sender)
         if seat.waiting is not None:
-            taken = _taken(seat.inbox, seat.waiting)
+            taken = _taken(seat, seat.waiting)
             if taken is not None:
                 seat.waiting = None
                 self._go_on(number, taken)
+
+    def _lose(self, number: int) -> None:
+        self._seats[number].participant.close()
+        self._lost.add(number)
+        for other in range(len(self._seats)):
+            if other not in self._lost:
+                self._send(number, Post(other, LOST))
+        for key in [key for key in self._meetings if number in key[1]]:
+            for member in self._meetings.pop(key):
+                self._later(self.now_s, member, ParticipantLost(number))
 
     def _update(self, number: int, request: Updated) -> None:
         self._log.updated(request, self.now_s, self.bytes)
@@ -154,6 +192,9 @@ class VirtualEngine:
     def _meet(self, number: int, request: AllReduce | AllGather) -> None:
         """A collective begins once all have asked, and goes around a ring of its members."""
         kind = type(request)
+        for lost in self._lost.intersection(request.group):
+            self._later(self.now_s, number, ParticipantLost(lost))
+            return
         here = self._meetings.setdefault((kind, request.group), {})
         here[number] = tuple(each.clone() for each in request.tensors)
         if len(here) < len(request.group):
@@ -196,12 +237,17 @@ class VirtualEngine:
         return now_s
 
 
-def _taken(inbox: deque[Message], wanted: Receive) -> Message | None:
-    for place, message in enumerate(inbox):
-        if wanted.tag in (None, message.tag) and wanted.sender in (None, message.sender):
-            del inbox[place]
+def _taken(seat: _Seat, wanted: Receive) -> Message | ParticipantLost | None:
+    """The first message that is wanted, or that it will never come; None: not yet."""
+    for place, message in enumerate(seat.inbox):
+        if message.tag == LOST:
+            is_wanted = wanted.sender is None
+        else:
+            is_wanted = wanted.tag in (None, message.tag) and wanted.sender in (None, message.sender)
+        if is_wanted:
+            del seat.inbox[place]
             return message
-    return None
+    return ParticipantLost(wanted.sender) if wanted.sender in seat.gone else None
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""Small models compute fastest with one thread, above all beside other processes."""
+"""Settings of the tests of replicas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
+    """Models this small are slower on several threads, far slower where other processes compute as well."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
