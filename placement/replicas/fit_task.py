@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from placement.replicas.requests import Portion
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -119,6 +121,15 @@ class FitTask:
                 return float(self.loss_at(weights, self.held_out))
         finally:
             self.model.train(was)
+
+    def samples_of(self, asked: Tensor | Portion | None, worker: int, workers: int, step: int) -> Tensor:
+        """int64: the samples of a `Compute`."""
+        match asked:
+            case None:
+                return self.samples(worker, workers, step)
+            case Portion(number, count):
+                return self.portion(number, count)
+        return asked
 
     def portion(self, number: int, count: int) -> Tensor:
         """int64: the samples of one of `count` almost equal portions of all, in their order."""

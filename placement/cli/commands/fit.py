@@ -100,6 +100,12 @@ class FitOptions:
     ] = "none"
     every: Annotated[int, typer.Option("--every", metavar="COUNT", help="Updates between two evaluations.")] = 10
     seed: options.Seed = 0
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real", help="Run it in processes of this host, one for each worker and server; the cluster is local."
+        ),
+    ] = False
     dim: options.Dims = None
     html: options.Html = None
     output: options.Output = None
@@ -145,6 +151,7 @@ def fit(given: FitOptions) -> None:
             stragglers=given.stragglers,
             every=given.every,
             seed=given.seed,
+            real=given.real,
             progress=tell,
         )
     found = dataclasses.replace(found, command=_command(given))
@@ -173,7 +180,7 @@ def _loss_of(text: str | None) -> float | None:
 def _command(given: FitOptions) -> str:
     """The command line that gives the same answer."""
     how = ("cluster", "methods", "until", "updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers")
-    return again("fit", [given.model], given, (*how, "every", "seed", "dim"))
+    return again("fit", [given.model], given, (*how, "every", "seed", "real", "dim"))
 
 
 def _write(found: FitComparison, html: Path | None, output: Path | None) -> Iterator[str]:
@@ -199,7 +206,7 @@ def fit_table(found: FitComparison) -> list[RenderableType]:
 
     head = (
         f"{show(found.graph.name)} on {show(found.cluster.name)}: {found.workers} workers, {found.batch} samples each, "
-        f"lr {found.learning_rate:g}"
+        f"lr {found.learning_rate:g}{', in processes of this host' if found.is_real else ''}"
     )
     table = new_table("method", "seconds", "updates", "updates/s", "bytes", "loss", "reached", "staleness")
     below: list[RenderableType] = []

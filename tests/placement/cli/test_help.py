@@ -70,7 +70,18 @@ OPTIONS = {
     "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "fit": [
         *["--batch", "--cluster", "--dim", "--every", "--help", "--html", "--json", "--lr", "--methods", "--output"],
-        *["--seconds", "--seed", "--stragglers", "--strategy", "--until", "--updates", "--workers", "-o", "MODEL"],
+        *[
+            "--real",
+            "--seconds",
+            "--seed",
+            "--stragglers",
+            "--strategy",
+            "--until",
+            "--updates",
+            "--workers",
+            "-o",
+            "MODEL",
+        ],
     ],
     "train": [
         *COMMON,

@@ -36,7 +36,7 @@ SEARCH = {"seed", "objective", "priority", "budget_s", "evaluations"}
         (
             fit.FitOptions,
             placement.fit,
-            {"updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers", "every", "seed"},
+            {"updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers", "every", "seed", "real"},
         ),
         (
             train.TrainOptions,
