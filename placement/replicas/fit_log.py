@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from placement.replicas.diversity import DiversityMeter
 from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
 
 if TYPE_CHECKING:
@@ -61,12 +62,17 @@ class FitLog:
         self._points: list[CurvePoint] = []
         self._trace: list[ReadVersion] = []
         self._staleness, self._counted, self._turns = 0.0, 0, Turns(stop)
+        self._diversity = DiversityMeter()
         self.updates, self.is_over, self.note = 0, False, ""
 
     def read(self, worker: int, step: int, version: int) -> None:
         """A worker begins a gradient at weights of a version."""
         if len(self._trace) < MOST_LINES:
             self._trace.append(ReadVersion(worker, step, version))
+
+    def computed(self, weights: Tensor, gradient: Tensor, samples: int) -> None:
+        """A worker has the mean gradient of so many samples."""
+        self._diversity.add(weights, gradient, samples)
 
     def updated(self, request: Updated, seconds: float, sent_bytes: int) -> None:
         """An update was made; its weights, if it is its turn, are evaluated."""
@@ -95,7 +101,7 @@ class FitLog:
         if not self.is_over:
             self.is_over, self.note = True, note
 
-    def run(self, method: str, seconds: float, sent_bytes: int, largest_batch: float | None = None) -> FitRun:
+    def run(self, method: str, seconds: float, sent_bytes: int) -> FitRun:
         """What it has come to."""
         last = self._points[-1]
         return FitRun(
@@ -108,7 +114,7 @@ class FitLog:
             staleness=self._staleness / max(self._counted, 1),
             points=tuple(self._points),
             trace=tuple(self._trace),
-            largest_batch=largest_batch,
+            largest_batch=self._diversity.largest_batch(),
             note=self.note,
         )
 

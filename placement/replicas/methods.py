@@ -11,6 +11,9 @@ from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
+from placement.replicas.batch_rules.lamb import Lamb
+from placement.replicas.batch_rules.lars import Lars
+from placement.replicas.batch_rules.scaling import LinearScaling
 from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
 from placement.replicas.compressions.one_bit import OneBit
 from placement.replicas.compressions.power_sgd import PowerSgd
@@ -23,6 +26,7 @@ from placement.replicas.exchanges.elastic import ElasticAveraging
 from placement.replicas.exchanges.gossip import Gossip
 from placement.replicas.exchanges.local_sgd import LocalSgd
 from placement.replicas.exchanges.parameter_server import ParameterServer
+from placement.replicas.exchanges.pipedream import PipeDream
 from placement.replicas.exchanges.sandblaster import Sandblaster
 from placement.replicas.exchanges.synchronous import Synchronous
 from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
@@ -36,6 +40,7 @@ EXCHANGES: Mapping[str, type] = {
     "local_sgd": LocalSgd,
     "diloco": DiLoCo,
     "sandblaster": Sandblaster,
+    "pipedream": PipeDream,
 }
 COMPRESSIONS: Mapping[str, type] = {
     "none": Uncompressed,
@@ -44,7 +49,14 @@ COMPRESSIONS: Mapping[str, type] = {
     "top_k": TopK,
     "power_sgd": PowerSgd,
 }
-BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+BATCH_RULES: Mapping[str, type] = {
+    "sgd": Sgd,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "linear": LinearScaling,
+    "lars": Lars,
+    "lamb": Lamb,
+}
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
 # Of each part of a method: the names it may have, and which of them it has where the text names none.
 PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {

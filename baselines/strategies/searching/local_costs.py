@@ -137,7 +137,7 @@ def local_costs(
         work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
     parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    updates = np.unique(states.update[states.trained]) if parts > 1 else np.zeros(0, dtype=np.int64)
+    updates = np.unique(states.update[split.stored_in_parts(states)])
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     for replica in range(len(shares)) if shares else (None,):

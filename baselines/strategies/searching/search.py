@@ -19,6 +19,7 @@ from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
+from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
 from baselines.strategies.searching.scoring import scored, scored_ops
 from baselines.strategies.searching.space import Space
@@ -100,7 +101,7 @@ class _Pool:
 
 def _like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
-    mesh = tuple((rule.name, rule.size, rule.sequence) for rule in strategy.mesh)
+    mesh = tuple((rule.name, rule.size, rule.sequence, bool(rule.tensor_modules)) for rule in strategy.mesh)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
 
@@ -108,7 +109,7 @@ def _like(strategy: Strategy) -> object:
 def _kin(strategy: Strategy) -> object:
     """The family of a strategy; of a hybrid its mesh, too."""
     family = family_of(strategy)
-    sizes = tuple(sorted((rule.name, rule.size) for rule in strategy.mesh))
+    sizes = tuple(sorted((rule.name, rule.size, bool(rule.tensor_modules)) for rule in strategy.mesh))
     return (family, sizes, strategy.stages) if family == HYBRID else family
 
 
@@ -178,6 +179,10 @@ class _Search:
             for m in sorted(some):
                 for sequence in ways:
                     yield from self._frugal(space.strategy(sizes, stages, sequence, micro_batches=m))
+            if parts == space.n_devices > 1:  # replicas that cut the weights of one block
+                plain = space.strategy(sizes)
+                for modules in patterns(self.graph).weights:
+                    yield replace(plain, mesh=(replace(plain.mesh[0], tensor_modules=modules),))
 
     def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
         """More and more frugal forms of a strategy, until one fits."""

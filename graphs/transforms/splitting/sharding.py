@@ -4,7 +4,9 @@ Two kinds of axes. Along a *named* axis (batch, sequence, height ...) every op i
 as data parallelism does; along that of experts the batch is cut where an op has no row of experts. Along a *tensor*
 axis weights are cut: matrix products by their columns where they read whole tensors and by their rows where they read
 cut ones, all other ops follow at the least cost (Shoeybi et al. 2019, "Megatron-LM"); with ``sequence`` what is left
-whole is cut along the sequence (Korthikanti et al. 2023).
+whole is cut along the sequence (Korthikanti et al. 2023). A named axis may cut weights in some modules: then these are
+tensor parallel and all others data parallel on the same devices (Krizhevsky 2014, "One weird trick for parallelizing
+convolutional neural networks").
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Axis:
             axis.
         sequence: on a tensor axis, cut along the sequence what would be whole.
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
+        tensor_modules: of a named axis, patterns of module paths where it cuts weights, as a tensor axis does.
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
             axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
         shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
@@ -50,8 +53,14 @@ class Axis:
     words: tuple[str, ...] = ()
     sequence: bool = False
     modules: tuple[str, ...] = ()
+    tensor_modules: tuple[str, ...] = ()
     parts: int = 0
     shares: tuple[int, ...] = ()
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether it cuts weights, everywhere or in some modules."""
+        return not self.words or bool(self.tensor_modules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,15 +184,17 @@ class _Walk:
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
-        self.is_cut = where(graph, axis.modules)
-        self.choices: dict[tuple[int, int, bool], list[_Choice]] = {}
+        in_modules = where(graph, axis.modules)
+        self.is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else [not axis.words] * graph.n_ops
+        self.is_cut = [a or (b and bool(axis.words)) for a, b in zip(in_modules, self.is_tensor, strict=True)]
+        self.choices: dict[tuple[int, int, bool, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
         self.tied = read_twice(graph)
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
-        self.normalised = normalised(graph, _PRODUCTS) if not axis.words else [set()] * graph.n_tensors
+        self.normalised = normalised(graph, _PRODUCTS) if axis.cuts_weights else [set()] * graph.n_tensors
         self.is_small_later = _is_small_later(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
@@ -245,7 +256,7 @@ class _Walk:
         first, last = self.input_ptr[op], self.input_ptr[op + 1]
         read, states = self.input_tensor[first:last], self.states_of[op]
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
-        if not self.axis.words and not states and all(self._is_open(t) for t in read):
+        if self.is_tensor[op] and not states and all(self._is_open(t) for t in read):
             self._leave_open(op, self._rows(op, read, states), written)
             return
         # Layers repeat, and with them all that a choice depends on.
@@ -263,6 +274,7 @@ class _Walk:
             self.row_number[op],
             self.kind[op],
             self.is_cut[op],
+            self.is_tensor[op],
             self.is_small_later[op],
             self.flops[op],
             self.moved[op],
@@ -278,7 +290,7 @@ class _Walk:
     def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
         rows = self._rows(op, read, states)
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
-        if self.axis.words and named:
+        if named and not self.is_tensor[op]:
             return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
         return self._followed(op, rows, read)
 
@@ -334,7 +346,7 @@ class _Walk:
         if not self.is_cut[op]:
             return []
         rows = [choice for choice in self._choices(op, len(read)) if self._keeps(choice, states)]
-        if self.axis.words or self._has_kind(op, _PRODUCTS):
+        if not self.is_tensor[op] or self._has_kind(op, _PRODUCTS):
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
         return [choice for choice in rows if not self._cuts_normalised(choice, tensors)]
@@ -352,8 +364,9 @@ class _Walk:
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        by_groups = not self.axis.words and _GROUPED in self.graph.kinds[op]
-        key = (self.row_number[op], n_read, by_groups)
+        is_tensor = self.is_tensor[op]
+        by_groups = is_tensor and _GROUPED in self.graph.kinds[op]
+        key = (self.row_number[op], n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
@@ -364,15 +377,16 @@ class _Walk:
                     [code(part, row.axis) for part in row.outputs],
                 )
                 for row in rows
-                if (row.extent >= self._parts(row) or row.extent == 1) and not (by_groups and row.axis == EXPERTS)
+                if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
+                and not (by_groups and row.axis == EXPERTS)
             ]
         return found
 
-    def _parts(self, row: SplitRow) -> int:
+    def _parts(self, row: SplitRow, is_tensor: bool) -> int:
         """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
         if row.axis == EXPERTS:  # one axis alone cuts these by name
             return self.axis.size
-        return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in OWN_FAMILY else 0)
+        return max(self.axis.size, self.axis.parts if not is_tensor or row.axis in OWN_FAMILY else 0)
 
     def _rank(self, choice: _Choice) -> int:
         """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
@@ -388,18 +402,17 @@ class _Walk:
     def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
-        if not self.axis.words:
-            usual = self._of_axis(rows)
-            if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
-                others = [choice for choice in rows if choice not in usual]
-                return min([whole, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
-            mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
-            if mirrored:
-                return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
-            rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
-        if self.axis.words:
+        if not self.is_tensor[op]:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
+        usual = self._of_axis(rows)
+        if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
+            others = [choice for choice in rows if choice not in usual]
+            return min([whole, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+        mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
+        if mirrored:
+            return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
+        rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
         if self.phase[op] == Phase.FORWARD and self._is_product(op):
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
@@ -442,9 +455,9 @@ class _Walk:
         """Whether it reads a tensor that is cut, and the forward pass makes but little of its results, as of logits.
 
         Each part may then have other samples of them, which takes less to exchange than all samples everywhere. The
-        squares of an RMSNorm are no such results.
+        squares of an RMSNorm are no such results, nor are those of a product whose weights are to be cut.
         """
-        if any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
+        if self._is_product(op) or any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
             return False
         return self.is_small_later[op] and any(
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)

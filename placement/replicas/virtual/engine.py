@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.replicas.diversity import DiversityMeter
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_task import drawing
 from placement.replicas.inbox import Inbox
@@ -63,7 +62,6 @@ class VirtualEngine:
         self._order = itertools.count()
         self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
         self._last_arrival_s: dict[tuple[int, int], float] = {}
-        self._diversity = DiversityMeter()
         self._lost: set[int] = set()
         self.now_s, self.bytes = 0.0, 0
 
@@ -88,7 +86,7 @@ class VirtualEngine:
         self._log.end("the run ended early: every participant waited for another one")
         for seat in self._seats:
             seat.participant.close()
-        return self._log.run(method, self.now_s, self.bytes, self._diversity.largest_batch())
+        return self._log.run(method, self.now_s, self.bytes)
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), then))
@@ -140,7 +138,7 @@ class VirtualEngine:
         self._log.read(number, step, request.version)
         with drawing(self._task.seed, number, step):
             loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
-        self._diversity.add(request.weights, gradient, len(samples))
+        self._log.computed(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 

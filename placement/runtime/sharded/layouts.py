@@ -274,8 +274,11 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
 
 def join(want: PartLayout, parts: Sequence[tuple[PartLayout, torch.Tensor]]) -> torch.Tensor:
     """A part put together from smaller parts that cover it."""
-    first = parts[0][1]
-    result = first.new_empty(want.local_shape)
+    return join_in(parts[0][1].new_empty(want.local_shape), want, parts)
+
+
+def join_in(result: torch.Tensor, want: PartLayout, parts: Sequence[tuple[PartLayout, torch.Tensor]]) -> torch.Tensor:
+    """Smaller parts put in their places in a part."""
     for part, tensor in parts:
         place = _narrowed(result, want, part)
         place.copy_(tensor.reshape(place.shape))

@@ -371,9 +371,10 @@ class Values:
     def of_samples(self) -> frozenset[int]:
         """The axes of the mesh along which samples are dealt out before they are cut into micro-batches.
 
-        Along the others, a tensor axis or that of experts, it is the samples of a micro-batch that are cut.
+        Along the others, one that cuts weights or experts, it is the samples of a micro-batch that are cut.
         """
-        return frozenset(a for a, sharding in enumerate(self.mesh) if sharding.axis.words == ("batch",))
+        axes = [sharding.axis for sharding in self.mesh]
+        return frozenset(a for a, axis in enumerate(axes) if axis.words == ("batch",) and not axis.cuts_weights)
 
     def dim_cut(self, variant: Form, axis: int) -> int:
         """The dimension of a tensor that an axis of the mesh cuts."""
