@@ -83,7 +83,8 @@ def run(case: Case) -> Row:
     speeds = Speeds(range(everyone), step_s, lambda _: UPDATE_S)
     engine = VirtualEngine(task, star(everyone), case.workers, participants, speeds)
     found = engine.run(
-        case.method, Stop(loss=case.loss, updates=case.updates, every=_EVERY if case.loss else max(case.updates // 30, 1))
+        case.method,
+        Stop(loss=case.loss, updates=case.updates, every=_EVERY if case.loss else max(case.updates // 30, 1)),
     )
     # The loss goes up and down from one evaluation to the next.
     end_loss = statistics.fmean(point.loss for point in found.points[-3:])
