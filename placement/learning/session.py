@@ -106,7 +106,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True)
-class Placing:
+class PlacementTarget:
     """A problem whose ops are placed.
 
     Attributes:

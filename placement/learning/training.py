@@ -22,7 +22,7 @@ from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
-from placement.learning.session import Files, Placing, Point, Session, Status
+from placement.learning.session import Files, PlacementTarget, Point, Session, Status
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
@@ -142,7 +142,7 @@ def train(
     session = Session(
         run=run,
         learner=learner,
-        targets=[Placing(solver, is_measured) for solver in solvers],
+        targets=[PlacementTarget(solver, is_measured) for solver in solvers],
         files=files,
         most_samples=most_samples,
         most_s=most_s,

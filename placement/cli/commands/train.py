@@ -169,23 +169,19 @@ def train(given: TrainOptions) -> None:
 
 def _on_strategies(given: TrainOptions, graphs: list[OpGraph], targets: list[Cluster]) -> Training:
     """A policy that searches strategies."""
-    from placement.learning.strategies.training import train_on_strategies
+    from placement.learning.strategy_training import RunOptions, train_on_strategies
 
+    how = RunOptions(
+        output=given.output,
+        seed=given.seed,
+        evaluations=given.evaluations,
+        budget_s=given.budget_s,
+        checkpoint_every_s=given.checkpoint_every_s,
+        restart=given.restart,
+        command=command_of(given),
+    )
     with reason_as_json(given.as_json), training_display() as (begin, show):
-        return train_on_strategies(
-            graphs,
-            targets,
-            given.policy,
-            output=given.output,
-            seed=given.seed,
-            evaluations=given.evaluations,
-            budget_s=given.budget_s,
-            checkpoint_every_s=given.checkpoint_every_s,
-            restart=given.restart,
-            command=command_of(given),
-            begin=begin,
-            progress=show,
-        )
+        return train_on_strategies(graphs, targets, given.policy, how, begin, show)
 
 
 def _report(given: TrainOptions, found: Training) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,13 +16,15 @@ from env.problem import LATENCY
 from graphs.errors import UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
-from placement.learning.session import Session, Status
+from placement.learning.session import Session
 from placement.learning.strategies.environment import StrategyEnv
 from placement.learning.strategies.policies import POLICIES
 from placement.learning.strategies.reinforce import MASKS, BestStrategy, StrategyLearner
 from placement.learning.strategies.saved import ENVIRONMENT, save_strategy_policy
 from placement.learning.training import (
     CHECKPOINT_EVERY_S,
+    Begin,
+    Progress,
     Training,
     check_training,
     files_of,
@@ -39,7 +41,7 @@ STEPS = 12  # moves of an episode
 
 
 @dataclass(frozen=True, eq=False)
-class Searching:
+class SearchTarget:
     """A problem whose strategies are searched.
 
     Attributes:
@@ -65,25 +67,34 @@ class Searching:
         return dataclasses.replace(result, interrupted=attempt.interrupted)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How long a run goes on and what it writes; each as of `placement.train`, but that `evaluations` counts moves."""
+
+    output: str | os.PathLike[str]
+    seed: int = 0
+    evaluations: int | None = None
+    budget_s: float | None = None
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    restart: bool = False
+    command: str = ""
+
+
 def train_on_strategies(
     graphs: OpGraph | Sequence[OpGraph],
     clusters: Cluster | Sequence[Cluster],
-    policy: str = "hierarchical",
-    *,
-    output: str | os.PathLike[str],
-    seed: int = 0,
-    evaluations: int | None = None,
-    budget_s: float | None = None,
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
-    restart: bool = False,
-    command: str = "",
-    begin: Callable[[Session], None] | None = None,
-    progress: Callable[[Status], None] | None = None,
+    policy: str,
+    how: RunOptions,
+    begin: Begin | None = None,
+    progress: Progress | None = None,
 ) -> Training:
     """Train a policy on ``placement/Strategy-v0``, by estimates (docs/training.md).
 
-    Arguments, files and resuming are as of `placement.train`; `evaluations` counts moves. `Training.results` has the
-    best strategy of each problem by estimate, carried out and scored; None where none was found that fits.
+    Files and resuming are as of `placement.train`, `begin` and `progress` too. `Training.results` has the best strategy
+    of each problem by estimate, carried out and scored; None where none was found that fits.
+
+    Args:
+        policy: a name of `placement.learning.strategies.policies.POLICIES`.
 
     Raises:
         UnknownNameError: another policy than those of `POLICIES`.
@@ -91,28 +102,28 @@ def train_on_strategies(
     """
     if policy not in POLICIES:
         raise UnknownNameError("policy", str(policy), POLICIES)
-    check_training(policy, "default", seed, evaluations, budget_s, checkpoint_every_s)
+    check_training(policy, "default", how.seed, how.evaluations, how.budget_s, how.checkpoint_every_s)
     pairs = pairs_of(graphs, clusters)
-    files = files_of(output, len(pairs), None)
+    files = files_of(how.output, len(pairs), None)
     run: dict[str, Any] = {
         "policy": policy,
         "environment": ENVIRONMENT,
         "preset": "default",
         "warm start": False,
-        "seed": seed,
+        "seed": how.seed,
         "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
         "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
     }
-    checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
-    most_samples, most_s = limits(evaluations, budget_s)
+    checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not how.restart else None
+    most_samples, most_s = limits(how.evaluations, how.budget_s)
     session = Session(
         run=run,
-        learner=StrategyLearner(StrategyEnv(graphs, clusters, STEPS, masks=MASKS), policy, seed),
-        targets=[Searching(*pair, seed) for pair in pairs],
+        learner=StrategyLearner(StrategyEnv(graphs, clusters, STEPS, masks=MASKS), policy, how.seed),
+        targets=[SearchTarget(*pair, how.seed) for pair in pairs],
         files=files,
         most_samples=most_samples,
         most_s=most_s,
-        command=command,
+        command=how.command,
         samples_are="moves",
         proves=False,
     )
@@ -120,5 +131,5 @@ def train_on_strategies(
         session.resume(checkpoint)
     if begin is not None:
         begin(session)
-    session.train(checkpoint_every_s, None, progress)
+    session.train(how.checkpoint_every_s, None, progress)
     return finished(session, save_strategy_policy)
