@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from predictions import Row, ends, error, summary, tau
+from predictions import Row, ends, error, predicted_s, summary, tau
 from speed_models import WithLoss, example
 from table import machine, parser, read_rows
 from torch import Tensor, nn
@@ -209,11 +209,10 @@ def _predicted(graph: OpGraph, cluster: Cluster, text: str) -> float:
     """Seconds of a step, as the simulator has it."""
     from baselines.strategies.applied import applied
     from env.lanes import without_lanes
-    from env.simulation.simulator import Simulator
     from graphs.transforms.strategy import Strategy
 
     what = applied(graph, without_lanes(cluster), Strategy.parse(text))
-    return float(Simulator(what.problem).schedule(what.plan)[0].step_time_s)
+    return predicted_s(what.problem, what.plan)
 
 
 # -- the page -------------------------------------------------------------------------------------------------
