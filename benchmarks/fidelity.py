@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from env.plan import Plan
     from env.problem import Problem
     from env.simulation.simulator import Schedule
-    from graphs.opgraph import IntArray
+    from graphs.opgraph import FloatArray, IntArray
     from placement.inputs.examples import Example
     from placement.measuring.profiling import Profile
 
@@ -115,7 +115,8 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     quietest = min(profiles, key=lambda profile: float(np.nansum(profile.graph.time_s)))
     problem = Problem(quietest.graph, cluster)
     bound_s = lower_bound(problem).value_s
-    return [_row(name, trial, problem, bound_s, options) for trial in trials]
+    alone = np.median([profile.alone[:, 0] for profile in profiles], axis=0)
+    return [_row(name, trial, problem, alone, bound_s, options) for trial in trials]
 
 
 def _run(
@@ -140,7 +141,10 @@ def _run(
             trial.reason = trial.reason or found.reason
 
 
-def _row(name: str, trial: _Trial, problem: Problem, bound_s: float, options: argparse.Namespace) -> Row:
+def _row(
+    name: str, trial: _Trial, problem: Problem, alone: FloatArray, bound_s: float, options: argparse.Namespace
+) -> Row:
+    """What came of a placement; ``alone``: of its ops, as of `placement.measuring.profiling.Profile`."""
     from env.plan import Plan
     from env.simulation.simulator import Simulator
 
@@ -154,7 +158,7 @@ def _row(name: str, trial: _Trial, problem: Problem, bound_s: float, options: ar
         "batch": MODELS[name],
         "method": trial.methods[0],
         "methods": trial.methods,
-        "predicted_s": predicted_s(problem, plan),
+        "predicted_s": predicted_s(problem, plan, alone),
         "measured_s": None if trial.reason else min(map(statistics.median, trial.samples_s)),
         "samples_s": trial.samples_s,
         "reason": trial.reason,

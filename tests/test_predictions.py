@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from env.cluster import Cluster, Device
 from env.device import both_ways
 from env.plan import Plan
 from env.problem import Problem
+from env.simulation.simulator import Simulator
 from graphs.opgraph import Op, OpGraph, Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -41,7 +44,27 @@ def step() -> OpGraph:
     ],
 )
 def test_a_sender_is_busy_while_it_copies(device: list[int], expected: float) -> None:
-    assert predictions.predicted_s(Problem(step(), CORES), Plan(np.array(device), np.arange(4.0))) == expected
+    plan = Plan(np.array(device), np.arange(4.0))
+    assert predictions.predicted_s(Problem(step(), CORES), plan, np.ones(4)) == expected
+
+
+def test_ops_are_faster_for_the_share_of_their_time_in_which_no_other_core_computes() -> None:
+    """The first op runs alone; the three others meet, one of them for 7 of its 10 s, before its core is alone again."""
+    problem, plan = Problem(step(), CORES), Plan(np.array([0, 1, 2, 0]), np.arange(4.0))
+    _, schedule = Simulator(problem).schedule(plan)
+    found = predictions.with_company(problem, schedule, np.full(4, 0.5)).graph.time_s[:, 0]
+    assert found.tolist() == pytest.approx([5.0, 10.0, 10.0, 10.0 * (0.5 + 0.5 * 0.7)])
+
+
+@given(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.floats(0.3, 1.0))
+def test_company_makes_no_op_slower_than_measured_nor_faster_than_alone(device: list[int], alone: float) -> None:
+    problem = Problem(step(), CORES)
+    _, schedule = Simulator(problem).schedule(Plan(np.array(device)))
+    found = predictions.with_company(problem, schedule, np.full(4, alone)).graph.time_s[:, 0]
+    assert (found >= 10.0 * alone - 1e-9).all()
+    assert (found <= 10.0 + 1e-9).all()
+    if len(set(device)) == 1:
+        assert found == pytest.approx(10.0 * alone)
 
 
 def test_what_was_not_measured_is_sent_as_before() -> None:
