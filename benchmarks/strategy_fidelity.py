@@ -252,7 +252,7 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     options.add_argument("--rounds", type=int, default=2, help="default: %(default)s")
-    options.add_argument("--steps", type=int, default=10, help="of each strategy in a round; three warm up")
+    options.add_argument("--steps", type=int, default=8, help="of each strategy in a round; three warm up")
     options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options.add_argument("--render", action="store_true", help="only write the page from the rows there are")
     return options.parse_args()
