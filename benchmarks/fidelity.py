@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from predictions import Row, ends, error, summary, tau
+from predictions import Row, ends, error, predicted_s, summary, tau
 from table import machine, parser
 
 from graphs.disk import write_atomically
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.plan import Plan
     from env.problem import Problem
-    from env.simulation.simulator import Schedule, Simulator
-    from graphs.opgraph import IntArray
+    from env.simulation.simulator import Schedule
+    from graphs.opgraph import FloatArray, IntArray
     from placement.inputs.examples import Example
     from placement.measuring.profiling import Profile
 
@@ -92,7 +92,6 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     """
     from env.bounds.bounds import lower_bound
     from env.problem import Problem
-    from env.simulation.simulator import Simulator
     from placement.inputs.examples import read_example
     from placement.measuring.machine import local_cluster
     from placement.measuring.profiling import measured_profile, step_to_measure
@@ -115,8 +114,9 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
         profiles.append(profiled())
     quietest = min(profiles, key=lambda profile: float(np.nansum(profile.graph.time_s)))
     problem = Problem(quietest.graph, cluster)
-    simulator, bound_s = Simulator(problem), lower_bound(problem).value_s
-    return [_row(name, trial, simulator, bound_s, options) for trial in trials]
+    bound_s = lower_bound(problem).value_s
+    alone = np.median([profile.alone[:, 0] for profile in profiles], axis=0)
+    return [_row(name, trial, problem, alone, bound_s, options) for trial in trials]
 
 
 def _run(
@@ -141,17 +141,24 @@ def _run(
             trial.reason = trial.reason or found.reason
 
 
-def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options: argparse.Namespace) -> Row:
-    schedule, problem = trial.schedule, simulator.problem
+def _row(
+    name: str, trial: _Trial, problem: Problem, alone: FloatArray, bound_s: float, options: argparse.Namespace
+) -> Row:
+    """What came of a placement; ``alone``: of its ops, as of `placement.measuring.profiling.Profile`."""
+    from env.plan import Plan
+    from env.simulation.simulator import Simulator
+
+    schedule = trial.schedule
     # The sequence that was run, whatever the op times it was planned with.
-    score, _ = simulator.schedule(Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order))
+    plan = Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order)
+    score = Simulator(problem).score(plan)
     return {
         "model": name,
         "train": options.train,
         "batch": MODELS[name],
         "method": trial.methods[0],
         "methods": trial.methods,
-        "predicted_s": score.step_time_s,
+        "predicted_s": predicted_s(problem, plan, alone),
         "measured_s": None if trial.reason else min(map(statistics.median, trial.samples_s)),
         "samples_s": trial.samples_s,
         "reason": trial.reason,

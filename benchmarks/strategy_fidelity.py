@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from predictions import Row, ends, error, summary, tau
+from predictions import Row, ends, error, predicted_s, summary, tau
 from speed_models import WithLoss, example
 from table import machine, parser, read_rows
 from torch import Tensor, nn
@@ -31,7 +31,8 @@ from graphs.formatting import format_seconds
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from graphs.opgraph import OpGraph
+    from graphs.opgraph import FloatArray, OpGraph
+    from placement.measuring.profiling import Profile
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -154,13 +155,13 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
     model.train()
     repeats = Repeats(dropped=2, least=3, settled=8, most=8, budget_s=2.0)
 
-    def profiled() -> OpGraph:
-        return measured_profile(step_to_measure(model, args, None, True, name=name), cluster, repeats).graph
+    def profiled() -> Profile:
+        return measured_profile(step_to_measure(model, args, None, True, name=name), cluster, repeats)
 
-    graphs = [profiled()]
+    profiles = [profiled()]
     suffix = LOCAL if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else ""
     asked = [text if text == "none" or "pp" in text else text + suffix for text in STRATEGIES]
-    texts = [_with_cuts(graphs[0], cluster, text) for text in asked]
+    texts = [_with_cuts(profiles[0].graph, cluster, text) for text in asked]
     samples_s: dict[str, list[float]] = {text: [] for text in texts}
     reasons: dict[str, str] = {}
     random = np.random.default_rng(options.seed)
@@ -179,13 +180,14 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
                     reasons[text] = found.reason
                     continue
                 samples_s[text].append(found.step_time_s)
-        graphs.append(profiled())
-    quietest = min(graphs, key=lambda graph: float(np.nansum(graph.time_s)))
+        profiles.append(profiled())
+    quietest = min((profile.graph for profile in profiles), key=lambda graph: float(np.nansum(graph.time_s)))
+    alone = np.median([profile.alone[:, 0] for profile in profiles], axis=0)
     return [
         {
             "model": name,
             "strategy": short,
-            "predicted_s": _predicted(quietest, cluster, text) if samples_s[text] else None,
+            "predicted_s": _predicted(quietest, alone, cluster, text) if samples_s[text] else None,
             "measured_s": min(samples_s[text], default=None),
             "rounds_s": samples_s[text],
             "reason": reasons.get(text),
@@ -205,15 +207,16 @@ def _with_cuts(graph: OpGraph, cluster: Cluster, text: str) -> str:
     return text if strategy.is_none else replace(strategy, cuts=stage_cuts(graph, cluster, strategy)).text
 
 
-def _predicted(graph: OpGraph, cluster: Cluster, text: str) -> float:
-    """Seconds of a step, as the simulator has it."""
+def _predicted(graph: OpGraph, alone: FloatArray, cluster: Cluster, text: str) -> float:
+    """Seconds of a step, as the simulator has it; ``alone``: of the graph's ops, as of `Profile`."""
     from baselines.strategies.applied import applied
     from env.lanes import without_lanes
-    from env.simulation.simulator import Simulator
     from graphs.transforms.strategy import Strategy
 
     what = applied(graph, without_lanes(cluster), Strategy.parse(text))
-    return float(Simulator(what.problem).schedule(what.plan)[0].step_time_s)
+    derived = what.derived
+    is_copy = ~np.isnan(derived.graph.time_s[:, derived.graph.time_keys.index(graph.time_keys[0])])
+    return predicted_s(what.problem, what.plan, np.where(is_copy, alone[derived.origins[derived.origin_ptr[:-1]]], 1.0))
 
 
 # -- the page -------------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     options.add_argument("--rounds", type=int, default=2, help="default: %(default)s")
-    options.add_argument("--steps", type=int, default=10, help="of each strategy in a round; three warm up")
+    options.add_argument("--steps", type=int, default=8, help="of each strategy in a round; three warm up")
     options.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options.add_argument("--render", action="store_true", help="only write the page from the rows there are")
     return options.parse_args()

@@ -35,6 +35,7 @@ from placement.runtime.sharded.in_parts import Nobody, StepInParts
 
 Times = dict[int, list[float]]  # op -> seconds in each step
 _LR = 1e-6
+_MOST_ALONE = 10  # steps while the others rest
 
 # As a training script makes them: torch's own choice between its implementations. By the names that capture knows.
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -57,6 +58,8 @@ class MeasuredStep:
         around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
         fixed: op -> of ``ops`` what each part of it takes in full, in each step; where that was measured.
         around_fixed: the same of ``around``.
+        alone: op -> seconds in each of some more steps in which the other workers rest; empty where nobody else is, or
+            this worker is one that rests.
     """
 
     ops: Times
@@ -64,6 +67,7 @@ class MeasuredStep:
     around: Times
     fixed: Times
     around_fixed: Times
+    alone: Times
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +126,13 @@ def op_times(
         smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updates]
         around_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
     ops, fixed = turns.op_times_s(warm_up)
-    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed)
+    alone: Times = {}
+    if worker is not None and worker.size > 1:
+        barrier()
+        if worker.rank == 0:
+            alone = turns.more_times_s(min(steps, _MOST_ALONE))
+        barrier()
+    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed, alone)
 
 
 @dataclass(eq=False)
@@ -189,6 +199,11 @@ class _Turns:
             for op, seconds in code.seconds(readings, between).items():
                 row[op] = max(seconds, row.get(op, 0.0))
         return row
+
+    def more_times_s(self, steps: int) -> Times:
+        """By op, of so many more runs of the whole."""
+        rows = [self._read(self._whole, self.routine, None) for _ in range(steps)]
+        return {op: [row[op] for row in rows] for op in rows[0]}
 
     def op_times_s(self, warm_up: int) -> tuple[Times, Times]:
         """By op, of every turn but the first ones: its time, and the fixed part of that."""
