@@ -31,7 +31,7 @@ class Evaluation:
     """One captured forward pass of a model that is trained.
 
     A rank reads what it stores where that is what the forward pass needs; parts that ZeRO has split, or that another
-    stage stores, are gathered once, and again after they have changed.
+    stage stores, are gathered, and again after they have changed.
 
     Args:
         plan: of the forward pass, as `evaluation_plan` makes it.
@@ -61,6 +61,11 @@ class Evaluation:
         given = self._program.checked(leaves)
         self._gather()
         return self._program.outputs(self._program.run(given))
+
+    def free(self) -> None:
+        """Let go of what has been gathered."""
+        self._gathered.clear()
+        self._versions = []
 
     def _gather(self) -> None:
         """Have what some rank needs and does not store, whole for a moment, one after the other."""

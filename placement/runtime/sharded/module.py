@@ -61,7 +61,7 @@ class StrategyModule(ModelWrapper):
         return self._group.rank
 
     def train(self, mode: bool = True) -> StrategyModule:
-        """As of any module.
+        """As of any module; what evaluation has gathered is freed.
 
         Raises:
             MismatchError: training of a model that was captured for inference.
@@ -69,6 +69,9 @@ class StrategyModule(ModelWrapper):
         if mode and not self._is_trained:
             raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
         super().train(mode)
+        if mode:
+            for evaluation in self._evaluations.values():
+                evaluation.free()
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
