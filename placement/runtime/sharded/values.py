@@ -361,11 +361,22 @@ class Values:
             code = int(self.chunks.written[variant.tensor])
             if code > SUM:
                 shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = found.cut_by(shard, self.micro_batches, variant.batch)
+                found = found.cut_by(self._dealt(shard, variant), self.micro_batches, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
+
+    def _dealt(self, shard: Shard, variant: Form) -> Shard:
+        """The stretch of samples that is cut into micro-batches, of a tensor that has the samples of all replicas.
+
+        Each replica cuts its own samples: the first micro-batch has the first ones of every replica.
+        """
+        replicas = int(np.prod([self.sizes[a] for a in self.of_samples], dtype=np.int64))
+        is_cut = any(variant.codes[a] > SUM or self.mesh[a].axis.shares for a in self.of_samples)
+        if is_cut or shard.extent % (replicas * self.micro_batches):
+            return shard
+        return Shard(shard.dim, shard.extent // replicas, shard.halo, shard.blocks * replicas)
 
     @cached_property
     def of_samples(self) -> frozenset[int]:

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from graphs.capture import capture_program
 from graphs.errors import StrategyError
-from graphs.zoo import build
 from placement.runtime.sharded.writing.glue import begin, finish
 from placement.runtime.sharded.writing.writer import write
 
@@ -215,15 +214,6 @@ def test_a_tied_table_that_is_cut_is_not_read_whole() -> None:
 def test_a_buffer_is_not_changed_twice() -> None:
     with pytest.raises(StrategyError, match="changes a buffer, and would change it again"):
         check(Smoothed(), (torch.randn(8, 8),), "recompute=kind:*")
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [("alexnet", "pp2 1f1b mb2 | tp2"), ("unet", "dp2 zero3"), ("gpt2", "tp2 sp"), ("llama3_8b", "pp4 1f1b mb8")],
-)
-def test_models_of_the_zoo(name: str, strategy: str) -> None:
-    made = build(name, device="cpu", small=True, batch_size=8)
-    check(made.model, made.train_args, strategy)
 
 
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 zero3", "tp2", "pp2 1f1b mb4"])
