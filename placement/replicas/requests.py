@@ -5,8 +5,8 @@ virtual time, `real/` in processes of torch.distributed; an exchange is written 
 
 Participants may die; what is posted to a dead one is dropped. Each of the others gets a `Message` with the tag `LOST`,
 after all that the dead one sent; only a `Receive` from anyone takes it, whatever its tag. A `Receive` from the dead one
-that nothing is left for, and a collective with it, throw `ParticipantLost` into the generator; where it is not caught, the
-run ends with its sentence.
+that nothing is left for, and a collective with it, throw `ParticipantLost` into the generator; where it is not caught,
+the run ends with its sentence.
 """
 
 from __future__ import annotations
