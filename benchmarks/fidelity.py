@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from predictions import Row, ends, error, summary, tau
 from table import machine, parser
 
 from graphs.disk import write_atomically
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from graphs.opgraph import IntArray
     from placement.inputs.examples import Example
     from placement.measuring.profiling import Profile
-
-Row = dict[str, Any]
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
@@ -254,10 +253,8 @@ def _page(rows: Sequence[Row]) -> str:
     lines = ["# Predicted and measured", ""]
     lines += ["Written by `benchmarks/fidelity.py`; each section names its command.  ", machine(), ""]
     run = [row for row in rows if row["measured_s"]]
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     lines += [
-        f"{len(run)} placements on two CPU devices, one process and one thread each: the prediction is off by "
-        f"{statistics.median(errors):.1%} in the median and {max(errors):.1%} at most.",
+        f"{len(run)} placements on two CPU devices, one process and one thread each: {summary(run)}.",
         "",
         "What else runs on a machine makes all of it slower, now and then, by more than such an error. So the "
         "placements of a model are run in several rounds, in another sequence each time, and the ops are measured "
@@ -272,15 +269,7 @@ def _page(rows: Sequence[Row]) -> str:
     for model, train in dict.fromkeys((row["model"], row["train"]) for row in rows):
         mine = [row for row in rows if (row["model"], row["train"]) == (model, train)]
         lines += _section(model, train, mine)
-    return "\n".join(lines)
-
-
-def _tau(rows: Sequence[Row], digits: int) -> float:
-    """Kendall's tau-b; predictions equal in so many digits are ties."""
-    from scipy.stats import kendalltau
-
-    predicted = [float(f"{row['predicted_s']:.{digits}g}") for row in rows]
-    return float(kendalltau(predicted, [row["measured_s"] for row in rows]).statistic)
+    return "\n".join([*lines, *ends(run, "method")])
 
 
 def _clear_tau(rows: Sequence[Row]) -> tuple[float, int]:
@@ -296,7 +285,6 @@ def _clear_tau(rows: Sequence[Row]) -> tuple[float, int]:
 
 def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
     run = [row for row in rows if row["measured_s"]]
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     clear_tau, n_clear = _clear_tau(run)
     clear = f"{clear_tau:.2f} of the {n_clear} pairs that clearly differ" if n_clear else "and no pair clearly differs"
     single = next(row for row in run if "single_device" in row["methods"])
@@ -309,8 +297,7 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
         "",
         f"`{rows[0]['command']}`",
         "",
-        f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {_tau(run, 3):.2f}, "
-        f"{_tau(run, 17):.2f} without ties, {clear}. "
+        f"{summary(run).capitalize()}; Kendall's tau {tau(run):.2f}, {tau(run, 17):.2f} without ties, {clear}. "
         f"Best possible speed-up {possible:.2f}x. {_gain(single, by_size, best)} "
         f"Of all, {fastest['method']} ran fastest: {single['measured_s'] / fastest['measured_s']:.2f}x.",
         "",
@@ -324,7 +311,7 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
             continue
         lines.append(
             f"| {names} | {format_seconds(row['predicted_s'])} | {format_seconds(row['measured_s'])} | "
-            f"{row['predicted_s'] / row['measured_s'] - 1:+.1%} | {single['measured_s'] / row['measured_s']:.2f}x |"
+            f"{error(row):+.1%} | {single['measured_s'] / row['measured_s']:.2f}x |"
         )
     return [*lines, ""]
 

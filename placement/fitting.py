@@ -20,6 +20,8 @@ from placement.replicas.fit_log import Stop
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
+from placement.replicas.real.engine import RealEngine
+from placement.replicas.real.here import check_real, delays_of
 from placement.replicas.role import Role
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.engine import VirtualEngine
@@ -51,6 +53,7 @@ class FitComparison:
         strategy: how a worker's step lies on its own devices.
         stragglers: the distribution of delays.
         seed: of everything random.
+        is_real: it ran in processes, and seconds are those of the wall; else in virtual time.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
     """
@@ -65,6 +68,7 @@ class FitComparison:
     strategy: str
     stragglers: str
     seed: int
+    is_real: bool
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
 
@@ -106,6 +110,7 @@ class FitComparison:
             "strategy": self.strategy,
             "stragglers": self.stragglers,
             "seed": self.seed,
+            "real": self.is_real,
             "versions": dict(self.versions),
             "command": self.command,
             "results": [_run_fields(run) for run in self.runs],
@@ -133,9 +138,12 @@ def fit(
     stragglers: str = "none",
     every: int = 10,
     seed: int = 0,
+    real: bool = False,
     progress: Progress | None = None,
 ) -> FitComparison:
     """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
+
+    With `real`, each worker and server is a process of this host, and seconds are those of the wall.
 
     Args:
         model: its own parameters are the start of every run; it is not changed.
@@ -152,11 +160,14 @@ def fit(
         stragglers: how much longer gradients take than simulated, e.g. ``"exponential:mean=0.5"``.
         every: updates between two evaluations.
         seed: of everything random.
+        real: run it in processes of this host; the cluster's workers are then CPU cores, such as those of
+            ``Cluster.local()``. Stragglers sleep for what they take longer.
         progress: called with a method's text and each point of its curve.
 
     Raises:
         UnknownNameError: a method or a distribution of stragglers that there is not.
         FitError: what model, data, cluster and methods do not allow; the message says what to do.
+        RankError: a process was lost, and the method does not go on without it.
         CaptureError, StrategyError: the model cannot be captured, or not be rewritten so.
     """
     given = [methods] if isinstance(methods, str | FitMethod) else list(methods)
@@ -176,11 +187,18 @@ def fit(
             raise FitError(f"{method.text}: {refused}")
     task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
     graph_of = _graphs(task, type(model).__name__)
+    if real:
+        check_real(cluster, placed)
     runs = []
     for method in asked:
         seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
-        speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
-        engine = VirtualEngine(task, cluster, several, participants_of(method, task, several, lr), speeds)
+        participants = participants_of(method, task, several, lr)
+        engine: VirtualEngine | RealEngine
+        if real:
+            engine = RealEngine(task, several, participants, delays_of(task, delays))
+        else:
+            speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
+            engine = VirtualEngine(task, cluster, several, participants, speeds)
         run = engine.run(method.text, stop, _telling(progress, method.text))
         runs.append(_noted(run, task, several))
     return FitComparison(
@@ -194,6 +212,7 @@ def fit(
         strategy=strategy,
         stragglers=stragglers,
         seed=seed,
+        is_real=real,
         versions=versions(),
     )
 
@@ -263,5 +282,6 @@ def _run_fields(run: FitRun) -> dict[str, Any]:
         "loss": run.loss if math.isfinite(run.loss) else None,
         "reached": run.reached,
         "staleness": run.staleness,
+        "largest_batch": run.largest_batch,
         "note": run.note,
     }

@@ -34,7 +34,7 @@ class Profile:
     """Measured op times (n ops, k models or kinds of devices).
 
     Attributes:
-        graph: with the medians in ``time_s``.
+        graph: with the medians in ``time_s``, and in ``fixed_s`` what of it every part of an op takes in full.
         spread_s: float64 [n, k] like ``graph.time_s``: the middle half of an op's times lies within this much.
         step_s: by key of ``graph.time_keys`` the measured time of the whole step on one such device, without updates.
         steps: by key, how many times each median is of.
@@ -130,6 +130,7 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
     """
     keys = tuple(sorted(measured))
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))
+    fixed_s = np.zeros(time_s.shape)
     step_s, steps = {}, {}
     for column, key in enumerate(keys):
         whole = [seconds for part in measured[key] for seconds in part.step_s]
@@ -142,7 +143,12 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
             parts = [(times[op], factor) for times, factor in ((own, scale), (around, 1.0)) if op in times]
             time_s[op, column] = round(sum(statistics.median(samples) * factor for samples, factor in parts), 10)
             spread_s[op, column] = round(sum(spread(samples) * factor for samples, factor in parts), 10)
-    return Profile(dataclasses.replace(graph, time_keys=keys, time_s=time_s), spread_s, step_s, steps)
+        fixed = _pooled([part.fixed for part in measured[key]]), _pooled([part.around_fixed for part in measured[key]])
+        for times, factor in zip(fixed, (scale, 1.0), strict=True):
+            for op, samples in times.items():
+                seconds = round(statistics.median(samples) * factor, 10)
+                fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
+    return Profile(dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s), spread_s, step_s, steps)
 
 
 def _pooled(parts: Sequence[Times]) -> Times:

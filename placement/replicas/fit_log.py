@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from placement.replicas.requests import Updated
 
 MOST_POINTS = 2_000  # of a curve; of a longer one every second point is left out
+_GRACE = 10  # evaluations that may be missing at the end
 MOST_LINES = 100_000  # of a trace, the first ones
 
 
@@ -33,6 +34,20 @@ class Stop:
     every: int = 10
 
 
+class Turns:
+    """Which of the versions that are told have their turn to be evaluated."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop, self._next = stop, stop.every
+
+    def is_due(self, version: int) -> bool:
+        """Whether this version has; it is asked once."""
+        if version < min(self._next, self._stop.updates):
+            return False
+        self._next = (version // self._stop.every + 1) * self._stop.every
+        return True
+
+
 class FitLog:
     """Curve, trace and sums of a run. Their memory is bounded, however long it is.
 
@@ -46,8 +61,7 @@ class FitLog:
         self._stop, self._evaluate, self._tell = stop, evaluate, tell
         self._points: list[CurvePoint] = []
         self._trace: list[ReadVersion] = []
-        self._staleness, self._told = 0.0, 0
-        self._next_evaluation = stop.every
+        self._staleness, self._counted, self._turns = 0.0, 0, Turns(stop)
         self._diversity = DiversityMeter()
         self.updates, self.is_over, self.note = 0, False, ""
 
@@ -64,10 +78,11 @@ class FitLog:
         """An update was made; its weights, if it is its turn, are evaluated."""
         self.updates = max(self.updates, request.version)
         if request.staleness is not None:
-            self._staleness, self._told = self._staleness + request.staleness, self._told + 1
-        if request.weights is not None and request.version >= min(self._next_evaluation, self._stop.updates):
-            self._next_evaluation = (request.version // self._stop.every + 1) * self._stop.every
+            self._staleness, self._counted = self._staleness + request.staleness, self._counted + 1
+        if request.weights is not None and self._turns.is_due(request.version):
             self.evaluate(request.weights, seconds, sent_bytes)
+        elif self.updates >= self._stop.updates + _GRACE * self._stop.every:
+            self.end("the model was not told any more: the participant that does so was lost")
 
     def evaluate(self, weights: Tensor, seconds: float, sent_bytes: int) -> None:
         """Add a point to the curve."""
@@ -96,7 +111,7 @@ class FitLog:
             bytes=sent_bytes,
             loss=last.loss,
             reached=last.loss <= self._stop.loss,
-            staleness=self._staleness / max(self._told, 1),
+            staleness=self._staleness / max(self._counted, 1),
             points=tuple(self._points),
             trace=tuple(self._trace),
             largest_batch=self._diversity.largest_batch(),

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from placement.replicas.requests import Portion
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+_MOST_EPOCHS = 8  # whose orders are kept, for workers that are not all in one epoch
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -119,6 +122,15 @@ class FitTask:
         finally:
             self.model.train(was)
 
+    def samples_of(self, asked: Tensor | Portion | None, worker: int, workers: int, step: int) -> Tensor:
+        """int64: the samples of a `Compute`."""
+        match asked:
+            case None:
+                return self.samples(worker, workers, step)
+            case Portion(number, count):
+                return self.portion(number, count)
+        return asked
+
     def portion(self, number: int, count: int) -> Tensor:
         """int64: the samples of one of `count` almost equal portions of all, in their order."""
         total = len(self.data[0])
@@ -136,6 +148,8 @@ class FitTask:
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:
+            if len(self._orders) == _MOST_EPOCHS:
+                del self._orders[next(iter(self._orders))]
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._orders[epoch] = torch.randperm(len(self.data[0]), generator=generator)
         return self._orders[epoch]

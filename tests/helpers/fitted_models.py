@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from env.cluster import Cluster, Device, both_ways
+
 
 class Classifier(nn.Module):
     """A network of one hidden layer whose output is its loss."""
@@ -25,3 +27,10 @@ def classifier(*hidden: nn.Module, samples: int = 200) -> tuple[nn.Module, tuple
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return Classifier(*hidden), (inputs, targets)
+
+
+def cores(count: int) -> Cluster:
+    """CPU cores on a bus, with round figures."""
+    devices = [Device(f"core{k}", "cpu", 2**30, {"float32": 1e9}, 1e9) for k in range(count)]
+    links = [link for device in devices for link in both_ways(device.name, "bus", 1e9, 1e-6)]
+    return Cluster("cores", tuple(devices), tuple(links))

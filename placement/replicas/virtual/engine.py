@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_task import drawing
+from placement.replicas.inbox import Inbox
 from placement.replicas.requests import (
     LOST,
     AllGather,
@@ -23,7 +23,6 @@ from placement.replicas.requests import (
     Participant,
     ParticipantLost,
     Pause,
-    Portion,
     Post,
     Receive,
     Request,
@@ -45,10 +44,9 @@ class _Seat:
     """A participant as the engine sees it: what it waits for, and what has arrived for it."""
 
     participant: Participant
-    inbox: deque[Message] = field(default_factory=deque)
+    inbox: Inbox = field(default_factory=Inbox)
     waiting: Receive | None = None
     steps: int = 0
-    gone: set[int] = field(default_factory=set)  # participants that it knows to be lost
 
 
 class VirtualEngine:
@@ -85,7 +83,7 @@ class VirtualEngine:
                 break
             self.now_s = time_s
             then()
-        self._log.end("every participant waits for another one")
+        self._log.end("the run ended early: every participant waited for another one")
         for seat in self._seats:
             seat.participant.close()
         return self._log.run(method, self.now_s, self.bytes)
@@ -121,7 +119,7 @@ class VirtualEngine:
                 self._send(number, request)
                 return True
             case Receive():
-                self._answer = _taken(seat, request)
+                self._answer = seat.inbox.take(request)
                 seat.waiting = request if request.wait and self._answer is None else None
                 return seat.waiting is None
             case Compute():
@@ -136,13 +134,7 @@ class VirtualEngine:
 
     def _compute(self, number: int, seat: _Seat, request: Compute) -> None:
         step, seat.steps = seat.steps, seat.steps + 1
-        match request.samples:
-            case None:
-                samples = self._task.samples(number, self._workers, step)
-            case Portion(portion, count):
-                samples = self._task.portion(portion, count)
-            case samples:
-                pass
+        samples = self._task.samples_of(request.samples, number, self._workers, step)
         self._log.read(number, step, request.version)
         with drawing(self._task.seed, number, step):
             loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
@@ -164,11 +156,9 @@ class VirtualEngine:
 
     def _deliver(self, number: int, message: Message) -> None:
         seat = self._seats[number]
-        seat.inbox.append(message)
-        if message.tag == LOST:
-            seat.gone.add(message.sender)
+        seat.inbox.put(message)
         if seat.waiting is not None:
-            taken = _taken(seat, seat.waiting)
+            taken = seat.inbox.take(seat.waiting)
             if taken is not None:
                 seat.waiting = None
                 self._go_on(number, taken)
@@ -233,19 +223,6 @@ class VirtualEngine:
                 ends.append(self._network.arrival_s(device[member], device[other], size, now_s))
             now_s = max(ends)
         return now_s
-
-
-def _taken(seat: _Seat, wanted: Receive) -> Message | ParticipantLost | None:
-    """The first message that is wanted, or that it will never come; None: not yet."""
-    for place, message in enumerate(seat.inbox):
-        if message.tag == LOST:
-            is_wanted = wanted.sender is None
-        else:
-            is_wanted = wanted.tag in (None, message.tag) and wanted.sender in (None, message.sender)
-        if is_wanted:
-            del seat.inbox[place]
-            return message
-    return ParticipantLost(wanted.sender) if wanted.sender in seat.gone else None
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

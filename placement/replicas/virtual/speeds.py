@@ -70,6 +70,8 @@ def speeds_of(
 
     @cache
     def placed(worker: int, samples: int) -> PlacedStep:
+        if not samples:
+            return PlacedStep(0.0, 0.0)
         return placed_step(graph_of(samples), cluster, seating.workers[worker], strategy)
 
     workers = len(seating.workers)

@@ -1,5 +1,7 @@
 """Settings of the tests of replicas."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest

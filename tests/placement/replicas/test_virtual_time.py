@@ -113,7 +113,7 @@ def test_a_run_that_waits_for_ever_ends_and_says_so() -> None:
     def waiting() -> Iterator[Receive]:
         yield Receive()
 
-    assert "waits" in run_of([waiting(), waiting()], star(2)).note  # type: ignore[list-item]
+    assert "waited" in run_of([waiting(), waiting()], star(2)).note  # type: ignore[list-item]
 
 
 def test_seconds_end_a_run() -> None:

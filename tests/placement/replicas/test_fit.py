@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fitted_models import classifier
+from fitted_models import classifier, cores
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -130,3 +130,15 @@ def test_models_and_data_that_do_not_go_together_are_refused(model: Any, data: A
     with pytest.raises(FitError) as caught:
         placement.fit(model, data, CLUSTER, "sync")
     assert said in str(caught.value)
+
+
+def test_real_runs_are_for_cores_of_this_host() -> None:
+    with pytest.raises(FitError, match="CPU cores"):
+        fitted(real=True)
+
+
+def test_a_real_run_has_the_losses_of_virtual_time() -> None:
+    options = {"cluster": cores(2), "updates": 10, "every": 5}
+    there, here = fitted(**options), fitted(real=True, stragglers="exponential:mean=0.1", **options)
+    assert here.is_real
+    assert [p.loss for p in here.runs[0].points] == pytest.approx([p.loss for p in there.runs[0].points], rel=1e-4)
