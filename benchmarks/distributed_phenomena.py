@@ -4,8 +4,8 @@
 
 Real gradients of a small CNN and a small transformer (examples/fit_models.py), on a simulated star of GPUs. Each row is
 one method with one seed; it is appended to OUT/distributed_phenomena.jsonl as soon as it is known, and a run that was
-stopped goes on with what is missing. At the end OUT/distributed_phenomena.md and .svg are written from all rows;
---render does only that. What does not appear is printed like what does.
+stopped goes on with what is missing. At the end OUT/distributed_phenomena.md and .svg are written, of each phenomenon
+whose rows are all there; --render does only that. What does not appear is printed like what does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from distributed_report import page, plot
+from distributed_report import HEAVY, page, plot
 from distributed_runs import Case, key, run
 from table import machine, parser, read_rows
 
@@ -42,7 +42,10 @@ def main() -> None:
                 lines.write(json.dumps(row) + "\n")
             rows[key(row)] = row
             print(f"{case.phenomenon:12} {case.label:44} seed {case.seed}  loss {row['end_loss']}", flush=True)
-    shown = [rows[key(asdict(case))] for case in wanted if key(asdict(case)) in rows]
+    missing = {case.phenomenon for case in wanted if key(asdict(case)) not in rows}
+    if missing:
+        print(f"left out of the page, since not all runs of it are there: {', '.join(sorted(missing))}")
+    shown = [rows[key(asdict(case))] for case in wanted if case.phenomenon not in missing]
     command = shlex.join(["python", f"benchmarks/{NAME}.py", *(word for word in sys.argv[1:] if word != "--render")])
     plot(shown, options.out / f"{NAME}.svg")
     write_atomically(options.out / f"{NAME}.md", page(shown, command, machine()))
@@ -60,7 +63,7 @@ def cases() -> Iterator[Case]:
 
 
 def _backup() -> Iterator[Case]:
-    for stragglers in ("heavy", "none"):
+    for stragglers in (HEAVY, "none"):
         for extra in (0, 1, 2, 4):
             yield Case(
                 "backup", f"{extra} backups", f"parameter_server+linear+first:extra={extra}+lr=0.005",
@@ -69,7 +72,7 @@ def _backup() -> Iterator[Case]:
 
 
 def _downpour() -> Iterator[Case]:
-    for rule, rates in (("sgd", (0.01, 0.03, 0.1)), ("adagrad", (0.005, 0.01, 0.02))):
+    for rule, rates in (("sgd", (0.003, 0.01, 0.03, 0.1)), ("adagrad", (0.0025, 0.005, 0.01, 0.02))):
         for rate in rates:
             for workers in (1, 8, 16, 32):
                 method = f"downpour+{rule}+lr={rate}"
@@ -104,7 +107,7 @@ def _compression() -> Iterator[Case]:
 
 def _diversity() -> Iterator[Case]:
     for batch in (8, 16, 32, 64, 128, 256, 512):
-        for rate in (0.02, 0.05, 0.1, 0.2):
+        for rate in (0.05, 0.1, 0.2):
             yield Case(
                 "diversity", f"batch {batch}, rate {rate:g}", f"sync+lr={rate}",
                 workers=4, batch=batch // 4, updates=400 if batch < 128 else 160, loss=0.55,
