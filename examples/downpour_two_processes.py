@@ -1,4 +1,4 @@
-"""Downpour SGD for real, on two processes of this host: a worker that pushes gradients, and the server of the weights."""
+"""Downpour SGD for real, on two processes of this host: a worker that pushes gradients, and the weights' server."""
 
 import torch
 from torch import nn
