@@ -54,7 +54,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replicas",
         "verification measured_best",
         "optimization fitting",
-        "comparison strategy_comparison",
+        "comparison strategy_comparison fit_sweep",
         "what_if measuring memory_estimate sensitivity",
         "report",
         "cli",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
-from placement.report.curves import Curve, evenly, plot
+from placement.report.curves import Across, Curve, evenly, plot
 from placement.report.page import page
 
 if TYPE_CHECKING:
+    from placement.fit_sweep import FitSweep
     from placement.fitting import FitComparison
     from placement.replicas.fit_result import CurvePoint, FitRun
 
@@ -44,10 +46,51 @@ def render_fits(found: FitComparison) -> str:
         ),
         "rows": "\n".join(_row(found, run) for run in found.runs),
         "notes": _notes(found),
-        "scaling": "",
         "facts": _facts(found),
     }
     return page("fits.html", f"{found.graph.name}: methods on {found.cluster.name}", parts)
+
+
+def write_fit_sweep(found: FitSweep, path: str | PathLike[str]) -> None:
+    """Write the report of a sweep.
+
+    Raises:
+        OSError: as `write_fits`.
+    """
+    write_atomically(path, render_fit_sweep(found))
+
+
+def render_fit_sweep(found: FitSweep) -> str:
+    """The page as text."""
+    first = found.cases[0]
+    pairs = [(method, size, case) for method in found.methods for size, case in _cases(found)]
+    parts = {
+        "among": found.sweep.kind,
+        "graph": escape(first.graph.name),
+        "cluster": escape(first.cluster.name),
+        "advice": escape(found.advice()),
+        "charts": _over_sizes(found, "Time to the loss", lambda run: run.seconds, format_seconds)
+        + _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}"),
+        "rows": "\n".join(_row(case, case.runs[found.methods.index(method)], size) for method, size, case in pairs),
+        "notes": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "facts": _facts(replace(first, command=found.command)),
+    }
+    return page("fit_sweep.html", f"{first.graph.name}: methods over {found.sweep.kind}", parts)
+
+
+def _cases(found: FitSweep) -> list[tuple[int, FitComparison]]:
+    return list(zip(found.sweep.sizes, found.cases, strict=True))
+
+
+def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], show: Callable[[float], str]) -> str:
+    """A curve for each method, of the sizes at which it reaches the loss."""
+    curves = [
+        Curve(method, f"c{k % COLOURS}", [(float(n), value(run)) for n, run in found.runs(method) if run.reached])
+        for k, method in enumerate(found.methods)
+    ]
+    drawn = plot(curves, Across(found.sweep.kind, [float(size) for size in found.sweep.sizes]), show)
+    note = f"Over {found.sweep.kind}; sizes at which a method does not reach it are left out."
+    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
 
 
 def _chart(
@@ -72,8 +115,9 @@ def _thinned(run: FitRun) -> list[CurvePoint]:
     return [point for k, point in enumerate(points) if k % every == 0 or k == len(points) - 1]
 
 
-def _row(found: FitComparison, run: FitRun) -> str:
+def _row(found: FitComparison, run: FitRun, size: int | None = None) -> str:
     cells = [
+        *([] if size is None else [str(size)]),
         format_seconds(run.seconds),
         f"{run.updates:,}",
         f"{run.updates / run.seconds:.3g}" if run.seconds else "–",

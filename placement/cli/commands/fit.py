@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placement.cli import completion, options
-from placement.cli.output import check_outputs, emit, emit_rich, progress
+from placement.cli.output import check_outputs, emit, emit_rich, progress, usage_errors
 from placement.cli.records import again
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from placement.fit_sweep import FitSweep
     from placement.fitting import FitComparison
-    from placement.replicas.fit_result import CurvePoint
+    from placement.replicas.fit_result import CurvePoint, FitRun
+    from placement.sizing.sweeps import Sweep
 
 _LOSS = "loss"
+_PASSED = ("updates", "seconds", "lr", "strategy", "stragglers", "every", "seed", "real")  # to `placement.fit` as given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,15 @@ class FitOptions:
         ),
     ] = "none"
     every: Annotated[int, typer.Option("--every", metavar="COUNT", help="Updates between two evaluations.")] = 10
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="workers=1..8",
+            show_default=False,
+            help="The time to the loss with each number of workers, or each mini-batch, batch=8..64, and its laws.",
+        ),
+    ] = None
     seed: options.Seed = 0
     real: Annotated[
         bool,
@@ -120,47 +132,63 @@ def fit(given: FitOptions) -> None:
     if "" in names:
         raise typer.BadParameter(f"--methods {given.methods} has an empty name; leave out the comma too many.")
     dims = options.parse_dims(given.dim)
+    sizes = _sweep_of(given)
     with progress("importing"):
-        from placement import fitting
+        from placement import fit_sweep, fitting
         from placement.inputs.fit_examples import model_and_data
         from placement.inputs.sources import read_cluster
     target = read_cluster(given.cluster)
     with progress(f"reading {given.model}"):
         model, data = model_and_data(given.model, dims, given.seed)
-    with progress("fitting", len(names) * given.updates) as bar:
-        told: list[str] = []
+    runs = len(names) * (1 if sizes is None else len(sizes.sizes))
+    with progress("fitting", runs * given.updates) as bar:
+        count = [0]  # runs that have begun
 
         def tell(method: str, point: CurvePoint) -> None:
-            if method not in told:
-                told.append(method)
-            done = (len(told) - 1) * given.updates + point.updates
+            count[0] += point.updates == 0
+            done = (count[0] - 1) * given.updates + point.updates
             bar(f"fitting by {method}: loss {point.loss:.4g} after {point.updates} updates", done)
 
-        found = fitting.fit(
-            model,
-            data,
-            target,
-            names,
-            until=until,
-            updates=given.updates,
-            seconds=given.seconds,
-            workers=given.workers,
-            batch=given.batch,
-            lr=given.lr,
-            strategy=given.strategy,
-            stragglers=given.stragglers,
-            every=given.every,
-            seed=given.seed,
-            real=given.real,
-            progress=tell,
-        )
+        def fit_one(workers: int | None, batch: int | None) -> FitComparison:
+            how = {name: getattr(given, name) for name in _PASSED}
+            return fitting.fit(
+                model, data, target, names, until=until, workers=workers, batch=batch, progress=tell, **how
+            )
+
+        found: FitComparison | FitSweep
+        if sizes is None:
+            found = fit_one(given.workers, given.batch)
+        elif sizes.kind == "workers":
+            found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(size, given.batch))
+        else:
+            found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(given.workers, size))
     found = dataclasses.replace(found, command=_command(given))
     with progress("writing"):
         written = list(_write(found, given.html, given.output))
     if given.as_json:
         emit(found.to_json())
-    else:
-        emit_rich(found.advice(), *fit_table(found), *written, f"again: {found.command}")
+        return
+    table = fit_table(found.cases[0], found) if isinstance(found, fit_sweep.FitSweep) else fit_table(found)
+    emit_rich(found.advice(), *table, *written, f"again: {found.command}")
+
+
+def _sweep_of(given: FitOptions) -> Sweep | None:
+    """What is varied.
+
+    Raises:
+        typer.BadParameter: no such sweep, without a loss, or of what is given, too.
+    """
+    if given.sweep is None:
+        return None
+    from placement.sizing.sweeps import FIT_KINDS, parse_sweep
+
+    with usage_errors():
+        sweep = parse_sweep(given.sweep, FIT_KINDS)
+    if getattr(given, sweep.kind) is not None:
+        raise typer.BadParameter(f"--sweep varies the {sweep.kind}; leave out --{sweep.kind}.")
+    if given.until is None:
+        raise typer.BadParameter("--sweep compares times to a loss; say which, for example --until loss=0.5.")
+    return sweep
 
 
 def _loss_of(text: str | None) -> float | None:
@@ -180,15 +208,19 @@ def _loss_of(text: str | None) -> float | None:
 def _command(given: FitOptions) -> str:
     """The command line that gives the same answer."""
     how = ("cluster", "methods", "until", "updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers")
-    return again("fit", [given.model], given, (*how, "every", "seed", "real", "dim"))
+    return again("fit", [given.model], given, (*how, "every", "sweep", "seed", "real", "dim"))
 
 
-def _write(found: FitComparison, html: Path | None, output: Path | None) -> Iterator[str]:
+def _write(found: FitComparison | FitSweep, html: Path | None, output: Path | None) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     if html is not None:
-        from placement.report import write_fits
+        from placement.fitting import FitComparison
+        from placement.report import write_fit_sweep, write_fits
 
-        write_fits(found, html)
+        if isinstance(found, FitComparison):
+            write_fits(found, html)
+        else:
+            write_fit_sweep(found, html)
         yield f"report: {html}"
     if output is not None:
         from graphs.disk import write_atomically
@@ -197,25 +229,46 @@ def _write(found: FitComparison, html: Path | None, output: Path | None) -> Iter
         yield f"results: {output}"
 
 
-def fit_table(found: FitComparison) -> list[RenderableType]:
-    """A row for each method, in the order asked for; below, what else is to be said of a run."""
+def fit_table(found: FitComparison, sweep: FitSweep | None = None) -> list[RenderableType]:
+    """A row for each method, in the order asked for, and of a sweep for each size; below, what else is to be said."""
     from rich.text import Text
 
-    from graphs.formatting import format_bytes, format_seconds, show, show_line
+    from graphs.formatting import show, show_line
     from placement.cli.tables import new_table
 
-    head = (
-        f"{show(found.graph.name)} on {show(found.cluster.name)}: {found.workers} workers, {found.batch} samples each, "
-        f"lr {found.learning_rate:g}{', in processes of this host' if found.is_real else ''}"
-    )
-    table = new_table("method", "seconds", "updates", "updates/s", "bytes", "loss", "reached", "staleness")
+    on = f"{show(found.graph.name)} on {show(found.cluster.name)}"
+    sizes = {"workers": f"{found.workers} workers", "batch": f"{found.batch} samples each"}
+    said = [words for kind, words in sizes.items() if sweep is None or sweep.sweep.kind != kind]
+    here = [] if not found.is_real else ["in processes of this host"]
+    head = f"{on}: {', '.join([*said, f'lr {found.learning_rate:g}', *here])}"
+    columns = ["seconds", "updates", "updates/s", "bytes", "loss", "reached", "staleness"]
     below: list[RenderableType] = []
-    for run in found.runs:
-        rate = f"{run.updates / run.seconds:.3g}" if run.seconds else "-"
-        reached = "-" if found.until is None else "yes" if run.reached else "no"
-        figures = (format_seconds(run.seconds), f"{run.updates:,}", rate, format_bytes(run.bytes), f"{run.loss:.4g}")
-        style = "bold green" if run is found.best else ""
-        table.add_row(show(run.method), *figures, reached, f"{run.staleness:.3g}", style=style)
-        if run.note:
-            below.append(Text(f" {show(run.method)}  {show_line(run.note)}", style="dim"))
+    if sweep is None:
+        table = new_table("method", *columns)
+        for run in found.runs:
+            style = "bold green" if run is found.best else ""
+            table.add_row(show(run.method), *_cells(run, found.until), style=style)
+            if run.note:
+                below.append(Text(f" {show(run.method)}  {show_line(run.note)}", style="dim"))
+    else:
+        table = new_table("method", sweep.sweep.kind, *columns)
+        for method in sweep.methods:
+            for size, run in sweep.runs(method):
+                table.add_row(show(method), str(size), *_cells(run, found.until))
+        below += [Text(f" {show_line(sentence)}", style="dim") for sentence in sweep.sentences()]
     return [head, table, *below]
+
+
+def _cells(run: FitRun, until: float | None) -> list[str]:
+    """The figures of a run."""
+    from graphs.formatting import format_bytes, format_seconds
+
+    return [
+        format_seconds(run.seconds),
+        f"{run.updates:,}",
+        f"{run.updates / run.seconds:.3g}" if run.seconds else "-",
+        format_bytes(run.bytes),
+        f"{run.loss:.4g}",
+        "-" if until is None else "yes" if run.reached else "no",
+        f"{run.staleness:.3g}",
+    ]

@@ -76,6 +76,7 @@ OPTIONS = {
             "--seed",
             "--stragglers",
             "--strategy",
+            "--sweep",
             "--until",
             "--updates",
             "--workers",

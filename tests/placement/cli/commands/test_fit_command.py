@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from placement.cli import run
 
@@ -26,6 +28,15 @@ def wrong():
     return Classifier()
 """
 WORDS = ["fit", "m.py:make", "--cluster", "4xV100-pcie"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +70,23 @@ def test_the_function_takes_sizes_and_the_answer_goes_to_a_file(capsys: pytest.C
     assert (found["batch"], found["results"][0]["updates"]) == (27, 3)
 
 
+def test_a_sweep_has_laws_and_the_batch_that_gradients_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, "--until", "loss=0.6", "--batch", "4", "--lr", "0.3", "--every", "2", "--sweep", "workers=1..4"]
+    assert run([*words, "--html", "p.html"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"sync with \d workers? reaches loss 0.6 first, in ", lines[0])
+    rows = [line.split() for line in lines if line.startswith(" sync ")]
+    assert [row[1] for row in rows] == ["1", "2", "3", "4"]
+    assert [law for law in ("Amdahl", "Gunther", "diversity") if not any(law in line for line in lines)] == []
+    page = Path("p.html").read_text(encoding="utf-8")
+    charts = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert [len([dot for dot in chart.iter("circle") if dot.get("class") == "c0"]) for chart in charts] == [4, 4]
+    assert run([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["size"] for row in told["results"]] == [1, 2, 3, 4]
+    assert [law["law"] for law in told["scaling"][0]["laws"]] == ["amdahl", "gunther"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -67,6 +95,9 @@ def test_the_function_takes_sizes_and_the_answer_goes_to_a_file(capsys: pytest.C
         (["--methods", "synk"], "did you mean 'sync'"),
         (["--workers", "5"], "has 4 devices that compute; give 1 to 4"),
         (["--batch", "1000"], "give 1 to 108"),
+        (["--sweep", "workers=1..4"], "say which, for example --until"),
+        (["--sweep", "workers=1..4", "--until", "loss=1", "--workers", "2"], "leave out --workers"),
+        (["--sweep", "devices=1..4"], "for example workers=1..8"),
         (["--html", "m.py"], "also what the command reads"),
     ],
 )
