@@ -101,7 +101,7 @@ class OpGraph:
     fixed_s: FloatArray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.fixed_s is None:
+        if self.fixed_s is None or not self.fixed_s.any():  # of as many keys as `replace` gives times for
             object.__setattr__(self, "fixed_s", np.zeros(self.time_s.shape))
         if not self.split_rows:
             object.__setattr__(self, "split_rows", ((),) * len(self.op_names))
