@@ -34,13 +34,14 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
             f"{len(rows)} runs of {len(models)} small models, a batch of 8: {counts['equal']} equal,",
             f"{counts['refused']} refused, {counts['fails']} fail. Every rank is a thread. A number: by how much loss,",
             "gradients, buffers or outputs differ from those of the model as it is, relative to the largest entry of",
-            f"the same tensor; below {tolerance} that is called equal (float32). R: refused, listed below. FAILS:",
+            f"the same tensor; below {tolerance} that is called equal (float32). With a star: float32 rounds more than",
+            "that, and the number is that of float64. R: refused, listed below. FAILS:",
             "wrong numbers or an error, listed below too. Empty: was not run. Models with batch norms run under",
             "`statistics=sync`; with micro-batches, which come one after the other, under `statistics=local`, compared",
             "with one device that trains on one part of the batch after the other.",
             "",
             *_table("Training, without stages", models, others, reasons),
-            *_table("Training, pipelines: each cell for the micro-batches that are named", models, pipelines, reasons),
+            *_table("Training, pipelines; in brackets the numbers of micro-batches", models, pipelines, reasons),
             *_table("Training, pipelines with other axes", models, mixed, reasons),
             *_table("Inference", models, [row for row in rows if row["pass"] == "eval"], reasons),
             "## Reasons",
@@ -83,22 +84,27 @@ def _table(caption: str, models: Sequence[str], rows: Sequence[Row], reasons: di
 
 def _column(row: Row) -> str:
     """The strategy; of a pipeline alone without its micro-batches."""
-    strategy: str = row["strategy"]
-    is_pipeline = strategy.startswith("pp") and "|" not in strategy and row["pass"] == "train"
-    return strategy.rpartition(" mb")[0] if is_pipeline else strategy
+    return str(row["strategy"]).rpartition(" mb")[0] if _is_pipeline(row) else str(row["strategy"])
+
+
+def _is_pipeline(row: Row) -> bool:
+    return row["strategy"].startswith("pp") and "|" not in row["strategy"] and row["pass"] == "train"
 
 
 def _cell(rows: Sequence[Row], reasons: dict[str, str]) -> str:
-    """The largest difference, then what is refused or fails."""
-    offs = [row["off"] for row in rows if row["found"] == "equal"]
-    parts = [f"{max(offs):.0e}".replace("e-0", "e-").replace("0e+00", "0")] if offs else []
-    signs: dict[str, list[str]] = {}
+    """The largest difference, then what is refused or fails; of a pipeline, for which micro-batches."""
+    offs: dict[str, float] = {}
+    batches: dict[str, list[str]] = {}
     for row in rows:
-        if row["found"] != "equal":
-            signs.setdefault(reasons[_reason(row)], []).append("mb" + row["strategy"].rpartition(" mb")[2])
-    for sign, batches in signs.items():
-        parts.append(sign if len(batches) == len(rows) else f"{sign} ({', '.join(batches)})")
-    return ", ".join(parts)
+        sign = "" if row["found"] == "equal" else reasons[_reason(row)]
+        sign = sign or "*" * bool(row["why"])  # equal in float64
+        offs[sign] = max(offs.get(sign, 0.0), row["off"] or 0.0)
+        batches.setdefault(sign, []).append(row["strategy"].rpartition(" mb")[2])
+    shown = []
+    for sign, numbers in batches.items():
+        text = sign if sign.strip("*") else f"{offs[sign]:.0e}{sign}".replace("e-0", "e-").replace("0e+00", "0")
+        shown.append(f"{text} ({' '.join(numbers)})" if _is_pipeline(rows[0]) else text)
+    return ", ".join(shown)
 
 
 def _listed(rows: Sequence[Row], reasons: dict[str, str]) -> list[str]:
