@@ -77,7 +77,7 @@ def test_more_lost_workers_than_backups_end_the_run() -> None:
     ("text", "server"),
     [
         ("parameter_server", 3),
-        ("stale:bound=1", 3),
+        ("parameter_server:shards=2+stale:bound=1", 4),
         ("elastic:period=1", 3),
         ("downpour", 3),
         ("sandblaster", 3),
