@@ -99,4 +99,4 @@ class BoundedStaleness:
     def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
         """Those who are not too far ahead of the slowest."""
         slowest = min(steps.values())
-        return {worker for worker in waiting if steps[worker] - slowest <= self.bound}
+        return {worker for worker in waiting if steps.get(worker, slowest) - slowest <= self.bound}

@@ -93,7 +93,7 @@ class ArrivalRule(Protocol):
         """Which workers get weights now, and with them their next step.
 
         Args:
-            waiting: those whose gradient was taken and who wait for weights.
+            waiting: those whose gradient was taken since they last got weights, lost ones included.
             steps: of each living worker, how many gradients of it have arrived.
             workers: how many began.
         """

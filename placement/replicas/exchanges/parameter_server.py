@@ -59,7 +59,7 @@ def _worker(role: Role, shards: tuple[WeightShard, ...]) -> Participant:
     while True:
         computed = yield Compute(weights, version)
         yield from client.push(computed.gradient)
-        version = yield from client.fetch(weights)
+        version = yield from client.receive(weights)
         yield told(version, weights)
 
 
@@ -70,7 +70,7 @@ def _server(role: Role, shard: WeightShard) -> Participant:
     updater, compressor = shard.updater(role, share), shard.compressor(role)
     total, read = torch.zeros_like(weights), list[int]()  # of the gradients since the last update: sum, and versions
     steps = dict.fromkeys(role.everybody, 0)
-    waiting, late = set[int](), set[int]()
+    waiting = set[int]()
     while True:
         message = yield Receive()
         worker = message.sender
@@ -80,16 +80,15 @@ def _server(role: Role, shard: WeightShard) -> Participant:
                 if rule.is_taken(message.version, version):
                     total += compressor.decode(message.tensors)
                     read.append(message.version)
+                    waiting.add(worker)
                 else:
-                    late.add(worker)
-            case "fetch":
-                waiting.add(worker)
+                    yield Post(worker, "weights", (weights,), version)
             case requests.LOST:
-                steps.pop(worker)
-                waiting.discard(worker)
+                # Its last gradient may be in the sum, so it stays among those who wait.
+                steps.pop(worker, None)
                 if len(steps) < rule.least(role.workers):
                     raise ParticipantLost(worker)
-        released = set(rule.released(waiting - late, steps, role.workers))
+        released = set(rule.released(waiting, steps, role.workers))
         if released and read:
             updater.update(weights, total / share)
             version += 1
@@ -97,8 +96,6 @@ def _server(role: Role, shard: WeightShard) -> Participant:
             total.zero_()
             read.clear()
             yield Updated(version, staleness, part=shard.part)
-        released |= waiting & late
         for other in sorted(released):
             yield Post(other, "weights", (weights,), version)
         waiting -= released
-        late -= released

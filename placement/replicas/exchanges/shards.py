@@ -92,9 +92,13 @@ class ShardClient:
             yield Post(shard.server, "push", encoded, version)
 
     def fetch(self, weights: Tensor) -> Generator[Request, Any, int]:
-        """Overwrite weights, float32 [n], by those of the shards. Returns the version of the oldest part."""
+        """Ask all shards for their weights, and `receive` them."""
         for shard in self.versions:
             yield Post(shard.server, "fetch")
+        return (yield from self.receive(weights))
+
+    def receive(self, weights: Tensor) -> Generator[Request, Any, int]:
+        """Overwrite weights, float32 [n], by what each shard sends. Returns the version of the oldest part."""
         for shard in tuple(self.versions):
             try:
                 message = yield Receive("weights", shard.server)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replicas.exchange_runs import Setting, fit
+from replicas.exchange_runs import Setting, fit, task
 
-from placement.replicas.requests import Post
+from placement.replicas.methods import FitMethod
+from placement.replicas.requests import LOST, Message, Post, Receive, Updated
+from placement.replicas.role import Role
 from placement.replicas.virtual.engine import Stop
 
 WORKERS = 3
@@ -77,7 +79,7 @@ def test_more_lost_workers_than_backups_end_the_run() -> None:
     ("text", "server"),
     [
         ("parameter_server", 3),
-        ("stale:bound=1", 3),
+        ("parameter_server:shards=2+stale:bound=1", 4),
         ("elastic:period=1", 3),
         ("downpour", 3),
         ("sandblaster", 3),
@@ -118,3 +120,22 @@ def test_what_was_sent_before_death_still_arrives() -> None:
     others = len([post for number, post in run.posts() if number == 1 and post.tag == "push"])
     assert run.run.updates <= 1 + others
     assert run.run.updates >= 8
+
+
+def test_the_gradient_of_a_worker_that_died_after_it_counts_as_one_of_the_first() -> None:
+    """Two of three: one died, the next one makes the update, and its mean is of these two."""
+    method, problem = FitMethod.parse("first:extra=1"), task()
+    start = problem.weights()
+    server = method.exchange.participant(Role(WORKERS, WORKERS, start, problem.layout, method, 0.1, 0))
+    assert isinstance(next(server), Receive)
+    assert isinstance(server.send(Message(0, "push", (torch.ones_like(start),), 0)), Receive)
+    assert isinstance(server.send(Message(0, LOST, (), 0)), Receive)
+    assert server.send(Message(1, "push", (3 * torch.ones_like(start),), 0)) == Updated(1)
+    posts = [next(server), next(server)]
+    assert [(post.to, post.version) for post in posts if isinstance(post, Post)] == [(0, 1), (1, 1)]
+    assert isinstance(posts[1], Post)
+    torch.testing.assert_close(posts[1].tensors[0], start - 0.1 * 2)
+    assert isinstance(next(server), Receive)
+    late = server.send(Message(2, "push", (torch.ones_like(start),), 0))
+    assert isinstance(late, Post)
+    assert (late.to, late.version) == (2, 1), "it is dropped, and answered at once"
