@@ -136,7 +136,7 @@ def _pipeline() -> Iterator[Case]:
         "neither": "stages={}:stashing=0",
         "vertical sync": "stages={}:vertical_sync=1",
     }
-    for problem, stages, rates in (("cnn", 6, (0.03, 0.05, 0.07, 0.1)), ("char_transformer", 8, (0.2, 0.5, 1.0))):
+    for problem, stages, rates in (("cnn", 6, (0.03, 0.05, 0.07, 0.1)), ("char_transformer", 8, (0.2, 0.5))):
         for rate in rates:
             for label, options in variants.items():
                 method = f"pipedream:{options.format(stages)}+lr={rate}"
