@@ -107,7 +107,7 @@ def _compression() -> Iterator[Case]:
 
 def _diversity() -> Iterator[Case]:
     for batch in (8, 16, 32, 64, 128, 256, 512):
-        for rate in (0.05, 0.1, 0.2):
+        for rate in (0.05, 0.1, 0.2, 0.4):
             yield Case(
                 "diversity", f"batch {batch}, rate {rate:g}", f"sync+lr={rate}",
                 workers=4, batch=batch // 4, updates=400 if batch < 128 else 160, loss=0.55,
@@ -136,7 +136,7 @@ def _pipeline() -> Iterator[Case]:
         "neither": "stages={}:stashing=0",
         "vertical sync": "stages={}:vertical_sync=1",
     }
-    for problem, stages, rates in (("cnn", 6, (0.03, 0.05, 0.07, 0.1)), ("char_transformer", 8, (0.2, 0.5, 1.0))):
+    for problem, stages, rates in (("cnn", 6, (0.03, 0.05, 0.07, 0.1)), ("char_transformer", 8, (0.2, 0.5))):
         for rate in rates:
             for label, options in variants.items():
                 method = f"pipedream:{options.format(stages)}+lr={rate}"

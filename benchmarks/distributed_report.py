@@ -260,10 +260,12 @@ def _compression(rows: Sequence[Row]) -> Finding:
 
     def draw(axis: Any) -> None:
         for problem, points in found.items():
-            axis.plot([factor for _, factor, _ in points], [loss for *_, loss in points], "o", label=problem)
+            axis.plot(
+                [factor for _, factor, _ in points], [loss / points[0][2] for *_, loss in points], "o", label=problem
+            )
             for label, factor, loss in points:
-                axis.annotate(label, (factor, loss), fontsize=6)
-        axis.set(xscale="log", xlabel="times fewer bytes", ylabel="loss")
+                axis.annotate(label, (factor, loss / points[0][2]), fontsize=6)
+        axis.set(xlabel="times fewer bytes", ylabel="loss, uncompressed = 1")
 
     return Finding(
         "QSGD cuts bytes 4 to 8 times at the same loss",
@@ -302,7 +304,7 @@ def _diversity(rows: Sequence[Row]) -> Finding:
         "Beyond the diversity bound a larger batch no longer helps",
         "the largest batch that takes at most twice the fewest samples to a loss of 0.55 lies within 4 times of the "
         "bound that runs measured, and no batch of more than 4 times the bound does so (Yin et al. 2018). Each batch "
-        "at the best of three rates.",
+        "at the best of four rates.",
         [
             (
                 f"the bound is {bound:.0f} samples, the largest batch that needs at most twice the samples {good}",
