@@ -93,6 +93,12 @@ def test_device_map_is_loaded_by_transformers() -> None:
     assert output.splitlines()[-1] == "loaded in 2 places, same outputs: True"
 
 
+def test_the_models_to_fit_can_be_learned() -> None:
+    found = re.findall(r"loss ([\d.]+), after 60 updates ([\d.]+)", run("fit_models.py"))
+    assert len(found) == 2
+    assert all(float(last) < 0.75 * float(first) for first, last in found)
+
+
 @pytest.fixture(scope="module")
 def expected_losses() -> list[float]:
     """Of the transformer of the example, trained in this process."""

@@ -44,7 +44,7 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
 
 
 def check_independence(chunked: Derived, strategy: Strategy) -> None:
-    """The forward pass of a micro-batch in a pipeline needs no other micro-batch.
+    """The forward pass of a micro-batch in a pipeline needs no other micro-batch, unless its order is GPipe's.
 
     Raises:
         StrategyError: it does; the message names the ops.
@@ -52,12 +52,14 @@ def check_independence(chunked: Derived, strategy: Strategy) -> None:
     producer, consumer, _ = chunked.graph.edge_list
     batch = chunked.micro_batch
     apart = (batch[producer] >= 0) & (batch[consumer] >= 0) & (batch[producer] != batch[consumer])
+    apart &= chunked.origin[producer] != chunked.origin[consumer]  # no sum of what they make
     found = np.flatnonzero(apart & (chunked.graph.phase[consumer] == Phase.FORWARD))
     if len(found):
         reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
         raise StrategyError(
             f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
-            f"{writer!r} makes of all samples of the batch; leave out the pipeline, or cut the batch by dp alone."
+            f"{writer!r} makes of all samples of the batch, so no backward pass can begin before the last forward pass "
+            "has ended; take the order gpipe, which waits for it, or leave out the pipeline."
         )
 
 

@@ -27,6 +27,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.meetings import meeting
 from graphs.transforms.strategy import Strategy
 
 
@@ -104,7 +105,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     again = recomputed(graph, strategy.recompute)
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
-    is_synchronised = strategy.statistics == "sync"
+    is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
@@ -126,6 +127,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
+        is_apart |= meeting(again.graph, None if copies is None else copies.chunks)
         in_blocks = np.where(is_apart, -1, stage)
         try:
             if order is None:

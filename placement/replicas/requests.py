@@ -3,9 +3,10 @@
 A participant is a generator. It yields requests, and gets their answers sent back. `virtual/` carries requests out in
 virtual time, `real/` in processes of torch.distributed; an exchange is written once and knows neither.
 
-Participants may die. Each of the others then gets a `Message` with the tag `LOST`, after all that the dead one sent;
-only a `Receive` from anyone takes it, whatever its tag. A `Receive` from the dead one that nothing is left for, and a
-collective with it, throw `ParticipantLost` into the generator; where it is not caught, the run ends with its sentence.
+Participants may die; what is posted to a dead one is dropped. Each of the others gets a `Message` with the tag `LOST`,
+after all that the dead one sent; only a `Receive` from anyone takes it, whatever its tag. A `Receive` from the dead one
+that nothing is left for, and a collective with it, throw `ParticipantLost` into the generator; where it is not caught,
+the run ends with its sentence.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Post:
     Attributes:
         to: number of the participant.
         tag: what the message is, a word.
-        tensors: what is sent. Their bytes are what the transfer takes.
+        tensors: what is sent; copied before the answer. Their bytes are what the transfer takes.
         version: a number that goes with it.
     """
 

@@ -171,8 +171,8 @@ def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
 
 def _weights_of_replicas(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
     """Replicas cut the weights of one block more, or less: worth it where weights are large and activations small."""
-    rules = {rule.name: rule for rule in strategy.mesh if rule.size > 1}
-    if "dp" not in rules or "tp" in rules or rules["dp"].shares:
+    rules = {rule.name: rule for rule in strategy.mesh}
+    if "dp" not in rules or rules["dp"].size == 1 or "tp" in rules or rules["dp"].shares:
         return
     for modules in toggled(patterns(graph).weights, rules["dp"].tensor_modules):
         yield "modules", replace(strategy, mesh=(replace(rules["dp"], tensor_modules=modules), *strategy.mesh[1:]))

@@ -27,6 +27,7 @@ _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 # Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
 _GROUPED = "grouped_mm"
+_MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -145,10 +146,18 @@ def _family(word: str) -> int:
     return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
 
 
+def _repeats_in_state(row: SplitRow, n_read: int) -> bool:
+    """Whether it cuts a slice of a table by words, and the table again and again, as no update is cut."""
+    return row.axis in OWN_FAMILY and any(isinstance(p, Shard) and p.blocks > 1 for p in row.inputs[n_read:])
+
+
 def code(part: Part, word: str) -> int:
-    """WHOLE, SUM or the number of a cut: parts of one number fit together."""
+    """WHOLE, SUM or the number of a cut: parts of one number fit together.
+
+    Heads are stretches of the features of a tensor, halves of each head are not: these have as many blocks as heads.
+    """
     if isinstance(part, Shard):
-        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word)
+        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
     return SUM if isinstance(part, Partial) else WHOLE
 
 
@@ -379,6 +388,7 @@ class _Walk:
                 for row in rows
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
                 and not (by_groups and row.axis == EXPERTS)
+                and not _repeats_in_state(row, n_read)
             ]
         return found
 

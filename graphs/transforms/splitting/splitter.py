@@ -153,9 +153,11 @@ class _Split:
         same = np.where(layout.copies[mirrored] > 1, np.maximum(batch, 0), 0)
         group = graph.colocation[op]
         work = self._work(op, batch, place, flops, moved)
+        fixed_s = graph.fixed_s[op]
         self.out.ops(
             self._names(op, batch, place),
-            time_s=graph.time_s[op] * work[:, None],
+            time_s=fixed_s + (graph.time_s[op] - fixed_s) * work[:, None],
+            fixed_s=fixed_s,
             kinds=np.array(graph.kinds, dtype=object)[op],
             dtypes=np.array(graph.dtypes, dtype=object)[op],
             modules=np.array(graph.modules, dtype=object)[op],

@@ -10,7 +10,7 @@ import torch
 
 from placement.replicas import requests
 from placement.replicas.exchanges.refusals import below, first_of, with_arrival_rule
-from placement.replicas.exchanges.shards import ServerShard, ShardClient, shards_of
+from placement.replicas.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.replicas.requests import Compute, Participant, ParticipantLost, Post, Receive, Updated, told
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Downpour:
             return self._worker(role, shards)
         return _server(role, shards[role.number - role.workers])
 
-    def _worker(self, role: Role, shards: tuple[ServerShard, ...]) -> Participant:
+    def _worker(self, role: Role, shards: tuple[WeightShard, ...]) -> Participant:
         weights, updater, version = role.start.clone(), role.updater(1), 0
         client = ShardClient(role, shards, outlives_shards=True)
         accrued = torch.zeros_like(weights)
@@ -73,7 +73,7 @@ class Downpour:
                 yield told(version, weights)
 
 
-def _server(role: Role, shard: ServerShard) -> Participant:
+def _server(role: Role, shard: WeightShard) -> Participant:
     weights, version = role.start[shard.entries].clone(), 0
     updater, compressor = shard.updater(role, 1), shard.compressor(role)
     living = set(role.everybody)

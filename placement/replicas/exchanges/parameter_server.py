@@ -10,7 +10,7 @@ import torch
 from placement.replicas import requests
 from placement.replicas.arrivals import FirstOf
 from placement.replicas.exchanges.refusals import below, first_of
-from placement.replicas.exchanges.shards import ServerShard, ShardClient, shards_of
+from placement.replicas.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.replicas.requests import Compute, Participant, ParticipantLost, Post, Receive, Updated, told
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ParameterServer:
         return _server(role, shards[role.number - role.workers])
 
 
-def _worker(role: Role, shards: tuple[ServerShard, ...]) -> Participant:
+def _worker(role: Role, shards: tuple[WeightShard, ...]) -> Participant:
     weights, client, version = role.start.clone(), ShardClient(role, shards), 0
     while True:
         computed = yield Compute(weights, version)
@@ -63,7 +63,7 @@ def _worker(role: Role, shards: tuple[ServerShard, ...]) -> Participant:
         yield told(version, weights)
 
 
-def _server(role: Role, shard: ServerShard) -> Participant:
+def _server(role: Role, shard: WeightShard) -> Participant:
     rule = role.method.arrival
     share = rule.share(role.workers)
     weights, version = role.start[shard.entries].clone(), 0

@@ -13,7 +13,7 @@ from placement.replicas.batch_rules.torch_optimizers import Sgd
 from placement.replicas.exchanges.lbfgs import LimitedMemory
 from placement.replicas.exchanges.portions import Portions
 from placement.replicas.exchanges.refusals import below, first_of, with_arrival_rule, with_compression
-from placement.replicas.exchanges.shards import ServerShard, ShardClient, shards_of
+from placement.replicas.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.replicas.exchanges.vectors import VectorShards, vector_shard
 from placement.replicas.requests import Compute, Participant, ParticipantLost, Portion, Post, Receive, told
 
@@ -67,7 +67,7 @@ class Sandblaster:
             return self._coordinator(role, shards, portions)
         return vector_shard(role, shards[role.number - role.workers - 1], portions)
 
-    def _coordinator(self, role: Role, shards: tuple[ServerShard, ...], portions: int) -> Participant:
+    def _coordinator(self, role: Role, shards: tuple[WeightShard, ...], portions: int) -> Participant:
         vectors = VectorShards(tuple(shard.server for shard in shards))
         lbfgs = LimitedMemory(vectors, self.history, role.learning_rate)
         free = set[int]()
@@ -107,7 +107,7 @@ def _hand_out(
                     raise ParticipantLost(message.sender)
 
 
-def _worker(role: Role, shards: tuple[ServerShard, ...], portions: int) -> Participant:
+def _worker(role: Role, shards: tuple[WeightShard, ...], portions: int) -> Participant:
     weights, client = role.start.clone(), ShardClient(role, shards)
     yield Post(role.workers, "free", version=-1)
     while True:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class ServerShard:
+class WeightShard:
     """A server's part of the weights, whole parameters.
 
     Attributes:
@@ -43,7 +43,7 @@ class ServerShard:
         return role.method.compression.compressor(self.layout, role.generator(), role.number)
 
 
-def shards_of(role: Role, count: int, first_server: int | None = None) -> tuple[ServerShard, ...]:
+def shards_of(role: Role, count: int, first_server: int | None = None) -> tuple[WeightShard, ...]:
     """All weights in `count` parts of about equal size, on servers from `first_server`, by default the first one.
 
     Raises:
@@ -64,7 +64,7 @@ def shards_of(role: Role, count: int, first_server: int | None = None) -> tuple[
     for server, (a, b) in enumerate(pairwise(cuts), first):
         entries = slice(layout.slices[a].start, layout.slices[b - 1].stop)
         part = (entries.stop - entries.start) / total
-        made.append(ServerShard(server, entries, WeightLayout(layout.names[a:b], layout.shapes[a:b]), part))
+        made.append(WeightShard(server, entries, WeightLayout(layout.names[a:b], layout.shapes[a:b]), part))
     return tuple(made)
 
 
@@ -75,7 +75,7 @@ class ShardClient:
         versions: of each shard that lives, that of the weights which were fetched last.
     """
 
-    def __init__(self, role: Role, shards: tuple[ServerShard, ...], *, outlives_shards: bool = False) -> None:
+    def __init__(self, role: Role, shards: tuple[WeightShard, ...], *, outlives_shards: bool = False) -> None:
         """`outlives_shards`: a lost shard's part is fetched no more, and the worker goes on while another lives."""
         self._outlives_shards = outlives_shards
         self.versions = dict.fromkeys(shards, 0)

@@ -15,7 +15,7 @@ from placement.replicas.requests import Participant, ParticipantLost, Post, Rece
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from placement.replicas.exchanges.shards import ServerShard
+    from placement.replicas.exchanges.shards import WeightShard
     from placement.replicas.role import Role
 
 # Numbers of vectors. From HISTORY on they are free to use.
@@ -71,7 +71,7 @@ class VectorShards:
         return total
 
 
-def vector_shard(role: Role, shard: ServerShard, portions: int) -> Participant:
+def vector_shard(role: Role, shard: WeightShard, portions: int) -> Participant:
     """A server: the gradient of a batch comes in portions, whatever their order, each once; then vectors are used.
 
     Numbers that are answered are float64 [].

@@ -306,6 +306,7 @@ def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> to
         here, there = ({cut.period: cut for cut in part.along(dim)} for part in (have, want))
         if here == there:
             continue
+        here, there = _nested(here, there), _nested(there, here)
         sizes: list[int] = []
         narrow: list[tuple[int, int, int]] = []
         length = want.shape[dim]
@@ -326,6 +327,20 @@ def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> to
         for place, low, count in narrow:
             tensor = tensor.narrow(dim + place, low, count)
     return tensor
+
+
+def _nested(cuts: dict[int, PartCut], others: Iterable[int]) -> dict[int, PartCut]:
+    """Cuts by their periods, those that lie in one period of other cuts as that period and a cut of it."""
+    found = dict(cuts)
+    for period in sorted(others, reverse=True):
+        for cut in list(found.values()):
+            first, last = cut.low * cut.unit // period, (cut.high * cut.unit - 1) // period
+            if cut.unit < period < cut.period and cut.period % period == period % cut.unit == 0 and first == last:
+                start = first * period // cut.unit
+                inner = PartCut(cut.dim, cut.unit, period // cut.unit, cut.low - start, cut.high - start)
+                found[cut.period] = PartCut(cut.dim, period, cut.period // period, first, first + 1)
+                found[period] = inner
+    return found
 
 
 def _coarser(cut: PartCut, unit: int) -> PartCut:

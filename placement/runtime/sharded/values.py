@@ -10,6 +10,7 @@ Letters: op j of the graph after recomputation is a run of op i of the captured 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -352,6 +353,17 @@ class Values:
         Raises:
             StrategyError: stretches that do not fall together.
         """
+        key = variant, place
+        if key not in self._layouts:
+            self._layouts[key] = self._layout(variant, place)
+        return self._layouts[key]
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[Form, int], PartLayout]:
+        """What `layout` has worked out: writers ask for the same parts again and again."""
+        return {}
+
+    def _layout(self, variant: Form, place: int) -> PartLayout:
         found = whole(self.root(variant).layout.shape)
         cuts = list(enumerate(zip(variant.codes, self.coordinates(place), strict=True)))
         for a, (code, coordinate) in cuts:
@@ -361,11 +373,22 @@ class Values:
             code = int(self.chunks.written[variant.tensor])
             if code > SUM:
                 shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = found.cut_by(shard, self.micro_batches, variant.batch)
+                found = found.cut_by(self._dealt(shard, variant), self.micro_batches, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
+
+    def _dealt(self, shard: Shard, variant: Form) -> Shard:
+        """The stretch of samples that is cut into micro-batches, of a tensor that has the samples of all replicas.
+
+        Each replica cuts its own samples: the first micro-batch has the first ones of every replica.
+        """
+        replicas = math.prod(self.sizes[a] for a in self.of_samples)
+        is_cut = any(variant.codes[a] > SUM or self.mesh[a].axis.shares for a in self.of_samples)
+        if is_cut or shard.extent % (replicas * self.micro_batches):
+            return shard
+        return Shard(shard.dim, shard.extent // replicas, shard.halo, shard.blocks * replicas)
 
     @cached_property
     def of_samples(self) -> frozenset[int]:

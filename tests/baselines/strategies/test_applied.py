@@ -93,6 +93,13 @@ def test_a_loss_over_pairs_of_samples_reads_all_micro_batches() -> None:
         name for name, kind in zip(chunked.graph.op_names, chunked.graph.kinds, strict=True) if kind == "accumulate"
     ]
     assert not any(name.startswith("item/div/") for name in added)  # stretches of a tensor are no summands
-    sentence = "op 'mm' reads what 'item/div' makes of all samples of the batch; leave out the pipeline"
+    sentence = "op 'mm' reads what 'item/div' makes of all samples of the batch, .*; take the order gpipe"
     with pytest.raises(StrategyError, match=sentence):
         applied(graph, star(4, 1e-6, 1e-9, 0.0), Strategy.parse("pp2 1f1b mb2"))
+    # Under GPipe the products of all pairs come after all forward passes, and before the blocks of the backward pass.
+    what = applied(graph, star(4, 1e-6, 1e-9, 0.0), Strategy.parse("pp2 gpipe mb2"))
+    names, kinds = what.derived.graph.op_names, what.derived.graph.kinds
+    producer, consumer, _ = what.derived.graph.edge_list
+    waited_for = {kinds[p] for p, c in zip(producer.tolist(), consumer.tolist(), strict=True) if names[c] == "mm mb0"}
+    assert "barrier" in kinds
+    assert "barrier" not in waited_for

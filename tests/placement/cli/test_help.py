@@ -86,7 +86,7 @@ OPTIONS = {
     ],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch", "--log-dir"],
         *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }

@@ -9,9 +9,9 @@ from replicas.small_tasks import engine, regression
 from torch import Tensor
 
 from graphs.errors import FitError
+from placement.replicas.fit_log import Stop
 from placement.replicas.fit_task import WeightLayout
 from placement.replicas.methods import FitMethod
-from placement.replicas.virtual.engine import Stop
 
 LAYOUT = WeightLayout(("matrix", "zero", "vector"), (torch.Size((4, 5)), torch.Size((3,)), torch.Size((2,))))
 STEPS = 25

@@ -8,10 +8,10 @@ from replicas.small_tasks import LEARNING_RATE, engine, regression
 from torch import Tensor
 
 from graphs.errors import FitError
+from placement.replicas.fit_log import Stop
 from placement.replicas.fit_result import FitRun, ReadVersion
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
-from placement.replicas.virtual.engine import Stop
 
 UPDATES = 12
 # Of the four parameters of the small network, the stage of each entry: two layers of 6 x 10 + 10 and 10 x 3 + 3.

@@ -158,6 +158,8 @@ class _Writer(WithExtras):
             total = self._code.call_function(torch.ops.aten.add.Tensor, (total, value))
         elif count > 1:
             total = self._code.call_function(added, (total, value))
+        if count:
+            total.meta["sum"] = tensor
         self._sums[tensor] = total, count + 1
         if count + 1 == self._values.micro_batches:
             variant = self._values.written(tensor, SUMMED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-import exchange_cases
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Memb
 from placement.runtime.sharded.exchanging.thread_collectives import Board, ThreadCollectives, run_threads
 from placement.runtime.sharded.layouts import take, whole
 from placement.runtime.transport.mailbox import Mailbox
+from tests.helpers.parallel import exchange_cases
 
 LIMIT_S = 120
 

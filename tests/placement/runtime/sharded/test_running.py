@@ -240,15 +240,6 @@ def test_a_buffer_is_not_changed_twice() -> None:
         check(Smoothed(), (torch.randn(8, 8),), "recompute=kind:*")
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [("alexnet", "pp2 1f1b mb2 | tp2"), ("unet", "dp2 zero3"), ("gpt2", "tp2 sp"), ("llama3_8b", "pp4 1f1b mb8")],
-)
-def test_models_of_the_zoo(name: str, strategy: str) -> None:
-    made = build(name, device="cpu", small=True, batch_size=8)
-    check(made.model, made.train_args, strategy)
-
-
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 zero3", "tp2", "pp2 1f1b mb4"])
 @pytest.mark.parametrize("adam", [False, True])
 def test_several_steps_of_optimizers_on_parts(strategy: str, adam: bool) -> None:
