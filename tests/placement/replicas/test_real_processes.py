@@ -84,14 +84,22 @@ def killed(method: str, number: int, workers: int = 2, stop: Stop | None = None)
     return killing.engine.run(method, stop or Stop(updates=60, every=5), killing)
 
 
-@pytest.mark.parametrize(("method", "number"), [("sync", 1), ("parameter_server", 0), ("parameter_server", 2)])
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        *(("sync", 1), ("parameter_server", 0), ("parameter_server", 2), ("downpour", 2), ("elastic:period=1", 2)),
+        *(("local_sgd:period=2", 0), ("sandblaster", 2), ("sandblaster", 3)),
+    ],
+)
 def test_a_synchronous_run_ends_with_the_reason(method: str, number: int) -> None:
     with pytest.raises(RankError, match=f"participant {number} was lost"):
         killed(method, number)
 
 
-def test_an_asynchronous_run_goes_on_without_a_worker() -> None:
-    found = killed("downpour", 1)
+@pytest.mark.parametrize("method", ["downpour", "elastic:period=1", "gossip:topology=random"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_asynchronous_run_goes_on_without_a_worker(method: str, number: int) -> None:
+    found = killed(method, number)
     assert found.updates >= 60
     assert found.points[-1].loss < found.points[0].loss
 
