@@ -24,7 +24,7 @@ WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 # Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
-_GROUPED = "grouped_mm"
+GROUPED = "grouped_mm"
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -106,12 +106,16 @@ def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
     return units / extent
 
 
-def shard(graph: OpGraph, axis: Axis) -> Sharding:
+def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
     """Cut a graph along one axis, op by op in topological order.
 
     Ops without a fitting row, or with fewer units than parts, stay whole.
+
+    Args:
+        among: bool [n], the ops that may be cut; None for all that the axis allows.
     """
-    return _Walk(graph, axis).result()
+    is_cut = where(graph, axis.modules)
+    return _Walk(graph, axis, is_cut if among is None else is_cut & among).result()
 
 
 def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
@@ -161,8 +165,8 @@ class _Choice:
 class _Walk:
     """Chooses the row of one op after the other."""
 
-    def __init__(self, graph: OpGraph, axis: Axis) -> None:
-        self.graph, self.axis = graph, axis
+    def __init__(self, graph: OpGraph, axis: Axis, is_cut: BoolArray) -> None:
+        self.graph, self.axis, self.is_cut = graph, axis, is_cut.tolist()
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
@@ -175,7 +179,6 @@ class _Walk:
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
-        self.is_cut = where(graph, axis.modules)
         self.choices: dict[tuple[int, int, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
@@ -333,7 +336,11 @@ class _Walk:
         """The rows that an op may take."""
         if not self.is_cut[op]:
             return []
-        rows = [choice for choice in self._choices(op, len(read)) if self._keeps(choice, states)]
+        rows = [
+            choice
+            for choice in self._choices(op, len(read))
+            if self._keeps(choice, states) and not self._adds_up_stretches(choice, read)
+        ]
         if self.axis.words or self._has_kind(op, _PRODUCTS):
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
@@ -352,7 +359,7 @@ class _Walk:
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        by_groups = not self.axis.words and _GROUPED in self.graph.kinds[op]
+        by_groups = not self.axis.words and GROUPED in self.graph.kinds[op]
         key = (self.row_number[op], n_read, by_groups)
         found = self.choices.get(key)
         if found is None:
@@ -385,14 +392,24 @@ class _Walk:
             for s, need in zip(states, choice.states, strict=True)
         )
 
+    def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:
+        """Whether it takes for a summand what is there in stretches alone, of which no exchange makes one."""
+        return any(
+            need == SUM and SUM not in self.available[t] and WHOLE not in self.available[t]
+            for t, need in zip(read, choice.tensors, strict=True)
+        )
+
     def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
+        # What uses a cut state is cut as the state is, if it can be.
+        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
+        uncut = [] if is_bound else [whole]
         if not self.axis.words:
             usual = self._of_axis(rows)
             if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
                 others = [choice for choice in rows if choice not in usual]
-                return min([whole, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+                return min([*uncut, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
             mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
             if mirrored:
                 return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
@@ -415,9 +432,7 @@ class _Walk:
                 is_sum = any(self.available[t] == {SUM} for t in read)
                 if is_sum or not any(self._fits(choice, read) for choice in rows):
                     return min(along, key=lambda choice: self._exchange_s(choice, read))
-        # What uses a cut state is cut as the state is, if it can be.
-        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
-        return min(rows if is_bound else [whole, *rows], key=lambda choice: self._cost_s(op, choice, read))
+        return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
 
     def _is_of_whole(self, op: int, read: list[int]) -> bool:
         """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""
@@ -481,8 +496,6 @@ class _Walk:
         have = self.available[tensor]
         if need in have or WHOLE in have:
             return 0.0  # of a whole tensor each part takes its stretch, or the first all of it and the others nothing
-        if need == SUM:
-            return 1e6
         k = self.axis.size
         if have == {SUM}:
             return (2.0 if need == WHOLE else 1.0) * (k - 1) / k

@@ -10,6 +10,7 @@ Letters: op j of the graph after recomputation is a run of op i of the captured 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -361,11 +362,19 @@ class Values:
             code = int(self.chunks.written[variant.tensor])
             if code > SUM:
                 shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = found.cut_by(shard, self.micro_batches, variant.batch)
+                found = self._in_time(found, shard, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
+
+    def _in_time(self, part: PartLayout, shard: Shard, batch: int) -> PartLayout:
+        """The samples of a micro-batch: a stretch of each part of the batch, of which this part may have several."""
+        axes = [self.mesh[a].axis for a in self.of_samples]
+        parts = math.prod(axis.size for axis in axes)
+        if any(axis.shares for axis in axes) or shard.extent % parts:
+            return part.cut_by(shard, self.micro_batches, batch)
+        return part.cut_in_each(shard, parts, self.micro_batches, batch)
 
     @cached_property
     def of_samples(self) -> frozenset[int]:
