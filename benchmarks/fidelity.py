@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from predictions import Row, ends, error, predicted_s, summary, tau
 from table import machine, parser
 
 from graphs.disk import write_atomically
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.plan import Plan
     from env.problem import Problem
-    from env.simulation.simulator import Schedule, Simulator
-    from graphs.opgraph import IntArray
+    from env.simulation.simulator import Schedule
+    from graphs.opgraph import FloatArray, IntArray
     from placement.inputs.examples import Example
     from placement.measuring.profiling import Profile
-
-Row = dict[str, Any]
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
@@ -93,7 +92,6 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     """
     from env.bounds.bounds import lower_bound
     from env.problem import Problem
-    from env.simulation.simulator import Simulator
     from placement.inputs.examples import read_example
     from placement.measuring.machine import local_cluster
     from placement.measuring.profiling import measured_profile, step_to_measure
@@ -116,8 +114,9 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
         profiles.append(profiled())
     quietest = min(profiles, key=lambda profile: float(np.nansum(profile.graph.time_s)))
     problem = Problem(quietest.graph, cluster)
-    simulator, bound_s = Simulator(problem), lower_bound(problem).value_s
-    return [_row(name, trial, simulator, bound_s, options) for trial in trials]
+    bound_s = lower_bound(problem).value_s
+    alone = np.median([profile.alone[:, 0] for profile in profiles], axis=0)
+    return [_row(name, trial, problem, alone, bound_s, options) for trial in trials]
 
 
 def _run(
@@ -142,17 +141,24 @@ def _run(
             trial.reason = trial.reason or found.reason
 
 
-def _row(name: str, trial: _Trial, simulator: Simulator, bound_s: float, options: argparse.Namespace) -> Row:
-    schedule, problem = trial.schedule, simulator.problem
+def _row(
+    name: str, trial: _Trial, problem: Problem, alone: FloatArray, bound_s: float, options: argparse.Namespace
+) -> Row:
+    """What came of a placement; ``alone``: of its ops, as of `placement.measuring.profiling.Profile`."""
+    from env.plan import Plan
+    from env.simulation.simulator import Simulator
+
+    schedule = trial.schedule
     # The sequence that was run, whatever the op times it was planned with.
-    score, _ = simulator.schedule(Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order))
+    plan = Plan(schedule.device, np.argsort(schedule.order), schedule.transfer_order)
+    score = Simulator(problem).score(plan)
     return {
         "model": name,
         "train": options.train,
         "batch": MODELS[name],
         "method": trial.methods[0],
         "methods": trial.methods,
-        "predicted_s": score.step_time_s,
+        "predicted_s": predicted_s(problem, plan, alone),
         "measured_s": None if trial.reason else min(map(statistics.median, trial.samples_s)),
         "samples_s": trial.samples_s,
         "reason": trial.reason,
@@ -254,10 +260,8 @@ def _page(rows: Sequence[Row]) -> str:
     lines = ["# Predicted and measured", ""]
     lines += ["Written by `benchmarks/fidelity.py`; each section names its command.  ", machine(), ""]
     run = [row for row in rows if row["measured_s"]]
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     lines += [
-        f"{len(run)} placements on two CPU devices, one process and one thread each: the prediction is off by "
-        f"{statistics.median(errors):.1%} in the median and {max(errors):.1%} at most.",
+        f"{len(run)} placements on two CPU devices, one process and one thread each: {summary(run)}.",
         "",
         "What else runs on a machine makes all of it slower, now and then, by more than such an error. So the "
         "placements of a model are run in several rounds, in another sequence each time, and the ops are measured "
@@ -272,15 +276,7 @@ def _page(rows: Sequence[Row]) -> str:
     for model, train in dict.fromkeys((row["model"], row["train"]) for row in rows):
         mine = [row for row in rows if (row["model"], row["train"]) == (model, train)]
         lines += _section(model, train, mine)
-    return "\n".join(lines)
-
-
-def _tau(rows: Sequence[Row], digits: int) -> float:
-    """Kendall's tau-b; predictions equal in so many digits are ties."""
-    from scipy.stats import kendalltau
-
-    predicted = [float(f"{row['predicted_s']:.{digits}g}") for row in rows]
-    return float(kendalltau(predicted, [row["measured_s"] for row in rows]).statistic)
+    return "\n".join([*lines, *ends(run, "method")])
 
 
 def _clear_tau(rows: Sequence[Row]) -> tuple[float, int]:
@@ -296,7 +292,6 @@ def _clear_tau(rows: Sequence[Row]) -> tuple[float, int]:
 
 def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
     run = [row for row in rows if row["measured_s"]]
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in run]
     clear_tau, n_clear = _clear_tau(run)
     clear = f"{clear_tau:.2f} of the {n_clear} pairs that clearly differ" if n_clear else "and no pair clearly differs"
     single = next(row for row in run if "single_device" in row["methods"])
@@ -309,8 +304,7 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
         "",
         f"`{rows[0]['command']}`",
         "",
-        f"Median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Kendall's tau {_tau(run, 3):.2f}, "
-        f"{_tau(run, 17):.2f} without ties, {clear}. "
+        f"{summary(run).capitalize()}; Kendall's tau {tau(run):.2f}, {tau(run, 17):.2f} without ties, {clear}. "
         f"Best possible speed-up {possible:.2f}x. {_gain(single, by_size, best)} "
         f"Of all, {fastest['method']} ran fastest: {single['measured_s'] / fastest['measured_s']:.2f}x.",
         "",
@@ -324,7 +318,7 @@ def _section(model: str, train: bool, rows: Sequence[Row]) -> list[str]:
             continue
         lines.append(
             f"| {names} | {format_seconds(row['predicted_s'])} | {format_seconds(row['measured_s'])} | "
-            f"{row['predicted_s'] / row['measured_s'] - 1:+.1%} | {single['measured_s'] / row['measured_s']:.2f}x |"
+            f"{error(row):+.1%} | {single['measured_s'] / row['measured_s']:.2f}x |"
         )
     return [*lines, ""]
 

@@ -1,6 +1,7 @@
-"""Does learning help the search over strategies, at equal time?
+"""Does learning help the search over strategies, at equal time, or at equal evaluations?
 
     python benchmarks/strategy_learning.py --seed 0 [--policy ppo] [--train-s 300] [--budget-s 10]
+    python benchmarks/strategy_learning.py --seed 0 --policy graph --moves 2880 --evaluations 2,4,8 [--rows M@C,...]
 
 A policy is trained for some minutes on ``placement/Strategy-v0``, on training steps of some models, by estimates:
 MaskablePPO, or one of `placement.learning.strategies.policies`. Then three searches with the same budget look for
@@ -11,12 +12,15 @@ strategies of other models:
   are what the search begins with, for the rest of the time;
 * moves by chance instead of the policy's, so that it shows what the policy has learned.
 
-All answers are scored by the simulator. Training does not count as time of the search.
+All answers are scored by the simulator. Training does not count as time of the search. With ``--evaluations`` each
+search scores so many strategies, whatever time that takes, and proposals are free: what they take are estimates, some
+hundreds beside the thousands of a search.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,16 +39,16 @@ from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
+from placement.learning.learners.threads import single_threaded
 from placement.learning.strategies.environment import RANDOM, StrategyEnv
 from placement.learning.strategies.policies import POLICIES
-from placement.learning.strategies.reinforce import odds_of, proposed, train_strategies
+from placement.learning.strategies.reinforce import MASKS, StrategyLearner, odds_of, proposed
 
 LEARNED_ON = ("alexnet", "inception_v3", "vit_b16", "bert_base", "rnnlm")
 ASKED = ("gpt2", "resnet50", "nmt4", "transformer_moe")
 CLUSTERS = ("8xH100-nvswitch", "4xV100-pcie", "16xV100-10gbe")
 STEPS = 12
-MASKS = "possible"  # others estimate every move, which takes most of the time
-PROPOSING = 0.3  # of the time
+PROPOSING, EPISODES = 0.3, 32  # share of the time, and episodes at most
 PROPOSED = 8  # strategies that the search begins with
 
 Choose = Callable[[StrategyEnv, Any], int]
@@ -66,6 +70,9 @@ def main() -> None:
     options.add_argument(
         "--policy", choices=("ppo", *POLICIES), default="ppo", help="what is trained (default: %(default)s)"
     )
+    options.add_argument("--moves", type=int, help="moves of training, instead of seconds; not for ppo")
+    options.add_argument("--evaluations", default="", help="strategies that each search scores, instead of seconds")
+    options.add_argument("--rows", default="", help="model@cluster,... (default: all)")
     options.add_argument("--train-s", type=float, default=300.0, help="seconds of training (default: %(default)s)")
     options.add_argument("--budget-s", type=float, default=10.0, help="seconds of each search (default: %(default)s)")
     given = options.parse_args()
@@ -79,26 +86,45 @@ def main() -> None:
     def by_chance(env: StrategyEnv, observation: Any) -> int:
         return int(rng.choice(np.flatnonzero(env.action_masks())))
 
-    rows = [
-        Row(
-            model,
-            name,
-            _found_s(graph, cluster, given.seed, Budget(given.budget_s)),
-            *(_proposing_s(graph, cluster, given, choose) for choose in (by_policy, by_chance)),
-        )
-        for model in ASKED
-        for graph in [model_graph(model, train=True)]
-        for name in CLUSTERS
-        for cluster in [Cluster.preset(name)]
+    named = given.rows.split(",") if given.rows else [f"{model}@{name}" for model in ASKED for name in CLUSTERS]
+    tasks = [
+        (model, name, model_graph(model, train=True), Cluster.preset(name))
+        for model, name in (one.split("@") for one in named)
     ]
     show = Printer("Learning and the search over strategies", given.markdown)
     print(learning)
-    show.table(
-        f"Best step time found in {given.budget_s:g} s",
-        ["model", "cluster", "search alone", "policy, then search", "chance, then search", "policy against search"],
-        [_words(row) for row in rows],
-    )
-    print(_verdict(rows))
+    for limit in _limits(given):
+        rows = []
+        for model, name, graph, cluster in tasks:
+            alone_s = _found_s(graph, cluster, given.seed, limit.budget())
+            others = (_proposing_s(graph, cluster, given.seed, limit, choose) for choose in (by_policy, by_chance))
+            rows.append(Row(model, name, alone_s, *others))
+        show.table(
+            f"Best step time found {limit}",
+            ["model", "cluster", "search alone", "policy, then search", "chance, then search", "policy against search"],
+            [_words(row) for row in rows],
+        )
+        print(_verdict(rows))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Of a search: seconds, or strategies that it scores; the other one is infinite."""
+
+    seconds: float = math.inf
+    evaluations: float = math.inf
+
+    def budget(self) -> Budget:
+        return Budget(self.seconds, self.evaluations)
+
+    def __str__(self) -> str:
+        by_time = f"in {self.seconds:g} s"
+        return by_time if math.isinf(self.evaluations) else f"by scoring {self.evaluations:g} strategies"
+
+
+def _limits(given: argparse.Namespace) -> list[Limit]:
+    counts = [Limit(evaluations=int(word)) for word in given.evaluations.split(",") if word]
+    return counts or [Limit(given.budget_s)]
 
 
 def _learned_on() -> StrategyEnv:
@@ -108,14 +134,17 @@ def _learned_on() -> StrategyEnv:
 
 def _trained(given: argparse.Namespace) -> tuple[Choose, str]:
     """A policy of the package, and how its episodes went."""
-    trained = train_strategies(_learned_on(), given.policy, seed=given.seed, budget_s=given.train_s)
+    learner, until_s = StrategyLearner(_learned_on(), given.policy, given.seed), time.monotonic() + given.train_s
+    with single_threaded():
+        while time.monotonic() < until_s if given.moves is None else learner.samples < given.moves:
+            learner.update()
     generator = torch.Generator().manual_seed(given.seed)
 
     def choose(env: StrategyEnv, observation: Any) -> int:
         with torch.no_grad():
-            return int(torch.multinomial(odds_of(trained.policy, env, observation).exp(), 1, generator=generator))
+            return int(torch.multinomial(odds_of(learner.policy, env, observation).exp(), 1, generator=generator))
 
-    return choose, _told(given, len(trained.returns) * STEPS, trained.returns)
+    return choose, _told(given, learner.samples, learner.returns)
 
 
 def _trained_ppo(given: argparse.Namespace) -> tuple[Choose, str]:
@@ -136,7 +165,7 @@ def _told(given: argparse.Namespace, moves: int, returns: Sequence[float]) -> st
     part = max(1, len(returns) // 5)
     first, last = (float(np.exp(np.mean(some))) if some else 1.0 for some in (returns[:part], returns[-part:]))
     words = (
-        f"{given.policy} trained for {given.train_s:g} s: {moves:,} moves, {len(returns):,} episodes of {STEPS}.",
+        f"{given.policy} was trained for {moves:,} moves, {len(returns):,} episodes of {STEPS}.",
         f"One made the step {first:.2f}x as fast as on one device in the first fifth of them, {last:.2f}x in the last",
         "(geometric mean; a step that does not fit counts as slower).",
     )
@@ -160,21 +189,19 @@ def _found_s(graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, starts
     return float("inf") if best is None else best.step_time_s
 
 
-def _proposing_s(graph: OpGraph, cluster: Cluster, given: argparse.Namespace, choose: Choose) -> float:
+def _proposing_s(graph: OpGraph, cluster: Cluster, seed: int, limit: Limit, choose: Choose) -> float:
     """Episodes first, and then a search from the best strategies that they came to."""
-    budget = Budget(given.budget_s)
+    budget = limit.budget()
     part = budget.part(PROPOSING)
     env = StrategyEnv(graph, cluster, STEPS, masks=MASKS)
-    env.reset(seed=given.seed)
-    episode = 0
-    while not part.over():
+    env.reset(seed=seed)
+    for episode in range(EPISODES):
         observation, _ = env.reset(options={"start": RANDOM if episode % 2 else "none"})
         for _ in range(STEPS):
             if part.over():
                 break
             observation = env.step(choose(env, observation))[0]
-        episode += 1
-    return _found_s(graph, cluster, given.seed, budget, tuple(proposed(env.task, PROPOSED)))
+    return _found_s(graph, cluster, seed, budget, tuple(proposed(env.task, PROPOSED)))
 
 
 def _words(row: Row) -> list[str]:

@@ -2,7 +2,7 @@
 
 Two processes train a GPT-2 under each strategy. The most memory of a process during a step, without what the process
 has once its tensors are gone, stands beside the peak that the simulator plans for its device. Memory that both
-processes have counts in each, as the system has it.
+processes use counts half for each, so that all processes together take what the machine gives.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     for _ in range(2):
         step()
-    most = _status("VmHWM")
+    group.barrier()
+    # Shared memory is used again and again and never given back: it is now what it was at the peak.
+    most = _status("VmHWM") - (_status("RssShmem") - _entry("smaps_rollup", "Pss_Shmem"))
     group.barrier()
     module = update = batch = None  # type: ignore[assignment]
     gc.collect()
@@ -93,7 +95,12 @@ def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int
 
 def _status(name: str) -> int:
     """Bytes of an entry of this process's status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    return _entry("status", name)
+
+
+def _entry(file: str, name: str) -> int:
+    """Bytes of an entry of what the system tells about this process."""
+    lines = Path("/proc/self", file).read_text().splitlines()
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) << 10
 
 

@@ -39,15 +39,24 @@ def check_arrays(graph: OpGraph) -> None:
         raise GraphError(f"op name {twice!r} appears twice; op names must be unique, rename one of them.")
     sizes = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes")
     per_op = ("kinds", "dtypes", "modules", "flops", "bytes_moved", *sizes, "kernels", "colocation", "phase")
-    for key in (*per_op, "forward_of", "pins", "time_s", "split_rows"):
+    for key in (*per_op, "forward_of", "pins", "time_s", "fixed_s", "split_rows"):
         if len(getattr(graph, key)) != n:
             raise GraphError(f"{key} has {len(getattr(graph, key))} entries, expected one for each of {n} ops.")
     parts = bool(graph.gradient_bytes.any() or graph.optimizer_bytes.any())
     for key in ("flops", "bytes_moved", *sizes, "kernels"):
         name = kept_name(parts) if key == "parameter_bytes" else key
         _check_not_negative(graph.op_names, getattr(graph, key), name)
+    if graph.fixed_s.shape != graph.time_s.shape:
+        raise GraphError(f"fixed_s has shape {graph.fixed_s.shape}, expected that of time_s, {graph.time_s.shape}.")
     for j, key in enumerate(graph.time_keys):
         _check_not_negative(graph.op_names, graph.time_s[:, j], f"time_s on {key!r}", nan_ok=True)
+        _check_not_negative(graph.op_names, graph.fixed_s[:, j], f"fixed_s on {key!r}")
+        if (above := ~(graph.fixed_s[:, j] <= np.nan_to_num(graph.time_s[:, j]))).any():
+            i = int(np.argmax(above))
+            raise GraphError(
+                f"op {graph.op_names[i]!r} has fixed_s on {key!r} = {graph.fixed_s[i, j]:g}; expected no more than "
+                f"its time_s there, {graph.time_s[i, j]:g}."
+            )
     for key, top in (("phase", len(Phase)), ("forward_of", n), ("colocation", n)):
         values, least = getattr(graph, key), 0 if key == "phase" else -1
         if np.any((values < least) | (values >= top)):

@@ -13,6 +13,7 @@
     │   └── NotFoundError     none that does was found, which proves nothing
     ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
     ├── MissingPackageError   an optional package that is needed and not installed (also an ImportError)
+    ├── CheckpointError       a file of a run that cannot be written (also an OSError)
     └── RankError             a run on several processes of which one has died, stalled or failed
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -117,6 +118,10 @@ class StrategyError(PlacementError):
 
 class FitError(PlacementError, ValueError):
     """A method of distributed optimisation that cannot be read, or that model, data or cluster do not allow."""
+
+
+class CheckpointError(PlacementError, OSError):
+    """A file that the processes of a run cannot write, on every one of them; what was there before stays."""
 
 
 class RankError(PlacementError):

@@ -287,6 +287,7 @@ _OP: Mapping[str, Check] = {
     "module": _STRING,
     "pins": _STRINGS,
     "time_s": _TIMES,
+    "fixed_s": _TIMES,
     "parameter_bytes": _COUNT,
     "gradient_bytes": _COUNT,
     "optimizer_bytes": _COUNT,

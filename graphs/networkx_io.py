@@ -100,8 +100,9 @@ def _op_from_attributes(name: str, data: Mapping[str, Any]) -> Op:
     fields = {key: value for key, value in data.items() if key not in (*_TENSOR_LISTS, "name")}
     if _KEPT in fields and _PARAMETERS in fields:
         raise GraphError(f"op {name!r} has kept_bytes and parameter_bytes; the first hold the second, leave one out.")
-    if "time_s" in fields and not isinstance(fields["time_s"], Mapping):
-        fields["time_s"] = {ANY_DEVICE: float(fields["time_s"])}
+    for key in ("time_s", "fixed_s"):
+        if key in fields and not isinstance(fields[key], Mapping):
+            fields[key] = {ANY_DEVICE: float(fields[key])}
     if isinstance(fields.get("pins"), str):
         fields["pins"] = (fields["pins"],)
     if "phase" in fields and isinstance(fields["phase"], str):

@@ -56,6 +56,8 @@ class OpGraph:
         pins: n tuples of device names, models or kinds, empty = any.
         time_keys: k names of devices, models or kinds.
         time_s: float64 [n, k], NaN where unmeasured.
+        fixed_s: float64 [n, k], of `time_s` what every part of an op takes in full, however small; 0 where unknown.
+            Not given, it is 0 throughout.
         tensor_producer, tensor_bytes: int64 [m]; producers never decrease.
         tensor_in_place: bool [m], whether it lies in bytes that its colocation group keeps; see `tensor_memory_bytes`.
         tensor_transfer_s: float64 [m], NaN where unmeasured.
@@ -96,8 +98,11 @@ class OpGraph:
     split_rows: tuple[tuple[SplitRow, ...], ...] = ()
     states: tuple[State, ...] = ()
     origin: Origin = UNKNOWN
+    fixed_s: FloatArray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.fixed_s is None or not self.fixed_s.any():  # of as many keys as `replace` gives times for
+            object.__setattr__(self, "fixed_s", np.zeros(self.time_s.shape))
         if not self.split_rows:
             object.__setattr__(self, "split_rows", ((),) * len(self.op_names))
         check_arrays(self)
@@ -131,7 +136,7 @@ class OpGraph:
         mirrored = [
             -1 if op.forward_of is None else lookup(index, op.forward_of, f"forward_of of op {op.name!r}") for op in ops
         ]
-        time_keys, time_s = _times(ops, name)
+        time_keys, time_s, fixed_s = _times(ops, name)
         parts = any(op.gradient_bytes or op.optimizer_bytes for op in ops)
         return OpGraph(
             name=name,
@@ -161,6 +166,7 @@ class OpGraph:
             split_rows=tuple(tuple(op.split_rows) for op in ops),
             states=tuple(states),
             origin=origin,
+            fixed_s=fixed_s,
         )
 
     def records(self) -> tuple[list[Op], list[Tensor]]:
@@ -174,6 +180,10 @@ class OpGraph:
         times = [
             {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds == seconds}
             for row in self.time_s.tolist()
+        ]
+        fixed = [
+            {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds}
+            for row in self.fixed_s.tolist()
         ]
         ops = [
             Op(
@@ -190,6 +200,7 @@ class OpGraph:
                 module=self.modules[i],
                 pins=self.pins[i],
                 time_s=times[i],
+                fixed_s=fixed[i],
                 parameter_bytes=parameters[i],
                 gradient_bytes=gradients[i],
                 optimizer_bytes=states[i],
@@ -373,6 +384,8 @@ class OpGraph:
                 digest.update(repr(value).encode())
         if (self.transfer_bytes != self.tensor_memory_bytes).any():  # sent from where it takes no memory
             digest.update(b"tensor_in_place" + self.tensor_in_place.tobytes())
+        if self.fixed_s.any():
+            digest.update(b"fixed_s" + self.fixed_s.tobytes())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -403,18 +416,23 @@ def _numbers(ops: list[Op]) -> dict[str, int]:
     return index
 
 
-def _times(ops: list[Op], name: str) -> tuple[tuple[str, ...], FloatArray]:
-    """`OpGraph.time_keys` and `OpGraph.time_s`."""
+def _times(ops: list[Op], name: str) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
+    """`OpGraph.time_keys`, `OpGraph.time_s` and `OpGraph.fixed_s`."""
     keys = tuple(sorted({key for op in ops for key in op.time_s}))
     check_time_keys(name, len(ops), len(keys))
     column = {key: j for j, key in enumerate(keys)}
     time_s = np.full((len(ops), len(keys)), np.nan)
+    fixed_s = np.zeros(time_s.shape)
     for i, op in enumerate(ops):
         for key, seconds in op.time_s.items():
             if seconds != seconds:
                 raise GraphError(f"op {op.name!r} has time_s on {key!r} = nan; leave an unmeasured time out.")
             time_s[i, column[key]] = amount(op.name, seconds, f"time_s on {key!r}")
-    return keys, time_s
+        for key, seconds in op.fixed_s.items():
+            if key not in op.time_s:
+                raise GraphError(f"op {op.name!r} has fixed_s on {key!r} and no time_s there; give both or neither.")
+            fixed_s[i, column[key]] = amount(op.name, seconds, f"fixed_s on {key!r}")
+    return keys, time_s, fixed_s
 
 
 def _transfer_times(tensors: list[Tensor]) -> FloatArray:

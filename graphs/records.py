@@ -57,6 +57,7 @@ class Op(_Kept):
         module: path of the module it came from, e.g. ``"encoder.layers.0.attn"``.
         pins: device names, models or kinds it may run on; empty means any.
         time_s: measured seconds by device name, model or kind (``"*"``: any device); overrides the cost model.
+        fixed_s: by the same names, the seconds of these that every part of the op takes in full, however small it is.
         parameter_bytes: of parameters and buffers, and of all that is kept and nothing else is known of.
         gradient_bytes: of the gradients of the parameters that the step trains.
         optimizer_bytes: of the state that the optimizer keeps between steps.
@@ -77,6 +78,7 @@ class Op(_Kept):
     module: str = ""
     pins: tuple[str, ...] = ()
     time_s: Mapping[str, float] = field(default_factory=dict)
+    fixed_s: Mapping[str, float] = field(default_factory=dict)
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0

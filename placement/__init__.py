@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphs.zoo import build
     from placement.comparison import Comparison, compare
     from placement.exporters.exporting import export
+    from placement.fitting import FitComparison, fit
     from placement.learning.training import Training, train
     from placement.measuring.executor import Executor
     from placement.measuring.profiling import profile
@@ -39,6 +40,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Executor",
+    "FitComparison",
     "MemoryEstimate",
     "OpGraph",
     "Result",
@@ -54,6 +56,7 @@ __all__ = [
     "compare_strategies",
     "estimate_memory",
     "export",
+    "fit",
     "load_graph",
     "optimize",
     "profile",
@@ -69,6 +72,7 @@ _HOME = {
     "Cluster": "env.cluster",
     "Comparison": "placement.comparison",
     "Executor": "placement.measuring.executor",
+    "FitComparison": "placement.fitting",
     "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
@@ -84,6 +88,7 @@ _HOME = {
     "compare_strategies": "placement.strategy_comparison",
     "estimate_memory": "placement.memory_estimate",
     "export": "placement.exporters.exporting",
+    "fit": "placement.fitting",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
     "profile": "placement.measuring.profiling",

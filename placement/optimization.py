@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
@@ -10,7 +11,7 @@ from env.problem import LATENCY
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.learning.by_name import learned
+from placement.learning.by_name import learned, proposer
 from placement.solving.methods import AUTO, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
@@ -40,8 +41,8 @@ def optimize(
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
     Strategies are searched where `method`, `objective` and `priority` have their defaults and ops of the graph have
-    split rows, as captured ones have. One device and the placements that ``"auto"`` finds for the graph as
-    it is are always candidates.
+    split rows, as captured ones have; also where `method` is a policy file that was trained to search them. One device
+    and the placements that ``"auto"`` finds for the graph as it is are always candidates.
 
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
@@ -83,9 +84,13 @@ def optimize(
 
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
-    plain = (method, objective, priority, scorer) == (AUTO, LATENCY, Priority.LONGEST_PATH.value, "simulate")
-    if strategy is None and plain and has_strategies(graph):
-        return best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
+    usual = (objective, priority, scorer) == (LATENCY, Priority.LONGEST_PATH.value, "simulate")
+    plain = usual and method == AUTO
+    if strategy is None and usual and has_strategies(graph):
+        propose = proposer(method)
+        if plain or propose is not None:
+            found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, propose)
+            return dataclasses.replace(found, method=method)
     asked = (
         strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)
     )

@@ -93,6 +93,12 @@ def test_device_map_is_loaded_by_transformers() -> None:
     assert output.splitlines()[-1] == "loaded in 2 places, same outputs: True"
 
 
+def test_the_models_to_fit_can_be_learned() -> None:
+    found = re.findall(r"loss ([\d.]+), after 60 updates ([\d.]+)", run("fit_models.py"))
+    assert len(found) == 2
+    assert all(float(last) < 0.75 * float(first) for first, last in found)
+
+
 @pytest.fixture(scope="module")
 def expected_losses() -> list[float]:
     """Of the transformer of the example, trained in this process."""
@@ -168,3 +174,19 @@ def test_train_llama_goes_on_with_other_processes_as_one_process_does(tmp_path: 
 def test_training_under_a_strategy_takes_40_lines() -> None:
     lines = (EXAMPLES / "train_llama.py").read_text(encoding="utf-8").partition('"""\n\nimport')[2].splitlines()
     assert 0 < sum(1 for line in lines if line.strip()) <= 40
+
+
+def test_three_methods_are_compared_in_20_lines() -> None:
+    output = run("compare_training_methods.py")
+    assert " reaches loss 0.6 first, in " in output
+    assert len(re.findall(r"loss 0\.[0-5]\d+, [\d.]+ ms", output)) == 3
+    source = (EXAMPLES / "compare_training_methods.py").read_text(encoding="utf-8")
+    lines = source.partition("torch.manual_seed(0)")[2].splitlines()  # all but one's own model
+    assert sum(1 for line in lines if line.strip()) <= 20
+
+
+def test_downpour_runs_on_two_processes() -> None:
+    output = run("downpour_two_processes.py", EXAMPLES)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) > 10
+    assert losses[-1] < 0.5 * losses[0]

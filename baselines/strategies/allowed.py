@@ -61,9 +61,9 @@ def check_flush(chunked: Derived, strategy: Strategy) -> None:
     if len(found):
         reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
         raise StrategyError(
-            f"strategy {strategy.text!r} begins backward passes before all forward passes are done, and op {reader!r} "
-            f"reads what {writer!r} makes of all samples of the batch; take the order {FLUSHING}, or leave out the "
-            "pipeline."
+            f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
+            f"{writer!r} makes of all samples of the batch, so no backward pass can begin before the last forward pass "
+            f"has ended; take the order {FLUSHING}, which waits for it, or leave out the pipeline."
         )
 
 

@@ -104,7 +104,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     again = recomputed(graph, strategy.recompute)
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
-    is_synchronised = strategy.statistics == "sync"
+    is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)

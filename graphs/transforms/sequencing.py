@@ -295,6 +295,7 @@ class _Barriers:
             forward_of=grown(graph.forward_of, -1),
             pins=(*graph.pins, *(graph.pins[i] for i in self.first_op.tolist())),
             time_s=np.concatenate([graph.time_s, np.full((k, len(graph.time_keys)), np.nan)]),
+            fixed_s=np.concatenate([graph.fixed_s, np.zeros((k, len(graph.time_keys)))]),
             tensor_producer=producer[row],
             tensor_bytes=np.concatenate([graph.tensor_bytes, np.zeros(extra, np.int64)])[row],
             tensor_in_place=np.concatenate([graph.tensor_in_place, np.zeros(extra, np.bool_)])[row],

@@ -56,19 +56,29 @@ class MeshRule:
         size: devices along it.
         sequence: of ``"tp"``: what it leaves whole is cut along the sequence (``sp`` in texts).
         modules: patterns of module paths; empty is the whole model.
+        tensor_modules: of ``"dp"``: patterns of module paths whose weights are cut, as along ``"tp"``, where the batch
+            of the others is (``tp on`` in texts).
         shares: of ``"dp"``: samples of each replica, in proportion; empty is as many for each.
 
     Raises:
-        StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``.
+        StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``; modules whose weights are
+            cut along another axis than ``"dp"``, or beside shares.
     """
 
     name: str
     size: int
     sequence: bool = False
     modules: tuple[str, ...] = ()
+    tensor_modules: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.tensor_modules and (self.name != "dp" or self.shares):
+            what = "uneven shares of the batch" if self.shares else "no batch to cut elsewhere"
+            raise StrategyError(
+                f"axis {self.name}{self.size} cuts weights in {', '.join(self.tensor_modules)} and has {what}; write "
+                "for example 'dp4 tp on head'."
+            )
         if self.shares and self.name != "dp":
             raise StrategyError(f"axis {self.name}{self.size} has shares, which only dp has: those of the batch.")
         if self.shares and (len(self.shares) != self.size or min(self.shares) < 1):
@@ -79,10 +89,12 @@ class MeshRule:
 
     def axis(self) -> Axis:
         """What `graphs.transforms.splitting.splitter` is told."""
-        return Axis(self.name, self.size, AXES[self.name], self.sequence, self.modules, shares=self.shares)
+        patterns = self.modules, self.tensor_modules
+        return Axis(self.name, self.size, AXES[self.name], self.sequence, *patterns, shares=self.shares)
 
     def __str__(self) -> str:
         where = f" on {'+'.join(self.modules)}" if self.modules else ""
+        where += f" tp on {'+'.join(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
         return f"{self.name}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
 
@@ -147,8 +159,17 @@ class Strategy:
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
                 f" example 'dp4 zero{self.zero}'."
             )
+        self._check_tensor_modules()
         self._check_names("devices", self.device_names, self.devices)
         self._check_names("cuts", self.cuts, self.virtual_stages - 1)
+
+    def _check_tensor_modules(self) -> None:
+        """Weights are cut along one axis."""
+        if any(rule.tensor_modules for rule in self.mesh) and any(rule.name == "tp" for rule in self.mesh):
+            raise StrategyError(
+                f"strategy {self.text!r} cuts weights along dp and along tp; write 'tp on' after dp, or an axis tp, not"
+                " both."
+            )
 
     def _check_names(self, what: str, names: tuple[str, ...], needed: int) -> None:
         """Each once, and as many as are needed."""
@@ -264,7 +285,7 @@ class Strategy:
         given = dict(values)
         try:
             rules = (dict(rule) for rule in given.pop("mesh", ()))
-            mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "shares")) for rule in rules)
+            mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "tensor_modules", "shares")) for rule in rules)
             return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
         except (TypeError, ValueError) as error:
             raise StrategyError(f"a strategy has a field that is none of its kind: {plain_reason(error)}.") from None

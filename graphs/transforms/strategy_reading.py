@@ -86,20 +86,30 @@ class _Reader:
             elif word[0] == "sp" and rule.name == "tp":
                 rule = replace(rule, sequence=True)
             elif word[0] == "on":
-                where = next(rest, None)
-                if where is None:
-                    raise self._unknown(word, ["on layers.*.mlp"])
                 self._once(word, f"modules of {rule.name}")
-                rule = replace(rule, modules=tuple(where[0].split("+")))
+                rule = replace(rule, modules=self._patterns(word, rest))
+            elif word[0] == "tp" and rule.name == "dp":
+                self._once(word, "modules whose weights dp cuts")
+                on = next(rest, None)
+                if on is None or on[0] != "on":
+                    raise self._unknown(on or word, ["tp on head" if on is None else "on head"])
+                rule = replace(rule, tensor_modules=self._patterns(on, rest))
             elif rule.name == "dp" and (given := _SHARES.fullmatch(word[0])):
                 self._once(word, "shares")
                 rule = replace(rule, shares=tuple(map(int, given[1].split(":"))))
             else:
-                options = {"dp": ["zero1", "zero2", "zero3", "shares=2:1", "on"], "tp": ["sp", "on"]}.get(
+                options = {"dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"], "tp": ["sp", "on"]}.get(
                     rule.name, ["on"]
                 )
                 raise self._unknown(word, options)
         return replace(strategy, mesh=(*strategy.mesh, rule), zero=zero)
+
+    def _patterns(self, on: re.Match[str], rest: Iterator[re.Match[str]]) -> tuple[str, ...]:
+        """The patterns of modules after the word ``on``."""
+        where = next(rest, None)
+        if where is None:
+            raise self._unknown(on, ["on layers.*.mlp"])
+        return tuple(where[0].split("+"))
 
     def _pipeline(self, strategy: Strategy, rest: Iterator[re.Match[str]]) -> Strategy:
         for word in rest:

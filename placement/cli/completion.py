@@ -34,6 +34,11 @@ SCORERS = ("simulate", "execute")
 GRANULARITIES = ("op", "module", "auto")
 OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
 TARGETS = ("device_map", "pipeline", "json", "torch", "accelerate", "deepspeed")
+FIT_METHODS = (
+    *("sync", "parameter_server", "downpour", "gossip", "elastic", "local_sgd", "diloco", "sandblaster", "pipedream"),
+    *("none", "qsgd", "one_bit", "top_k", "power_sgd", "sgd", "adagrad", "adam", "linear", "lars", "lamb"),
+    *("all", "first", "stale"),
+)
 TRAINING_PRESETS = ("default", "paper")
 
 

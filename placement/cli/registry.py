@@ -13,6 +13,7 @@ from placement.cli.commands.clusters import clusters
 from placement.cli.commands.compare import compare
 from placement.cli.commands.estimate import estimate
 from placement.cli.commands.export import export
+from placement.cli.commands.fit import fit
 from placement.cli.commands.models import models
 from placement.cli.commands.optimize import optimize
 from placement.cli.commands.profile import profile
@@ -40,6 +41,7 @@ EXAMPLES: dict[Callable[[Any], None], str] = {
     apply: "placement apply rnnlm --cluster local --dim batch=4",
     export: "placement export placement.json --to device_map",
     train: "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
+    fit: "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
 }  # every command, in the order of --help
 for command, example in EXAMPLES.items():
     app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(command))

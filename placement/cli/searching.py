@@ -15,6 +15,7 @@ ANSWER_FIELDS = (
     *("seed", "objective", "budget_s", "evaluations", "communication", "memory_fraction", "priority", "granularity"),
     *("train", "dim"),
 )
+_APPLIED = ("seed", "budget_s", "train", "dim")  # of these, what `placement apply` takes, too
 
 
 class HowToSearch:
@@ -45,6 +46,8 @@ def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
 def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
     """The command line that gives a result without searching strategies again, or the best single device instead.
 
+    A model on the devices of this machine is run by it, as far as `placement apply` has the options for that.
+
     Args:
         given: the options record of the command that searched.
     """
@@ -60,9 +63,21 @@ def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
     words["--strategy"] = strategy
     without = {"budget_s", "evaluations"} if strategy != "none" or method in HEURISTICS else set()
     told = [field for field in ANSWER_FIELDS if field not in without]
-    told += ["scorer"] if hasattr(given, "scorer") else []
-    words |= {option_of(f): getattr(given, f) for f in told if f == "seed" or not is_default(given, f)}
-    return command_line("optimize", [given.graph], words)
+    told = [field for field in told if field == "seed" or not is_default(given, field)]
+    is_run = _is_model_here(given) and set(told) <= set(_APPLIED)
+    if not is_run and hasattr(given, "scorer") and not is_default(given, "scorer"):
+        told.append("scorer")
+    words |= {option_of(field): getattr(given, field) for field in told}
+    return command_line("apply" if is_run else "optimize", [given.graph], words)
+
+
+def _is_model_here(given: Any) -> bool:
+    """Whether the graph is that of a model that can run, and the cluster this machine."""
+    from graphs.zoo import MODELS
+    from placement.inputs.functions import is_function
+    from placement.inputs.sources import LOCAL
+
+    return given.cluster == LOCAL and (given.graph in MODELS or is_function(given.graph))
 
 
 def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:

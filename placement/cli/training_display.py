@@ -23,7 +23,7 @@ def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[St
     def begin(session: Session) -> None:
         sessions.append(session)
         if session.resumed_from:
-            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} {session.samples_are} in.")
 
     if not is_terminal(sys.stderr):
         yield begin, None
@@ -48,16 +48,16 @@ def _table(session: Session, status: Status) -> RenderableType:
     table.add_column("graph")
     for header in ("best", "mean", "lower bound", "gap"):
         table.add_column(header, justify="right")
-    for label, best_s, mean_s, solver in zip(
-        session.labels, status.best_s, status.mean_s, session.solvers, strict=True
+    for label, best_s, mean_s, target in zip(
+        session.labels, status.best_s, status.mean_s, session.targets, strict=True
     ):
-        gap = "–" if best_s is None or session.is_measured else f"{relative_gap(best_s, solver.lower_bound_s):.1%}"
-        figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, solver.lower_bound_s)]
+        gap = "–" if best_s is None or not session.proves else f"{relative_gap(best_s, target.lower_bound_s):.1%}"
+        figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, target.lower_bound_s)]
         table.add_row(show(label), *figures, gap)
     update = status.update
     line = (
-        f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; entropy {update.entropy:.2f}, "
-        f"{update.feasible:.0%} fit; {_clock(status.left_s)} left"
+        f"{update.samples:,} {session.samples_are}, {status.samples_per_s:,.0f} a second; "
+        f"entropy {update.entropy:.2f}, {update.feasible:.0%} fit; {_clock(status.left_s)} left"
     )
     return Group(table, line)
 

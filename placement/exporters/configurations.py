@@ -147,7 +147,7 @@ def _irregular(strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         if rule.name not in ("dp", "tp") and rule.size > 1:
             yield f"there is no setting for {AXIS_NAMES[rule.name]} ({rule.name}{rule.size})"
-        if len(set(rule.shares)) > 1 or rule.modules:
+        if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"
 
 

@@ -49,6 +49,11 @@ def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
             yield f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need gradients weighed"
         if rule.modules and rule.name != "tp":
             yield f"{rule.name}{rule.size} is kept to some modules, and replicas of torch are whole models"
+        if rule.tensor_modules:
+            yield (
+                f"{rule.name}{rule.size} cuts weights in {', '.join(rule.tensor_modules)}, and replicas of torch are "
+                "whole models"
+            )
         if rule.sequence and rule.modules:
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
     sizes = {rule.name: rule.size for rule in strategy.mesh}

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from env.cluster import Cluster
+from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
-from placement.learning.learners.learner import Learner, Update
+from placement.learning.learners.learner import Best, LearnerState, Update
 from placement.learning.learners.threads import single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
@@ -84,16 +86,92 @@ class Files:
         return Files(policy, policy.with_name(f"{stem}.checkpoint"), results)
 
 
+class Target(Protocol):
+    """What a policy is trained on: one graph on one cluster, and what the best answer for it is as a result."""
+
+    @property
+    def graph(self) -> OpGraph:
+        """Which graph."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Which cluster."""
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No answer can have a smaller step time."""
+
+    def result(self, best: Any, attempt: Attempt) -> Result:
+        """The best answer of a learner, as one of its `best`, scored."""
+
+
+@dataclass(frozen=True)
+class PlacementTarget:
+    """A problem whose ops are placed.
+
+    Attributes:
+        solver: of the problem.
+        is_measured: its step times are measured, and not those of the cost model.
+    """
+
+    solver: Solver
+    is_measured: bool = False
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.solver.problem.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.solver.problem.cluster
+
+    @property
+    def lower_bound_s(self) -> float:
+        return self.solver.lower_bound_s
+
+    def result(self, best: Best, attempt: Attempt) -> Result:
+        """The best placement; it is a heuristic's where the policy found none that is better."""
+        found = Finding(best.plan, best.source if is_method(best.source) else attempt.method)
+        result = self.solver.result(found, attempt, as_given=self.is_measured)
+        return dataclasses.replace(result, note=measured_note(best.value_s, result)) if self.is_measured else result
+
+
+class Trainee(Protocol):
+    """What `Session` asks of a learner, of placements or of strategies."""
+
+    @property
+    def policy(self) -> Any:
+        """The policy being trained, which has a name."""
+
+    @property
+    def samples(self) -> int:
+        """Placements scored so far, or moves made."""
+
+    @property
+    def best(self) -> Sequence[Any]:
+        """P: the best answer of each problem so far, with its ``value_s``; None where none fits."""
+
+    def update(self) -> Update:
+        """Learn once."""
+
+    def state(self) -> LearnerState:
+        """The run as it stands."""
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on from there."""
+
+
 @dataclass
 class Session:
     """A training run between two updates (P problems).
 
     Attributes:
         run: what makes it this run and no other (see `Checkpoint`).
-        solvers: P, one for each problem of the learner.
+        targets: P, one for each problem of the learner.
         most_samples, most_s: it ends there; infinite without such a limit.
         command: for the record.
-        is_measured: step times are measured and not those of the cost model, so that bounds prove nothing.
+        samples_are: in words.
+        proves: step times are those of the cost model, so that one at its bound is proven optimal.
         curve: every update so far.
         interrupted: it was asked to stop.
         began_s: when this process took it up, by ``time.perf_counter``.
@@ -101,13 +179,14 @@ class Session:
     """
 
     run: Mapping[str, Any]
-    learner: Learner
-    solvers: Sequence[Solver]
+    learner: Trainee
+    targets: Sequence[Target]
     files: Files
     most_samples: float
     most_s: float
     command: str
-    is_measured: bool = False
+    samples_are: str = "placements"
+    proves: bool = True
     curve: list[Point] = field(default_factory=list)
     interrupted: bool = False
     began_s: float = field(default_factory=time.perf_counter)
@@ -131,9 +210,8 @@ class Session:
     @property
     def labels(self) -> tuple[str, ...]:
         """P: a name for each problem."""
-        problems = [solver.problem for solver in self.solvers]
-        one_cluster = len({problem.cluster.hash for problem in problems}) == 1
-        return tuple(p.graph.name if one_cluster else f"{p.graph.name} on {p.cluster.name}" for p in problems)
+        one_cluster = len({target.cluster.hash for target in self.targets}) == 1
+        return tuple(t.graph.name if one_cluster else f"{t.graph.name} on {t.cluster.name}" for t in self.targets)
 
     @property
     def best_s(self) -> tuple[float | None, ...]:
@@ -143,9 +221,9 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether there is nothing left to find: every best placement is proven optimal."""
-        if self.is_measured:
+        if not self.proves:
             return False
-        bounds = [solver.lower_bound_s * (1 + 1e-9) for solver in self.solvers]
+        bounds = [target.lower_bound_s * (1 + 1e-9) for target in self.targets]
         return all(s is not None and s <= bound_s for s, bound_s in zip(self.best_s, bounds, strict=True))
 
     def train(
@@ -198,7 +276,7 @@ class Session:
 
     def save_best(self, rewrite: bool = False) -> tuple[Result | None, ...]:
         """Write the best placements that are not on disk yet, or all of them; P results, None where none fits."""
-        return tuple(self._save_best(k, rewrite) for k in range(len(self.solvers)))
+        return tuple(self._save_best(k, rewrite) for k in range(len(self.targets)))
 
     def save_checkpoint(self) -> None:
         """Write the best placements and a checkpoint."""
@@ -210,19 +288,14 @@ class Session:
         best = self.learner.best[problem]
         if best is None or (best.value_s == self._written_s.get(problem) and not rewrite):
             return None
-        name = self.learner.policy.name
         attempt = Attempt(
-            name,
+            self.learner.policy.name,
             began_s=self.began_s - self.earlier_s,
             budget_s=self.most_s if math.isfinite(self.most_s) else None,
             evaluations=self.learner.samples,
             interrupted=self.interrupted,
         )
-        found = Finding(best.plan, best.source if is_method(best.source) else name)
-        result = self.solvers[problem].result(found, attempt, as_given=self.is_measured)
-        result = dataclasses.replace(result, command=self.command)
-        if self.is_measured:
-            result = dataclasses.replace(result, note=measured_note(best.value_s, result))
+        result = dataclasses.replace(self.targets[problem].result(best, attempt), command=self.command)
         result.save(self.files.results[problem])
         self._written_s[problem] = best.value_s
         return result
@@ -231,5 +304,5 @@ class Session:
         here_s = max(time.perf_counter() - self.began_s, 1e-9)
         rate = (self.learner.samples - self.resumed_from) / here_s
         left_s = min(self.most_s - self.seconds, (self.most_samples - self.learner.samples) / max(rate, 1e-9))
-        mean_s = tuple(self._mean_s.get(k) for k in range(len(self.solvers)))
+        mean_s = tuple(self._mean_s.get(k) for k in range(len(self.targets)))
         return Status(update, self.best_s, mean_s, rate, max(left_s, 0.0))

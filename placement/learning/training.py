@@ -7,7 +7,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
-from placement.learning.session import Files, Point, Session, Status
+from placement.learning.session import Files, PlacementTarget, Point, Session, Status
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
@@ -126,38 +126,48 @@ def train(
         OSError: `output` cannot be written.
     """
     check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
-    pairs = _pairs(graphs, clusters)
-    files = _files(output, len(pairs), log_dir)
+    pairs = pairs_of(graphs, clusters)
+    files = files_of(output, len(pairs), log_dir)
     trained = None if start_from is None else load_policy(start_from).policy.train()
     run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
+    is_measured = scorer != "simulate"
     solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
     problems = [solver.problem for solver in solvers]
     with single_threaded():
         learner = make_learner(
             policy, problems, seed, preset=preset, warm_start=warm_start, scorer=scorer, trained=trained
         )
-    if evaluations is None and budget_s is None:
-        budget_s = DEFAULT_TRAINING_S
+    most_samples, most_s = limits(evaluations, budget_s)
     session = Session(
         run=run,
         learner=learner,
-        solvers=solvers,
+        targets=[PlacementTarget(solver, is_measured) for solver in solvers],
         files=files,
-        most_samples=math.inf if evaluations is None else evaluations,
-        most_s=math.inf if budget_s is None else budget_s,
+        most_samples=most_samples,
+        most_s=most_s,
         command=command,
-        is_measured=scorer != "simulate",
+        proves=not is_measured,
     )
     if checkpoint is not None:
         session.resume(checkpoint)
     if begin is not None:
         begin(session)
     session.train(checkpoint_every_s, log_dir, progress)
-    return _finished(session)
+    found = finished(session, save_policy)
+    return replace(found, measured_s=session.best_s) if is_measured else found
 
 
-def _pairs(graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Cluster]) -> list[tuple[OpGraph, Cluster]]:
+def limits(evaluations: int | None, budget_s: float | None) -> tuple[float, float]:
+    """``(most samples, most seconds)`` of a run; the default time where neither is given."""
+    if evaluations is None and budget_s is None:
+        budget_s = DEFAULT_TRAINING_S
+    return math.inf if evaluations is None else evaluations, math.inf if budget_s is None else budget_s
+
+
+def pairs_of(
+    graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Cluster]
+) -> list[tuple[OpGraph, Cluster]]:
     """Every graph on every cluster."""
     pairs = [(graph, cluster) for graph in _listed(graphs) for cluster in _listed(clusters)]
     if not pairs:
@@ -167,7 +177,7 @@ def _pairs(graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Clu
     return pairs
 
 
-def _files(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
+def files_of(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
     """Files that the run writes, after a check that it can be written."""
     if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
         raise MissingPackageError("a log for TensorBoard", "tensorboard")
@@ -207,20 +217,24 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
-def _finished(session: Session) -> Training:
-    """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
+def finished(session: Session, save: Callable[[Path, Any, PolicyOrigin], None]) -> Training:
+    """Write what a session has made; its checkpoint goes, unless it is to be gone on with.
+
+    Args:
+        save: writes a policy file.
+    """
     results = session.save_best(rewrite=True)
     origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
         seed=session.run["seed"],
         samples=session.learner.samples,
-        graphs=tuple((solver.problem.graph.name, solver.problem.graph.hash) for solver in session.solvers),
-        clusters=tuple((solver.problem.cluster.name, solver.problem.cluster.hash) for solver in session.solvers),
+        graphs=tuple((target.graph.name, target.graph.hash) for target in session.targets),
+        clusters=tuple((target.cluster.name, target.cluster.hash) for target in session.targets),
         versions=versions(),
         command=session.command,
     )
-    save_policy(session.files.policy, session.learner.policy, origin)
+    save(session.files.policy, session.learner.policy, origin)
     if not session.interrupted:
         session.files.checkpoint.unlink(missing_ok=True)
     return Training(
@@ -228,14 +242,13 @@ def _finished(session: Session) -> Training:
         results=results,
         result_files=session.files.results,
         labels=session.labels,
-        lower_bounds_s=tuple(solver.lower_bound_s for solver in session.solvers),
+        lower_bounds_s=tuple(target.lower_bound_s for target in session.targets),
         samples=session.learner.samples,
         seconds=session.seconds,
         curve=tuple(session.curve),
         proven=session.proven,
         interrupted=session.interrupted,
         resumed_from=session.resumed_from,
-        measured_s=session.best_s if session.is_measured else (),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from env.cluster import Cluster
@@ -24,6 +25,7 @@ from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
 
 _IN_TURN, _IN_TURN_BYTES = 16, 64 << 20  # tensors that are given by turns, so that they are in no cache
 _MOST_BYTES = 256 << 20  # in all exchanges of a size
+_COMPUTED_BYTES = 16 << 20  # read and written between two exchanges: a few milliseconds, and more than a core's caches
 _CPU = torch.device("cpu")
 
 
@@ -89,9 +91,13 @@ def measured_collectives(cores: Sequence[int], sizes: Sequence[int], effort: Eff
         return ()
     store = new_store()
     found = run_workers(partial(_figures, port=store.port, sizes=tuple(sizes), effort=effort), cores)
+    means = {
+        (kind, ranks): np.mean([[figure.value for figure in part[kind, ranks]] for part in found[:ranks]], axis=0)
+        for kind, ranks in found[0]
+    }
     return tuple(
-        MeasuredCollective(kind, ranks, tuple(sizes), tuple(float(f"{figure.value:.4g}") for figure in figures))
-        for (kind, ranks), figures in found[0].items()
+        MeasuredCollective(kind, ranks, tuple(sizes), tuple(float(f"{seconds:.4g}") for seconds in column))
+        for (kind, ranks), column in means.items()
     )
 
 
@@ -152,19 +158,21 @@ def _parts(layout: PartLayout, dim: int, ranks: int) -> tuple[PartLayout, ...]:
 
 
 def exchange_s(collectives: Collectives, exchange: Exchange, rank: int, repeats: int) -> Figure:
-    """Seconds of an exchange of which each begins as soon as the one before is done. All its ranks call this."""
+    """Seconds of an exchange, on one of its ranks, between stretches of computing as in a step. All ranks call this.
+
+    Computing leaves other data in the caches, and the ranks come to the exchange a little apart: who is there first
+    waits, and has to wake up again.
+    """
     member = exchange.members[0]
     given = member.given(rank).local_shape
     n_bytes = member.whole.n_elements * 4
     n_tensors = max(2, min(_IN_TURN, _IN_TURN_BYTES // n_bytes))
     tensors = [torch.zeros(given) for _ in range(n_tensors)]
-    # Short ones follow each other, which no clock or late start of a rank disturbs.
-    in_a_row = max(1, min(20, (1 << 20) // n_bytes))
+    other_data = torch.zeros(_COMPUTED_BYTES // 4)
     samples = []
     for turn in range(min(repeats, max(5, _MOST_BYTES // n_bytes)) + 2):
+        other_data += 1.0
         start = time.perf_counter()
-        for number in range(in_a_row):
-            tensor = tensors[(turn * in_a_row + number) % n_tensors]
-            collectives.finish(collectives.start(exchange.number, (tensor,)))
-        samples.append((time.perf_counter() - start) / in_a_row)
+        collectives.finish(collectives.start(exchange.number, (tensors[turn % n_tensors],)))
+        samples.append(time.perf_counter() - start)
     return Figure.of(samples[2:])

@@ -23,8 +23,8 @@ class Stretch:
     """A stretch of a run.
 
     Attributes:
-        what: ``"op"``, ``"receive"``, ``"send"`` or ``"expect"``.
-        number: of the op; of a transfer its tag.
+        what: ``"op"``, ``"receive"``, ``"send"``, ``"expect"`` or ``"sum"``, adding up what micro-batches made.
+        number: of the op; of a transfer its tag; of a sum its tensor's.
         start_s, end_s: by the host's clock.
     """
 
@@ -40,8 +40,7 @@ class ClockedRoutine:
 
     Attributes:
         run: as `Routine.run`; what it returns ends with the readings: two before the first op, one after each span.
-        labels: what each reading but the first two comes after: ``("op", number)``, or
-            ``("receive" | "send" | "expect", tag)``.
+        labels: what each reading but the first two comes after: `Stretch.what` and its number.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -113,7 +112,7 @@ def _with_readings(routine: Routine, read: Callable[[], Any]) -> tuple[fx.GraphM
 def _label(node: fx.Node) -> tuple[str, int] | None:
     if node.target in (receive, send, expect):
         return node.target.__name__, int(node.args[1])  # type: ignore[arg-type]
-    return ("op", node.meta["op"]) if "op" in node.meta else None
+    return next(((what, node.meta[what]) for what in ("op", "sum") if what in node.meta), None)
 
 
 def _ends(calls: Sequence[fx.Node]) -> dict[fx.Node, tuple[str, int]]:

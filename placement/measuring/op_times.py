@@ -31,9 +31,11 @@ from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
+from placement.runtime.sharded.in_parts import Nobody, StepInParts
 
 Times = dict[int, list[float]]  # op -> seconds in each step
 _LR = 1e-6
+_MOST_ALONE = 10  # steps while the others rest
 
 # As a training script makes them: torch's own choice between its implementations. By the names that capture knows.
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -54,11 +56,18 @@ class MeasuredStep:
         ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
         step_s: each whole step of these ops, run without readings.
         around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
+        fixed: op -> of ``ops`` what each part of it takes in full, in each step; where that was measured.
+        around_fixed: the same of ``around``.
+        alone: op -> seconds in each of some more steps in which the other workers rest; empty where nobody else is, or
+            this worker is one that rests.
     """
 
     ops: Times
     step_s: list[float]
     around: Times
+    fixed: Times
+    around_fixed: Times
+    alone: Times
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +102,9 @@ def op_times(
         functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
     )
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
-    turns = _Turns(layout, routine, _values(step, layout, routine), place)
+    parts = StepInParts.of(layout.step)
+    routines = [routine] if parts is None else [routine, parts.routine]
+    turns = _Turns(layout, routine, parts, _values(step, layout, routines), place)
 
     def barrier() -> None:
         if worker is not None:
@@ -102,41 +113,61 @@ def op_times(
     exchange = (lambda seconds: [seconds]) if worker is None else worker.all_gather
 
     def tell(now: StepProgress) -> None:
-        report(replace(now, done=2 * now.done, expected=2 * now.expected))  # a turn runs the step twice
+        runs = 1 + len(routines)  # a turn runs the step as it is, and each of these with readings
+        report(replace(now, done=runs * now.done, expected=runs * now.expected))
 
     step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
     steps = len(step_s) - warm_up
     around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
+    around_fixed: Times = {}
     if program.train:
-        around |= update_times_s(_updates(step, turns.given), step.optimizer, place, steps, barrier)
-    return MeasuredStep(turns.op_times_s(warm_up), step_s[warm_up:], around)
+        updates = _updates(step, turns.given)
+        around |= update_times_s(updates, step.optimizer, place, steps, barrier)
+        smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updates]
+        around_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
+    ops, fixed = turns.op_times_s(warm_up)
+    alone: Times = {}
+    if worker is not None and worker.size > 1:
+        barrier()
+        if worker.rank == 0:
+            alone = turns.more_times_s(min(steps, _MOST_ALONE))
+        barrier()
+    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed, alone)
 
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of one routine: each turn plain, and with readings of each clock; ``values``: states and inputs."""
+    """Runs of a step: each turn plain, and with readings of each clock, whole and in parts.
+
+    ``values``: states and inputs.
+    """
 
     layout: DeviceLayout
     routine: Routine
+    parts: StepInParts | None
     values: Mapping[Key, Any]
     place: torch.device
 
     def __post_init__(self) -> None:
         clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
-        self._clocked: list[tuple[ClockedRoutine, Callable[[Any, Any], float]]] = [
-            (clocked(self.routine, read), between) for read, between in clocks
-        ]
+
+        def read_by_all(routine: Routine) -> list[tuple[ClockedRoutine, Callable[[Any, Any], float]]]:
+            return [(clocked(routine, read), between) for read, between in clocks]
+
+        self._whole = read_by_all(self.routine)
+        self._parts = [] if self.parts is None else read_by_all(self.parts.routine)
         self._rows: list[dict[int, float]] = []
+        self._fixed: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
 
-    def taken(self) -> list[Any]:
+    def taken(self, routine: Routine) -> list[Any]:
         """The arguments of one run; what is drawn for it, the run may overwrite."""
         drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout.step).items()}
-        return [drawn[key] if key in drawn else self.values[key] for key in self.routine.takes]
+        return [drawn[key] if key in drawn else self.values[key] for key in routine.takes]
 
     def plain(self) -> float:
         """Run without readings; returns how many seconds it took."""
-        taken = self.taken()
+        taken = self.taken(self.routine)
         synchronise(self.place)
         start = time.perf_counter()
         given = self.routine.run(None, *taken)
@@ -148,24 +179,42 @@ class _Turns:
     def take(self) -> float:
         """One turn; returns how many seconds the run without readings took."""
         step_s = self.plain()
+        self._rows.append(self._read(self._whole, self.routine, None))
+        if self.parts is not None:
+            cut = self._read(self._parts, self.parts.routine, None, Nobody())
+            self._fixed.append(self.parts.fixed_s(self._rows[-1], cut))
+        return step_s
+
+    def _read(
+        self, codes: list[tuple[ClockedRoutine, Callable[[Any, Any], float]]], routine: Routine, *others: Any
+    ) -> dict[int, float]:
+        """The seconds of each op in one run by each clock; ``others``: what the code talks to."""
         row: dict[int, float] = {}
-        for code, between in self._clocked:
-            taken = self.taken()
+        for code, between in codes:
+            taken = self.taken(routine)
             synchronise(self.place)
-            readings = code.run(None, *taken)[len(self.routine.gives) :]
+            readings = code.run(*others, *taken)[len(routine.gives) :]
             synchronise(self.place)
             # A GPU's op takes as long as the kernel, or as the host needs to launch it.
             for op, seconds in code.seconds(readings, between).items():
                 row[op] = max(seconds, row.get(op, 0.0))
-        self._rows.append(row)
-        return step_s
+        return row
 
-    def op_times_s(self, warm_up: int) -> Times:
-        """By op, of every turn but the first ones."""
-        return {op: [row[op] for row in self._rows[warm_up:]] for op in self._rows[0]}
+    def more_times_s(self, steps: int) -> Times:
+        """By op, of so many more runs of the whole."""
+        rows = [self._read(self._whole, self.routine, None) for _ in range(steps)]
+        return {op: [row[op] for row in rows] for op in rows[0]}
+
+    def op_times_s(self, warm_up: int) -> tuple[Times, Times]:
+        """By op, of every turn but the first ones: its time, and the fixed part of that."""
+        times, fixed = (
+            {op: [row[op] for row in rows[warm_up:]] for op in (rows[0] if rows else ())}
+            for rows in (self._rows, self._fixed)
+        )
+        return times, fixed
 
 
-def _values(step: StepToMeasure, layout: DeviceLayout, routine: Routine) -> dict[Key, Any]:
+def _values(step: StepToMeasure, layout: DeviceLayout, routines: Sequence[Routine]) -> dict[Key, Any]:
     """States and inputs; states that the step writes are copies, so that the user's stay as they are."""
     program, (place,) = step.program, layout.places
     written = set(layout.step.state_writes.values())
@@ -173,7 +222,7 @@ def _values(step: StepToMeasure, layout: DeviceLayout, routine: Routine) -> dict
     copies: dict[int, torch.Tensor] = {}  # tied states stay one
     tensors = NamedTensors(step.model)
     found: dict[Key, Any] = {}
-    for kind, name in routine.takes:
+    for kind, name in dict.fromkeys(key for routine in routines for key in routine.takes):
         if kind == "input":
             found[kind, name] = as_captured(step.inputs[name], program.trace.arguments[name], place)
         elif kind == "state":

@@ -34,16 +34,19 @@ class Profile:
     """Measured op times (n ops, k models or kinds of devices).
 
     Attributes:
-        graph: with the medians in ``time_s``.
+        graph: with the medians in ``time_s``, and in ``fixed_s`` what of it every part of an op takes in full.
         spread_s: float64 [n, k] like ``graph.time_s``: the middle half of an op's times lies within this much.
         step_s: by key of ``graph.time_keys`` the measured time of the whole step on one such device, without updates.
         steps: by key, how many times each median is of.
+        alone: float64 [n, k]: an op's time while the other devices of its kind rest, over that while they compute; 1
+            where that was not measured.
     """
 
     graph: OpGraph
     spread_s: FloatArray
     step_s: Mapping[str, float]
     steps: Mapping[str, int]
+    alone: FloatArray
 
     def typical_spread(self, key: str) -> float:
         """Median over the ops of their spread, relative to their time."""
@@ -130,6 +133,7 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
     """
     keys = tuple(sorted(measured))
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))
+    fixed_s, alone = np.zeros(time_s.shape), np.ones(time_s.shape)
     step_s, steps = {}, {}
     for column, key in enumerate(keys):
         whole = [seconds for part in measured[key] for seconds in part.step_s]
@@ -142,7 +146,16 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
             parts = [(times[op], factor) for times, factor in ((own, scale), (around, 1.0)) if op in times]
             time_s[op, column] = round(sum(statistics.median(samples) * factor for samples, factor in parts), 10)
             spread_s[op, column] = round(sum(spread(samples) * factor for samples, factor in parts), 10)
-    return Profile(dataclasses.replace(graph, time_keys=keys, time_s=time_s), spread_s, step_s, steps)
+        for op, samples in measured[key][0].alone.items():
+            together_s = statistics.median(measured[key][0].ops[op])
+            alone[op, column] = statistics.median(samples) / together_s if together_s else 1.0
+        fixed = _pooled([part.fixed for part in measured[key]]), _pooled([part.around_fixed for part in measured[key]])
+        for times, factor in zip(fixed, (scale, 1.0), strict=True):
+            for op, samples in times.items():
+                seconds = round(statistics.median(samples) * factor, 10)
+                fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
+    found = dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s)
+    return Profile(found, spread_s, step_s, steps, alone)
 
 
 def _pooled(parts: Sequence[Times]) -> Times:

@@ -24,7 +24,7 @@ from placement.processes.progress import Report, StepProgress, tell_nobody
 
 _LOOK_S = 0.5  # between two looks at how the processes are
 _REPORT_S = 0.1  # between two reports: each takes time from what is measured
-_ANSWER, _FAILURE, _REPORT = "answer", "failure", "report"
+_ANSWER, FAILURE, _REPORT, ENDED = "answer", "failure", "report", "ended"
 
 
 class WorkerEndedError(Exception):
@@ -73,13 +73,17 @@ class Parent:
             self._reported_s = now
             self._send(_REPORT, progress)
 
+    def say(self, content: Any) -> None:
+        """Tell something at once, as often as there is something."""
+        self._send(_REPORT, content)
+
     def answer(self, found: Any) -> None:
         """Give what this process was asked for."""
         self._send(_ANSWER, found)
 
     def fail(self, sentence: str) -> None:
         """Say why there is no answer."""
-        self._send(_FAILURE, sentence)
+        self._send(FAILURE, sentence)
 
     def _send(self, kind: str, content: Any) -> None:
         with suppress(ConnectionError):  # it has ended, and this process will
@@ -105,6 +109,7 @@ class Workers:
 
     def __init__(self) -> None:
         self._started: list[tuple[_Process, Connection]] = []
+        self._silent: set[int] = set()  # those whose end was heard of
 
     @classmethod
     def forked(cls, lives: Sequence[Callable[[Parent], None]]) -> Workers:
@@ -206,7 +211,7 @@ class Workers:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 kind, content = self._heard(rank_of[pipe])
-                if kind == _FAILURE:
+                if kind == FAILURE:
                     raise WorkerFailedError(content)
                 if kind == _REPORT:
                     report(content)
@@ -221,6 +226,26 @@ class Workers:
                 looked_s = time.monotonic()
                 look()
         return [answers[rank] for rank in range(len(self._started))]
+
+    def hear(self, limit_s: float) -> list[tuple[int, str, Any]]:
+        """What has been said within a time, or before: rank, kind and content, each rank's in order.
+
+        Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code.
+        """
+        rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in self._silent}
+        if not rank_of:
+            time.sleep(limit_s)
+        heard: list[tuple[int, str, Any]] = []
+        for pipe in wait(list(rank_of), limit_s):
+            assert isinstance(pipe, Connection)
+            rank = rank_of[pipe]
+            try:
+                while pipe.poll():
+                    heard.append((rank, *self._heard(rank)))
+            except WorkerEndedError as error:
+                self._silent.add(rank)
+                heard.append((rank, ENDED, error.code))
+        return heard
 
     def join(self) -> None:
         """Wait for the processes to end by themselves.

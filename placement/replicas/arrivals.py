@@ -1,24 +1,102 @@
-"""Whom an update waits for: all workers, the first N of them, or none that is not too far behind."""
+"""Whom an update of a parameter server waits for: all workers, the first N, or none that is not too far behind."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
-class WaitForAll:
-    """An update waits for every worker (exchanges that never wait do not read this)."""
+class _Fresh:
+    """An update takes so many gradients at the current weights; sub-classes say how many."""
+
+    def share(self, workers: int) -> int:
+        """How many of them."""
+        raise NotImplementedError
+
+    def least(self, workers: int) -> int:
+        """As many."""
+        return self.share(workers)
+
+    def is_taken(self, read: int, now: int) -> bool:
+        """At the current weights only."""
+        return read == now
+
+    def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
+        """Those who wait, once they are enough."""
+        return waiting if len(waiting) >= self.share(workers) else set()
 
 
 @dataclass(frozen=True)
-class FirstOf:
-    """An update takes the first gradients; those of the slowest `extra` workers are dropped (Chen et al. 2016)."""
+class WaitForAll(_Fresh):
+    """An update waits for every worker."""
+
+    def refuse(self, workers: int) -> str | None:
+        """Never."""
+        return None
+
+    def share(self, workers: int) -> int:
+        """All."""
+        return workers
+
+
+@dataclass(frozen=True)
+class FirstOf(_Fresh):
+    """An update takes the first N of N + b gradients; later ones are dropped.
+
+    Backup workers: Chen et al. 2016, "Revisiting distributed synchronous SGD", algorithms 3 and 4. Who comes too late
+    begins its next step with the current weights.
+
+    Attributes:
+        extra: b, how many of the workers are backups. 0 waits for all.
+    """
 
     extra: int = 1
+
+    def refuse(self, workers: int) -> str | None:
+        """A number that leaves no worker."""
+        if 0 <= self.extra < workers:
+            return None
+        return (
+            f"first:extra={self.extra} is out of range: of {workers} workers, 0 to {workers - 1} can be backups; "
+            "choose fewer."
+        )
+
+    def share(self, workers: int) -> int:
+        """N."""
+        return workers - self.extra
 
 
 @dataclass(frozen=True)
 class BoundedStaleness:
-    """No worker begins a step while another is more than `bound` steps behind (Ho et al. 2013)."""
+    """A worker begins no step that is more than `bound` steps ahead of one that another has still to finish.
+
+    Stale synchronous parallel: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel
+    parameter server". Each gradient counts as its share of a global batch, at once; with a bound of 0 all gradients of
+    a step are one update, as with all-reduce.
+
+    Attributes:
+        bound: of the staleness, in steps.
+    """
 
     bound: int = 4
+
+    def refuse(self, workers: int) -> str | None:
+        """A bound below 0."""
+        return None if self.bound >= 0 else f"stale:bound={self.bound} is out of range; choose 0 or more."
+
+    def share(self, workers: int) -> int:
+        """All."""
+        return workers
+
+    def least(self, workers: int) -> int:
+        """One: a lost worker is waited for no more."""
+        return 1
+
+    def is_taken(self, read: int, now: int) -> bool:
+        """Always."""
+        return True
+
+    def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
+        """Those who are not too far ahead of the slowest."""
+        slowest = min(steps.values())
+        return {worker for worker in waiting if steps[worker] - slowest <= self.bound}

@@ -38,6 +38,8 @@ class FitRun:
         staleness: mean over updates, in updates.
         points: the curve, in order of time.
         trace: who read which version, in order of time.
+        largest_batch: samples of an update beyond which more no longer help, by the diversity of gradients; None where
+            no two workers' gradients were taken at equal weights, or their mean is lost in the noise.
         note: what else is to be said, one sentence; "" for nothing.
     """
 
@@ -50,4 +52,5 @@ class FitRun:
     staleness: float
     points: tuple[CurvePoint, ...]
     trace: tuple[ReadVersion, ...]
+    largest_batch: float | None = None
     note: str = ""

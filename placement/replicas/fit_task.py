@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+
+from placement.replicas.requests import Portion
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+
+_MOST_EPOCHS = 8  # whose orders are kept, for workers that are not all in one epoch
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@contextmanager
+def drawing(seed: int, worker: int, step: int) -> Iterator[None]:
+    """Random numbers of the model, dropout say, that depend on these alone; torch's own go on as if nothing was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed * 1_000_003 + worker) * 1_000_003 + step)
+        yield
 
 
 @dataclass(frozen=True)
@@ -72,22 +88,53 @@ class FitTask:
         named = dict(self.model.named_parameters())
         return torch.cat([named[name].detach().reshape(-1).float() for name in self.layout.names])
 
-    def gradient(self, weights: Tensor, samples: Tensor) -> tuple[float, Tensor]:
-        """The mean loss over samples by number, and its gradient, float32 [n]."""
+    def loss_at(self, weights: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+        """The mean loss, a scalar, of samples [b, ...] at weights, float32 [n]; differentiable."""
+        values = dict(zip(self.layout.names, self.layout.views(weights), strict=True))
+        if self.batch_norms:  # what forward passes write to them is left
+            values |= {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        return self.loss(torch.func.functional_call(self.model, values, batch))
+
+    def gradient(
+        self, weights: Tensor, samples: Tensor, backward_weights: Tensor | None = None
+    ) -> tuple[float, Tensor]:
+        """The mean loss over samples by number, and its gradient, float32 [n]; both 0 where there are none.
+
+        Where the backward pass reads other weights than the forward pass, the result is the gradient of no function.
+        """
+        if not len(samples):
+            return 0.0, torch.zeros_like(weights)
         leaf = weights.detach().clone().requires_grad_()
-        value = self._loss_at(leaf, tuple(each[samples] for each in self.data))
+        with nullcontext() if backward_weights is None else _read_later(leaf, backward_weights):
+            value = self.loss_at(leaf, tuple(each[samples] for each in self.data))
         (gradient,) = torch.autograd.grad(value, leaf)
         return float(value.detach()), gradient
 
     def held_out_loss(self, weights: Tensor) -> float:
-        """The loss over the held-out samples, in evaluation mode."""
+        """The loss over the held-out samples, in evaluation mode; batch norm normalizes by these samples themselves."""
         was = self.model.training
         self.model.eval()
+        for each in self.batch_norms:
+            each.train()
         try:
             with torch.no_grad():
-                return float(self._loss_at(weights, self.held_out))
+                return float(self.loss_at(weights, self.held_out))
         finally:
             self.model.train(was)
+
+    def samples_of(self, asked: Tensor | Portion | None, worker: int, workers: int, step: int) -> Tensor:
+        """int64: the samples of a `Compute`."""
+        match asked:
+            case None:
+                return self.samples(worker, workers, step)
+            case Portion(number, count):
+                return self.portion(number, count)
+        return asked
+
+    def portion(self, number: int, count: int) -> Tensor:
+        """int64: the samples of one of `count` almost equal portions of all, in their order."""
+        total = len(self.data[0])
+        return torch.arange(number * total // count, (number + 1) * total // count)
 
     def samples(self, worker: int, workers: int, step: int) -> Tensor:
         """int64 [batch]: the samples of a worker's mini-batch number `step`.
@@ -101,14 +148,35 @@ class FitTask:
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:
+            if len(self._orders) == _MOST_EPOCHS:
+                del self._orders[next(iter(self._orders))]
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._orders[epoch] = torch.randperm(len(self.data[0]), generator=generator)
         return self._orders[epoch]
 
     @cached_property
+    def batch_norms(self) -> tuple[nn.Module, ...]:
+        """Modules that normalize by the batch; their running statistics are neither kept nor used."""
+        return tuple(each for each in self.model.modules() if isinstance(each, BATCH_NORMS))
+
+    @cached_property
     def _orders(self) -> dict[int, Tensor]:
         return {}
 
-    def _loss_at(self, weights: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
-        values = dict(zip(self.layout.names, self.layout.views(weights), strict=True))
-        return self.loss(torch.func.functional_call(self.model, values, batch))
+
+def _read_later(leaf: Tensor, replacement: Tensor) -> AbstractContextManager[None]:
+    """What autograd keeps of `leaf` and its views comes from `replacement`, of the same shape, when it is needed."""
+    memory = leaf.untyped_storage().data_ptr()
+
+    source = replacement.detach().clone()
+
+    def packed(kept: Tensor) -> Callable[[], Tensor]:
+        if kept.untyped_storage().data_ptr() != memory:
+            return lambda: kept
+        where = (kept.shape, kept.stride(), kept.storage_offset())
+        return lambda: source.as_strided(*where)
+
+    def unpacked(read: Callable[[], Tensor]) -> Tensor:
+        return read()
+
+    return torch.autograd.graph.saved_tensors_hooks(packed, unpacked)

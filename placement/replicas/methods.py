@@ -11,14 +11,52 @@ from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
+from placement.replicas.batch_rules.lamb import Lamb
+from placement.replicas.batch_rules.lars import Lars
+from placement.replicas.batch_rules.scaling import LinearScaling
 from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
+from placement.replicas.compressions.one_bit import OneBit
+from placement.replicas.compressions.power_sgd import PowerSgd
+from placement.replicas.compressions.qsgd import Qsgd
+from placement.replicas.compressions.top_k import TopK
 from placement.replicas.compressions.uncompressed import Uncompressed
+from placement.replicas.exchanges.diloco import DiLoCo
+from placement.replicas.exchanges.downpour import Downpour
+from placement.replicas.exchanges.elastic import ElasticAveraging
+from placement.replicas.exchanges.gossip import Gossip
+from placement.replicas.exchanges.local_sgd import LocalSgd
+from placement.replicas.exchanges.parameter_server import ParameterServer
+from placement.replicas.exchanges.pipedream import PipeDream
+from placement.replicas.exchanges.sandblaster import Sandblaster
 from placement.replicas.exchanges.synchronous import Synchronous
 from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
 
-EXCHANGES: Mapping[str, type] = {"sync": Synchronous}
-COMPRESSIONS: Mapping[str, type] = {"none": Uncompressed}
-BATCH_RULES: Mapping[str, type] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+EXCHANGES: Mapping[str, type] = {
+    "sync": Synchronous,
+    "parameter_server": ParameterServer,
+    "downpour": Downpour,
+    "gossip": Gossip,
+    "elastic": ElasticAveraging,
+    "local_sgd": LocalSgd,
+    "diloco": DiLoCo,
+    "sandblaster": Sandblaster,
+    "pipedream": PipeDream,
+}
+COMPRESSIONS: Mapping[str, type] = {
+    "none": Uncompressed,
+    "qsgd": Qsgd,
+    "one_bit": OneBit,
+    "top_k": TopK,
+    "power_sgd": PowerSgd,
+}
+BATCH_RULES: Mapping[str, type] = {
+    "sgd": Sgd,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "linear": LinearScaling,
+    "lars": Lars,
+    "lamb": Lamb,
+}
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
 # Of each part of a method: the names it may have, and which of them it has where the text names none.
 PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
@@ -47,7 +85,7 @@ class FitMethod:
 
     @classmethod
     def parse(cls, text: str) -> FitMethod:
-        """The method that a text names.
+        """The method that a text names. An arrival rule without an exchange means a parameter server.
 
         Raises:
             UnknownNameError: a part that there is not.
@@ -66,6 +104,8 @@ class FitMethod:
             if kind in made:
                 raise FitError(f"method {text!r} names two parts of one kind, {name!r} the second; leave one out.")
             made[kind] = _part(PARTS[kind][0][name], name, options, text)
+        if "arrival" in made:  # takes a server
+            made.setdefault("exchange", ParameterServer())
         return cls(**{kind: names[default]() for kind, (names, default) in PARTS.items()} | made)
 
     @property

@@ -2,6 +2,11 @@
 
 A participant is a generator. It yields requests, and gets their answers sent back. `virtual/` carries requests out in
 virtual time, `real/` in processes of torch.distributed; an exchange is written once and knows neither.
+
+Participants may die; what is posted to a dead one is dropped. Each of the others gets a `Message` with the tag `LOST`,
+after all that the dead one sent; only a `Receive` from anyone takes it, whatever its tag. A `Receive` from the dead one
+that nothing is left for, and a collective with it, throw `ParticipantLost` into the generator; where it is not caught,
+the run ends with its sentence.
 """
 
 from __future__ import annotations
@@ -10,8 +15,32 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphs.errors import FitError
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+LOST = "lost"
+
+
+class ParticipantLost(FitError):
+    """A participant died that another one cannot go on without.
+
+    Attributes:
+        number: of the dead one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"participant {number} was lost, and this method does not go on without it; start it again.")
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Of all training samples in their order, the part `number` of `count` almost equal ones."""
+
+    number: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -21,12 +50,14 @@ class Compute:
     Attributes:
         weights: float32 [n], all weights, flat.
         version: how many updates these weights have seen; kept in the trace.
-        samples: int64 [b], numbers of the samples; None takes the worker's next mini-batch.
+        samples: int64 [b], numbers of the samples, or a portion of all; None takes the worker's next mini-batch.
+        backward_weights: float32 [n], those that the backward pass reads where they are others than the forward's.
     """
 
     weights: Tensor
     version: int
-    samples: Tensor | None = None
+    samples: Tensor | Portion | None = None
+    backward_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +76,7 @@ class Post:
     Attributes:
         to: number of the participant.
         tag: what the message is, a word.
-        tensors: what is sent. Their bytes are what the transfer takes.
+        tensors: what is sent; copied before the answer. Their bytes are what the transfer takes.
         version: a number that goes with it.
     """
 
@@ -70,7 +101,7 @@ class Receive:
     """The next message. Answered by a `Message`; messages of one sender arrive in the order in which they were sent.
 
     Attributes:
-        tag: only messages of this tag; None: any.
+        tag: only messages of this tag; None: any. `LOST` comes with any.
         sender: only messages of this participant; None: any.
         wait: False is answered by None where no such message has arrived.
     """
@@ -110,15 +141,21 @@ class Updated:
     Attributes:
         version: how many updates there are now, this one included.
         staleness: updates between the reading of the weights that the gradient was taken at and this one; 0 if none.
+            None: no update of that model, but of a worker's own copy, or none at all; it does not count.
         weights: float32 [n], the model that the method would hand over now; None: no model, another participant
             tells it. The engine evaluates it now and then, and ends the run once it is good enough.
-        part: of how many participants that each update a part of the model this is one; a shard of two has 0.5.
+        part: how much of the weights is updated: 0.5 by a shard of two, 0 where the model was only read.
     """
 
     version: int
-    staleness: float = 0.0
+    staleness: float | None = 0.0
     weights: Tensor | None = None
     part: float = 1.0
+
+
+def told(version: int, weights: Tensor) -> Updated:
+    """The model as a participant has read or put it together, which is no update."""
+    return Updated(version, None, weights, part=0.0)
 
 
 @dataclass(frozen=True)

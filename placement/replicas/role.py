@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,7 +51,12 @@ class Compressor:
         return tensors[0]
 
     def mean(self, values: Tensor, group: tuple[int, ...]) -> Generator[Request, Any, Tensor]:
-        """The mean of the group's values, as every member gets it: equal to the last bit in all of them."""
+        """The mean of the group's values, as every member gets it: equal to the last bit in all of them.
+
+        A group of one sends nothing, and loses nothing.
+        """
+        if len(group) == 1:
+            return values
         messages = yield AllGather(self.encode(values), group)
         total = torch.zeros_like(values)
         for message in messages:
@@ -62,12 +67,36 @@ class Compressor:
 class Compression(Protocol):
     """How gradients become smaller on the wire. A frozen record."""
 
-    def compressor(self, layout: WeightLayout, generator: torch.Generator) -> Compressor:
-        """One for a sender; `generator` is its own."""
+    def compressor(self, layout: WeightLayout, generator: torch.Generator, number: int) -> Compressor:
+        """One for the participant of this number; `generator` is its own."""
 
 
 class ArrivalRule(Protocol):
-    """Whom an update waits for. A frozen record, which exchanges read."""
+    """Whom an update of a parameter server waits for. A frozen record.
+
+    The server adds up gradients that are taken. Once it hands weights out again, their sum over `share` is one update.
+    """
+
+    def refuse(self, workers: int) -> str | None:
+        """One sentence where numbers are out of range; None where all is well."""
+
+    def share(self, workers: int) -> int:
+        """How many gradients make up a global batch."""
+
+    def least(self, workers: int) -> int:
+        """The fewest living workers that it goes on with."""
+
+    def is_taken(self, read: int, now: int) -> bool:
+        """Whether a gradient at weights of version `read` counts when the server's have version `now`."""
+
+    def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
+        """Which workers get weights now, and with them their next step.
+
+        Args:
+            waiting: those whose gradient was taken and who wait for weights.
+            steps: of each living worker, how many gradients of it have arrived.
+            workers: how many began.
+        """
 
 
 class ExchangeRule(Protocol):
@@ -137,4 +166,4 @@ class Role:
 
     def compressor(self) -> Compressor:
         """The compression at work for what this participant sends."""
-        return self.method.compression.compressor(self.layout, self.generator())
+        return self.method.compression.compressor(self.layout, self.generator(), self.number)

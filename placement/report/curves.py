@@ -1,4 +1,4 @@
-"""Curves over numbers of devices as SVG; colours come from the page's style sheet."""
+"""Curves over an axis, numbers of devices or time, as SVG; colours come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from html import escape
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 26, 34
 MOST_TICKS = 16
+_Place = Callable[[float], float]
+_Words = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,33 @@ class Curve:
     labels: Sequence[str] = ()
 
 
-def plot(curves: Sequence[Curve], xs: Sequence[float], show: Callable[[float], str], unfit: Sequence[float]) -> str:
-    """An SVG of curves over `xs`, from 0 up; the values of x where nothing fits are shaded."""
+@dataclass(frozen=True)
+class Across:
+    """The horizontal axis.
+
+    Attributes:
+        name: what it is.
+        ticks: where it has numbers, ascending; curves lie between the first and the last.
+        show: a number of it as text.
+        margin: what is left free on both sides.
+    """
+
+    name: str
+    ticks: Sequence[float]
+    show: Callable[[float], str] = "{:g}".format
+    margin: float = 0.5
+
+
+def evenly(last: float, name: str, show: Callable[[float], str]) -> Across:
+    """An axis from 0 to what is at most `last`, in equal parts."""
+    return Across(name, [last * k / 4 for k in range(5)], show, margin=last * 0.02)
+
+
+def plot(curves: Sequence[Curve], across: Across, show: Callable[[float], str], unfit: Sequence[float] = ()) -> str:
+    """An SVG of curves, from 0 up; the values of x where nothing fits are shaded."""
+    xs = across.ticks
     top = max((y for curve in curves for _, y in curve.points), default=0.0) * 1.08 or 1.0
-    low, high = min(xs) - 0.5, max(xs) + 0.5
+    low, high = min(xs) - across.margin, max(xs) + across.margin
 
     def at_x(x: float) -> float:
         return LEFT + (x - low) / (high - low) * (WIDTH - LEFT - RIGHT)
@@ -38,8 +63,8 @@ def plot(curves: Sequence[Curve], xs: Sequence[float], show: Callable[[float], s
         parts.append(f'<path class="grid" d="M{LEFT} {at_y(y):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="left" x="{LEFT - 8}" y="{at_y(y) + 4:.1f}">{escape(show(y))}</text>')
     every = -(-len(xs) // MOST_TICKS)
-    parts += [f'<text x="{at_x(x):.1f}" y="{HEIGHT - 14}">{x:g}</text>' for x in xs[::every]]
-    parts += [_line(curve, at_x, at_y, show) for curve in curves]
+    parts += [f'<text x="{at_x(x):.1f}" y="{HEIGHT - 14}">{escape(across.show(x))}</text>' for x in xs[::every]]
+    parts += [_line(curve, (at_x, at_y), (across.show, show)) for curve in curves]
     place = LEFT
     for curve in curves:
         if curve.points:
@@ -49,7 +74,7 @@ def plot(curves: Sequence[Curve], xs: Sequence[float], show: Callable[[float], s
     if unfit:
         parts.append(f'<text class="key" x="{place}" y="16">shaded: does not fit</text>')
     names = ", ".join(curve.name for curve in curves)
-    label = f'role="img" aria-label="{escape(names)} over number of devices"'
+    label = f'role="img" aria-label="{escape(names)} over {escape(across.name)}"'
     return f'<svg class="curves" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
 
 
@@ -58,15 +83,15 @@ def _shaded(left: float, right: float) -> str:
     return f'<rect class="unfit" x="{left:.1f}" y="{TOP}" {size}><title>does not fit</title></rect>'
 
 
-def _line(
-    curve: Curve, at_x: Callable[[float], float], at_y: Callable[[float], float], show: Callable[[float], str]
-) -> str:
+def _line(curve: Curve, at: tuple[_Place, _Place], show: tuple[_Words, _Words]) -> str:
+    """A curve with its points, by the place and the words of a number of each axis."""
+    (at_x, at_y), (show_x, show_y) = at, show
     if not curve.points:
         return ""
     path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in curve.points)
     dots = [
         f'<circle class="{curve.kind}" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3.5">'
-        f"<title>{escape(curve.name)} with {x:g}: {escape(show(y))}</title></circle>"
+        f"<title>{escape(curve.name)} with {escape(show_x(x))}: {escape(show_y(y))}</title></circle>"
         for x, y in curve.points
     ]
     texts = [

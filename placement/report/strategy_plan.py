@@ -48,6 +48,7 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         where = f" in {', '.join(rule.modules)}" if rule.modules else ""
         rest = "; what it leaves whole is cut along the sequence" if rule.sequence else ""
+        rest += f"; in {', '.join(rule.tensor_modules)} {_SPLIT['tp']}" if rule.tensor_modules else ""
         shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
         yield f"{rule.name}, {rule.size} parts: {_SPLIT.get(rule.name, rule.name)}{shares}{where}{rest}."
         if rule.name == "dp" and strategy.zero:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
-from placement.report.curves import Curve, plot
+from placement.report.curves import Across, Curve, plot
 from placement.report.page import page
 from placement.report.words import format_percent
 from placement.sizing.sweeps import DEVICES
@@ -67,18 +67,19 @@ def _sweep(found: WhatIf) -> str:
     """Time over devices with the bound below it, and speed-up over devices with the ideal above it."""
     what = measure(found.objective)
     counts = [float(case.devices) for case in found.cases]
+    across = Across("number of devices", counts)
     times = Curve(what, "best", _points(found, lambda case: case.objective_s))
     bound = Curve("lower bound", "bound", _points(found, _lower_bound_s))
     single = Curve("one device", "single", _points(found, _single_s))
     unfit = [float(case.devices) for case in found.cases if case.objective_s is None]
-    first = plot([single, bound, times], counts, format_seconds, unfit)
+    first = plot([single, bound, times], across, format_seconds, unfit)
     cards = [_card(f"{what.capitalize()} over devices", first, "No placement can be below the lower bound.")]
     speedups = _points(found, lambda case: case.speedup)
     if speedups:
         ideal = Curve("ideal", "single", [(n, n) for n in counts])
         efficiency = {case.devices: value for case in found.cases if (value := case.efficiency) is not None}
         labelled = Curve("speed-up", "best", speedups, [f"{efficiency[int(n)]:.0%}" for n, _ in speedups])
-        second = plot([ideal, labelled], counts, lambda value: f"{value:.3g}×", unfit)
+        second = plot([ideal, labelled], across, lambda value: f"{value:.3g}×", unfit)
         under = "Over the best single device. Beside each point its efficiency: speed-up for each device."
         cards.append(_card("Speed-up over devices", second, under))
     return f'<div class="two">{"".join(cards)}</div>'

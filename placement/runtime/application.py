@@ -27,6 +27,8 @@ from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from placement.runtime.sharded.plan import StrategyPlan
 
 Devices = Mapping[str, str | torch.device]
@@ -41,6 +43,7 @@ def apply(
     *,
     loss: Loss | None = None,
     devices: Devices | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> nn.Module:
     """The model with every op on the device that a placement gives it, as a drop-in for the model.
 
@@ -55,10 +58,11 @@ def apply(
         loss: as in `placement.capture`, if it was given there.
         devices: torch device of each device of the cluster by name; by default the n-th of kind ``"gpu"`` is
             ``cuda:n`` and every other one is the CPU.
+        mesh: of a strategy: one that the script has made of its processes; it must be the strategy's.
 
     Raises:
         MismatchError: the result is infeasible, of a strategy or for another model, or names a device that is not
-            there.
+            there; or the mesh is another one.
         CaptureError: the model cannot be captured.
     """
     positional, keywords = example_inputs(args, kwargs)
@@ -79,6 +83,7 @@ def apply(
         places=partial(places_of, placed, devices),
         layout=lambda: layout_of(program(), placed, devices),
         plan=lambda: plan_of(program(), placed),
+        mesh=mesh,
     )
     return BACKENDS[backend_of(request)].run(request)
 

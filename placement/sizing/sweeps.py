@@ -6,9 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 
-DEVICES, BATCH = "devices", "batch"
+DEVICES, BATCH, WORKERS = "devices", "batch", "workers"
 KINDS = (DEVICES, BATCH)
-_MOST = {DEVICES: 1024, BATCH: 1_000_000}
+FIT_KINDS = (WORKERS, BATCH)
+_MOST = {DEVICES: 1024, BATCH: 1_000_000, WORKERS: 1024}
 _RANGE = re.compile(r"(\d{1,7})(?:\.\.(\d{1,7})(?:\.\.(\d{1,7}))?)?", re.ASCII)
 _LONG = 16  # a range of more numbers goes by doubling
 _HOUR_S = 3600.0
@@ -19,7 +20,7 @@ class Sweep:
     """Sizes to try.
 
     Attributes:
-        kind: what is varied, a name of `KINDS`.
+        kind: what is varied, a name of `KINDS` or `FIT_KINDS`.
         sizes: ascending.
     """
 
@@ -27,10 +28,11 @@ class Sweep:
     sizes: tuple[int, ...]
 
 
-def parse_sweep(text: str) -> Sweep:
+def parse_sweep(text: str, kinds: tuple[str, str] = KINDS) -> Sweep:
     """``"devices=1..8"``, ``"devices=1,2,4"``, by twos ``"devices=2..8..2"``, or ``"batch=32..4096"``.
 
-    A range of more than 16 numbers without a step goes by doubling, and ends with its last number.
+    With `FIT_KINDS`, workers take the place of devices. A range of more than 16 numbers without a step goes by
+    doubling, and ends with its last number.
 
     Raises:
         ValueError: not of that form, or a size that makes no sense.
@@ -40,11 +42,11 @@ def parse_sweep(text: str) -> Sweep:
     sizes: set[int] = set()
     for part in parts.split(","):
         match = _RANGE.fullmatch(part.strip())
-        if match is None or kind not in KINDS:
-            raise ValueError(_expected(text))
+        if match is None or kind not in kinds:
+            raise ValueError(_expected(text, kinds))
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last or (match[3] is not None and int(match[3]) < 1):
-            raise ValueError(_expected(text))
+            raise ValueError(_expected(text, kinds))
         if last > _MOST[kind]:
             raise ValueError(f"--sweep goes up to {kind}={_MOST[kind]}, got {text[:80]!r}.")
         sizes |= set(_doubled(first, last) if match[3] is None else range(first, last + 1, int(match[3])))
@@ -58,10 +60,11 @@ def _doubled(first: int, last: int) -> list[int]:
     return [first << k for k in range((last // first).bit_length()) if first << k < last] + [last]
 
 
-def _expected(text: str) -> str:
+def _expected(text: str, kinds: tuple[str, str]) -> str:
+    name = kinds[0]
     return (
-        "--sweep takes numbers of devices, devices=FIRST..LAST or devices=A,B,..., for example devices=1..8 or "
-        f"devices=1,2,4, or sizes of the batch, for example batch=32..4096, got {text[:80]!r}."
+        f"--sweep takes numbers of {name}, {name}=FIRST..LAST or {name}=A,B,..., for example {name}=1..8 or "
+        f"{name}=1,2,4, or sizes of the batch, for example batch=32..4096, got {text[:80]!r}."
     )
 
 

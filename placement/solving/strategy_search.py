@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from baselines.budget import Budget
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from baselines.strategies.searching.records import Scored, StrategyOutcome
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
+Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
 PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
@@ -56,8 +58,12 @@ def best_of_all(
     budget_s: float | None = None,
     evaluations: int | None = None,
     progress: Progress | None = None,
+    propose: Propose | None = None,
 ) -> Result:
     """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
+
+    Args:
+        propose: what the search over strategies begins with, beside what it always does; part of the budget.
 
     Returns:
         The result, with `Result.alternatives`; without an answer where nothing fits, and why.
@@ -66,7 +72,7 @@ def best_of_all(
     solver = solver_or_reason(graph, cluster, seed)
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
-    outcome = find_strategies(graph, cluster, seed, part, progress)
+    outcome = find_strategies(graph, cluster, seed, part, progress, propose)
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
@@ -127,7 +133,12 @@ def _placements(
 
 
 def find_strategies(
-    graph: OpGraph, cluster: Cluster, seed: int, budget: Budget, progress: Progress | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    budget: Budget,
+    progress: Progress | None = None,
+    propose: Propose | None = None,
 ) -> StrategyOutcome:
     """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
@@ -139,7 +150,9 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, seed, own, progress, starts(graph, cluster))
+        proposed = () if propose is None else propose(graph, cluster, seed, own)
+        begins = chain(starts(graph, cluster), proposed)
+        outcome = search_strategies(graph, cluster, seed, own, progress, begins)
     budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome

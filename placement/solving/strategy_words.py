@@ -89,6 +89,7 @@ def _axis(rule: MeshRule, zero: int) -> str:
     extra += ["sequence parallelism"] if rule.sequence else []
     extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
     where = f" in {', '.join(rule.modules)}" if rule.modules else ""
+    where += f", tensor parallel in {', '.join(rule.tensor_modules)}" if rule.tensor_modules else ""
     if extra:
         words += f" with {' and '.join(extra)}"
     return words + where

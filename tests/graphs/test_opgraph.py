@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
 import networkx as nx
@@ -97,6 +98,7 @@ CHANGES: list[dict[str, Any]] = [
     {"module": "layer"},
     {"pins": ("cpu",)},
     {"time_s": {"*": 1.0}},
+    {"time_s": {"*": 1.0}, "fixed_s": {"*": 0.5}},
     {"name": "c"},
 ]
 
@@ -112,6 +114,19 @@ def test_hash_changes_with_any_field_of_an_op(change: dict[str, Any]) -> None:
         return OpGraph.build([Op("a"), b], [Tensor("a", 4, (b.name,))])
 
     assert graph(Op("b")).hash != graph(dataclasses.replace(Op("b"), **change)).hash
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "reason"),
+    [
+        ({"cpu": 0.1}, "op 'a' has fixed_s on 'cpu' and no time_s there; give both or neither."),
+        ({"*": 2.0}, "op 'a' has fixed_s on '*' = 2; expected no more than its time_s there, 1."),
+        ({"*": -1.0}, "op 'a' has fixed_s on '*' = -1"),
+    ],
+)
+def test_the_fixed_part_of_a_time_is_a_part_of_it(fixed_s: dict[str, float], reason: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(reason)):
+        OpGraph.build([Op("a", time_s={"*": 1.0}, fixed_s=fixed_s)], [])
 
 
 @pytest.mark.parametrize("tensor", [Tensor("a", 5, ("b",)), Tensor("a", 4), Tensor("a", 4, ("b",), 0.1)])

@@ -82,6 +82,8 @@ def _with_rows(draw: st.DrawFn, op: Op, tensors: list[Tensor], states: list[Stat
 def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bool) -> Op:
     forward = [name for name, phase in zip(names, phases, strict=True) if phase == Phase.FORWARD]
     mirrors = phases[i] == Phase.BACKWARD and forward and draw(st.booleans())
+    times = draw(st.dictionaries(st.sampled_from(["*", "V100", "cpu"]), _TIMES, max_size=2))
+    fixed = draw(st.floats(0, 1)) if times and draw(st.booleans()) else 0.0
     return Op(
         name=names[i],
         kind=draw(st.sampled_from(_KINDS)),
@@ -98,5 +100,6 @@ def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bo
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         module=draw(st.sampled_from(_MODULES)),
         pins=draw(st.sampled_from(_PINS)) if pins else (),
-        time_s=draw(st.dictionaries(st.sampled_from(["*", "V100", "cpu"]), _TIMES, max_size=2)),
+        time_s=times,
+        fixed_s={key: seconds * fixed for key, seconds in times.items() if seconds * fixed},
     )

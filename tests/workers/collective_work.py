@@ -7,7 +7,6 @@ import signal
 import time
 from typing import Any
 
-import exchange_cases
 import torch
 
 from placement.runtime.ranks import watchdog
@@ -15,6 +14,7 @@ from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import whole
+from tests.helpers.parallel import exchange_cases
 
 _CPU = torch.device("cpu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -61,6 +63,10 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
             nn.init.ones_(other[0].weight)  # type: ignore[index, arg-type]
         placement.apply(other, path / "found.json", X).step(X)  # type: ignore[operator]
 
+    def on_a_full_disk() -> None:
+        with mock.patch("os.fsync", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+            placed.save(path / "model.safetensors")
+
     acts: dict[str, Callable[[], Any]] = {
         "batch": lambda: placed.step(torch.ones(3, 4)),
         "part": lambda: placed.step(X[:1]),
@@ -80,6 +86,7 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
         "pickled": lambda: placed.load(path / "model.pt"),
         "of_an_optimizer": lambda: placed.load(path / "adam.safetensors"),
         "folder": lambda: placed.save(path / "none" / "model.safetensors"),
+        "space": on_a_full_disk,
         "full": lambda: placed.save("/dev/full"),
         "strategies": lambda: placement.apply(model(), path / ("found.json", "other.json")[rank], X),
         "model": lambda: placement.apply(model(5), path / "found.json", X),

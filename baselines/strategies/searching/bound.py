@@ -89,8 +89,8 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
     staged = Staged.of(graph, costs, anyhow, extents)
     filling = Filling(graph, costs, extents, anyhow, staged)
     result |= _pipelines(filling, room, count)
-    meshes = places[places >= 4]  # of two axes, without stages
-    result[HYBRID] = _least(costs.area_s(anyhow, meshes), room.shared(meshes))
+    # Without stages: two axes, or one that cuts the batch in some modules and weights in others.
+    result[HYBRID] = _least(costs.area_s(anyhow, places), room.shared(places))
     if count >= 4 and room.shared(np.array([count])).all():
         k, p = (x + 2 for x in np.divmod(np.arange((count - 1) ** 2), count - 1))
         k, p = k[k * p <= count], p[k * p <= count]

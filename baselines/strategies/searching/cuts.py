@@ -18,8 +18,8 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Shard
 from graphs.transforms.derived import Derived
+from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
-from graphs.transforms.splitting.splitter import cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +103,11 @@ class Cuts:
         for other in others:
             if set(other.words) & set(axis.words) or not axis.words:
                 parts *= other.size
-        words = axis.words or OWN_FAMILY  # the rows of weights do not depend on other axes
+        words = OWN_FAMILY if axis.cuts_weights else axis.words  # the rows of weights do not depend on other axes
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
-        size = axis.size if not axis.words or "experts" in axis.words else 0
+        size = axis.size if axis.cuts_weights or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
-        key = (axis.words, size, axis.sequence, axis.modules, levels, too_small)
+        key = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small)
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made and self._first is not None and self._origins is not None:

@@ -13,9 +13,13 @@ FAMILIES = ("dp", "zero1", "zero2", "zero3", "tp", "cp", "ep", "spatial", *PIPEL
 def family_of(strategy: Strategy) -> str:
     """The family of a strategy that uses several devices; micro-batches and recomputation belong to every family.
 
+    Data parallelism that cuts the weights of some modules is a mixture.
+
     Returns:
         A name of `FAMILIES`; `IN_PARTS` for a strategy of one device.
     """
+    if any(rule.tensor_modules for rule in strategy.mesh):
+        return HYBRID
     names = {{"hp": "spatial", "wp": "spatial"}.get(rule.name, rule.name) for rule in strategy.mesh if rule.size > 1}
     if strategy.stages > 1:
         names.add(f"pp {strategy.order}")

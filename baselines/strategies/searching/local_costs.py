@@ -106,7 +106,7 @@ class OpTimes:
         return list(found.values())
 
     def _measured(self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int) -> FloatArray:
-        """Measured times count for the share of the work that is done."""
+        """Measured times count for the share of the work that is done, but for what every part takes in full."""
         graph, device = self.graph, self.cluster.devices[d]
         column = {key: j for j, key in enumerate(graph.time_keys)}
         work = np.ones(len(flops))
@@ -114,7 +114,8 @@ class OpTimes:
             work = np.where(total > 0, part / np.maximum(total, 1e-300), work)
         for key in (ANY_DEVICE, device.kind, device.model, device.name):
             if key in column:
-                measured = graph.time_s[:, column[key]] * work
+                fixed_s = graph.fixed_s[:, column[key]]
+                measured = fixed_s + (graph.time_s[:, column[key]] - fixed_s) * work
                 modelled = np.where(np.isnan(measured), modelled, measured)
         return modelled
 
@@ -137,7 +138,7 @@ def local_costs(
         work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
     parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    updates = np.unique(states.update[states.trained]) if parts > 1 else np.zeros(0, dtype=np.int64)
+    updates = np.unique(states.update[split.stored_in_parts(states)])
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     for replica in range(len(shares)) if shares else (None,):

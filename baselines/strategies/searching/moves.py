@@ -48,6 +48,7 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
         yield from _pipelines(graph, cluster, strategy)
     yield from _memory(graph, strategy)
     yield from _tensor(graph, strategy)
+    yield from _weights_of_replicas(graph, strategy)
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
         for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):
             if size == 0 or size >= _LEAST_BUCKET:
@@ -93,6 +94,8 @@ def _reshaped(cluster: Cluster, strategy: Strategy, sizes: dict[str, int], batch
     if min(sizes.values()) < 1:
         return
     rules = {rule.name: replace(rule, shares=()) for rule in strategy.mesh}
+    if sizes.get("tp", 1) > 1 and "dp" in rules:
+        rules["dp"] = replace(rules["dp"], tensor_modules=())  # weights are cut along one axis
     mesh = [
         replace(rules.get(name, MeshRule(name, size)), size=size)
         for name, size in sizes.items()
@@ -166,6 +169,23 @@ def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
         yield "modules", replace(strategy, mesh=(*others, replace(tensor, modules=modules)))
 
 
+def _weights_of_replicas(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
+    """Replicas cut the weights of one block more, or less: worth it where weights are large and activations small."""
+    rules = {rule.name: rule for rule in strategy.mesh}
+    if "dp" not in rules or rules["dp"].size == 1 or "tp" in rules or rules["dp"].shares:
+        return
+    for modules in toggled(patterns(graph).weights, rules["dp"].tensor_modules):
+        yield "modules", replace(strategy, mesh=(replace(rules["dp"], tensor_modules=modules), *strategy.mesh[1:]))
+
+
+def toggled(groups: tuple[tuple[str, ...], ...], chosen: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The chosen names with one group more, or without it, always in the same order."""
+    for group in groups:
+        changed = set(chosen).difference(group) if set(group) <= set(chosen) else {*chosen, *group}
+        known = dict.fromkeys(name for other in groups for name in other)
+        yield (*(name for name in known if name in changed), *(name for name in chosen if name not in known))
+
+
 def _without_one(names: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [(*names[:i], *names[i + 1 :]) for i in range(len(names))] if len(names) > 1 else []
 
@@ -185,7 +205,7 @@ def _devices(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[M
     if are_alike(cluster, used.tolist()):
         return
     for rule in strategy.mesh[:1]:  # of replicas, which come first
-        if rule.name == "dp" and rule.size > 1:
+        if rule.name == "dp" and rule.size > 1 and not rule.tensor_modules:
             of_replica = used.reshape(strategy.stages, rule.size, -1).swapaxes(0, 1)
             fair = proportional_shares(graph, cluster, of_replica)
             for shares in ((), fair, *_traded(rule.shares or (_EVEN_SHARE,) * rule.size)):

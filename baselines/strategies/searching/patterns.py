@@ -1,4 +1,4 @@
-"""`Patterns`: which modules and kinds of op of a graph a search may recompute, or keep out of tensor parallelism."""
+"""`Patterns`: which modules and kinds of op of a graph a search may recompute, and whose weights it may cut."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.whereabouts import where
 
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 _CORES = ("scaled_dot_product", "bmm")  # the attention as one op, or as two products and what is between
@@ -26,11 +27,13 @@ class Patterns:
         words: axes of the rows by which its ops may be split.
         recomputed: what may run again: nothing, everything, attention cores, the first layers.
         blocks: of the modules with parameters, layers together; all of them are the whole model.
+        weights: each of the blocks, with those modules that use its parameters too, as tied ones do.
     """
 
     words: frozenset[str]
     recomputed: tuple[tuple[str, ...], ...]
     blocks: tuple[str, ...]
+    weights: tuple[tuple[str, ...], ...]
 
 
 @lru_cache(maxsize=8)
@@ -44,10 +47,12 @@ def patterns(graph: OpGraph) -> Patterns:
         recomputed += _cores(graph)
         for share in _SHARES if layers else ():
             recomputed.append(tuple(p for name, n in layers.items() for p in first_layers(name, max(1, n // share))))
+    blocks = _blocks(graph, layers)
     return Patterns(
         frozenset(row.axis for several in rows for row in several),
         tuple(dict.fromkeys(recomputed)),
-        _blocks(graph, layers),
+        blocks,
+        tuple((block, *_users_elsewhere(graph, block)) for block in blocks),
     )
 
 
@@ -92,3 +97,12 @@ def _blocks(graph: OpGraph, layers: dict[str, int]) -> tuple[str, ...]:
     if len(found) > _MOST_BLOCKS:
         found = dict.fromkeys(module.partition(".")[0] for module in found)
     return tuple(found) if 1 < len(found) <= _MOST_BLOCKS else ()
+
+
+def _users_elsewhere(graph: OpGraph, block: str) -> tuple[str, ...]:
+    """Modules outside a block with ops that use its parameters."""
+    inside = where(graph, (block,))
+    index = {name: op for op, name in enumerate(graph.op_names)}
+    users = ([index[name] for name in state.users] for state in graph.states if state.parameter_bytes)
+    shared = (op for ops in users if any(inside[op] for op in ops) for op in ops if not inside[op])
+    return tuple(dict.fromkeys(graph.modules[op] for op in shared if graph.modules[op]))

@@ -19,6 +19,7 @@ from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
+from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
 from baselines.strategies.searching.scoring import scored, scored_ops
 from baselines.strategies.searching.space import Space
@@ -100,7 +101,7 @@ class _Pool:
 
 def _like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
-    mesh = tuple((rule.name, rule.size, rule.sequence) for rule in strategy.mesh)
+    mesh = tuple((rule.name, rule.size, rule.sequence, bool(rule.tensor_modules)) for rule in strategy.mesh)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
 
@@ -108,7 +109,7 @@ def _like(strategy: Strategy) -> object:
 def _kin(strategy: Strategy) -> object:
     """The family of a strategy; of a hybrid its mesh, too."""
     family = family_of(strategy)
-    sizes = tuple(sorted((rule.name, rule.size) for rule in strategy.mesh))
+    sizes = tuple(sorted((rule.name, rule.size, bool(rule.tensor_modules)) for rule in strategy.mesh))
     return (family, sizes, strategy.stages) if family == HYBRID else family
 
 
@@ -178,6 +179,10 @@ class _Search:
             for m in sorted(some):
                 for sequence in ways:
                     yield from self._frugal(space.strategy(sizes, stages, sequence, micro_batches=m))
+            if parts == space.n_devices > 1:  # replicas that cut the weights of one block
+                plain = space.strategy(sizes)
+                for modules in patterns(self.graph).weights:
+                    yield replace(plain, mesh=(replace(plain.mesh[0], tensor_modules=modules),))
 
     def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
         """More and more frugal forms of a strategy, until one fits."""
@@ -228,7 +233,7 @@ class _Search:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
         while not self._is_over():
-            estimate = next((e for e in families if e.strategy not in self.pool.scored), None)
+            estimate = next((e for e in families if self._is_open(e.strategy)), None)
             if estimate is not None and self._has_time_for(estimate):
                 self._score(estimate)
             promising = self._promising() if without < _PATIENCE else None
@@ -282,6 +287,9 @@ class _Search:
     def _scoring_s(self, estimate: Estimate) -> float:
         """Seconds that scoring it may take."""
         return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
+
+    def _is_open(self, strategy: Strategy) -> bool:
+        return strategy not in self.pool.scored and strategy not in self.pool.refused
 
     def _is_over(self) -> bool:
         return self.budget.over() and bool(self.pool.scored)

@@ -62,7 +62,7 @@ class Space:
         """Whether what is kept has room, were every byte of it shared out as evenly as the strategy allows."""
         graph, parts = self.graph, strategy.stages
         for rule in strategy.mesh:
-            parts *= rule.size if rule.name in ("tp", "ep") else 1
+            parts *= rule.size if rule.name in ("tp", "ep") or rule.tensor_modules else 1
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
         sizes = graph.parameter_bytes.sum(), graph.gradient_bytes.sum(), graph.optimizer_bytes.sum()
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts

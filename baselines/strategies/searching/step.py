@@ -221,6 +221,13 @@ class Split:
     zero: int = 0
     synchronised: bool = False
 
+    def stored_in_parts(self, states: States) -> BoolArray:
+        """bool [s]: states whose storage is split, as ZeRO has it; weights that are cut along its axis are not."""
+        if self.zero_axis < 0:
+            return np.zeros_like(states.trained)
+        result: BoolArray = states.trained & (self.cuts[self.zero_axis].state <= SUM)
+        return result
+
 
 def step_of(frame: Frame, split: Split, states: States, ready_after: IntArray | None = None) -> LocalStep:
     """The step of a graph in stages that is cut in this way. O((n + e) log e).
@@ -340,9 +347,9 @@ class _Builder:
     def _storage(self) -> None:
         """Gathers of parameters whose storage is split."""
         frame, states = self.frame, self.states
-        a, level = self.split.zero_axis, self.split.zero
+        a, level, is_split = self.split.zero_axis, self.split.zero, self.split.stored_in_parts(states)
         if level < 3:
-            found = np.flatnonzero(states.trained)
+            found = np.flatnonzero(is_split)
             n = len(found)
             update, none = states.update[found], np.full(n, -1, dtype=np.int64)
             self._keep(
@@ -354,6 +361,8 @@ class _Builder:
         previous: str | None = None
         rows, ends = [], []
         for first, last, state, layer in states.uses:
+            if not is_split[state]:
+                continue
             if layer != previous:
                 turns.append(int(frame.position[first]))
                 previous = layer

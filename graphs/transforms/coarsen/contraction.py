@@ -40,7 +40,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
     n = len(first)
     heaviest = _heaviest(graph, group_of, first)
     tensors = _outer_tensors(graph, group_of, n)
-    time_keys, time_s = _measured(graph, group_of, n)
+    time_keys, time_s, fixed_s = _measured(graph, group_of, n)
     members = _members(group_of, n)
     coarse = OpGraph(
         name=f"{graph.name} ({n} groups)",
@@ -61,6 +61,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
         pins=tuple(_common_pins(graph, ops) for ops in members),
         time_keys=time_keys,
         time_s=time_s,
+        fixed_s=fixed_s,
         tensor_producer=tensors[0],
         tensor_bytes=tensors[1],
         tensor_in_place=tensors[2],
@@ -136,15 +137,18 @@ def _common_pins(graph: OpGraph, ops: list[int]) -> tuple[str, ...]:
     return tuple(common)
 
 
-def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ...], FloatArray]:
-    times = graph.time_s.copy()
+def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
+    times, fixed_s = graph.time_s.copy(), graph.fixed_s.copy()
     if ANY_DEVICE in graph.time_keys:
-        anywhere = times[:, [graph.time_keys.index(ANY_DEVICE)]]
-        times = np.where(np.isnan(times), anywhere, times)
-    total = np.zeros((n, len(graph.time_keys)))
+        anywhere = graph.time_keys.index(ANY_DEVICE)
+        fixed_s = np.where(np.isnan(times), fixed_s[:, [anywhere]], fixed_s)
+        times = np.where(np.isnan(times), times[:, [anywhere]], times)
+    total, fixed = np.zeros((2, n, len(graph.time_keys)))
     np.add.at(total, group_of, times)
+    np.add.at(fixed, group_of, fixed_s)
+    fixed[np.isnan(total)] = 0.0
     kept = [j for j in range(len(graph.time_keys)) if not np.isnan(total[:, j]).all()]
-    return tuple(graph.time_keys[j] for j in kept), total[:, kept]
+    return tuple(graph.time_keys[j] for j in kept), total[:, kept], fixed[:, kept]
 
 
 def _forward_of(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:

@@ -113,7 +113,7 @@ def _replaced(derived: Derived, batches: list[_Batch]) -> Derived:
     number[order] = np.arange(len(order))
     tensors, edges, adds = _wiring(derived, batches)
     rank_ops = np.concatenate([batch.rank_op.reshape(-1) for batch in batches])
-    time_keys, time_s = _times(graph, batches, rank_ops, origin)
+    time_keys, time_s, fixed_s = _times(graph, batches, rank_ops, origin)
     workspace = np.concatenate([np.zeros(n, np.int64), *(batch.workspace_bytes for batch in batches)])
     added = np.concatenate(adds)
     result = replace(
@@ -125,6 +125,7 @@ def _replaced(derived: Derived, batches: list[_Batch]) -> Derived:
         colocation=groups(_colocation(graph, rank_ops)[origin][order]),
         time_keys=time_keys,
         time_s=time_s[order],
+        fixed_s=fixed_s[order],
         **rewired(tensors, edges, number),
     )
     source = origin[order]
@@ -240,15 +241,17 @@ def _colocation(graph: OpGraph, rank_ops: IntArray) -> IntArray:
 
 def _times(
     graph: OpGraph, batches: list[_Batch], rank_ops: IntArray, origin: IntArray
-) -> tuple[tuple[str, ...], FloatArray]:
+) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
     """Measured times of all ops, new ones last: of fused collectives those given, of others that are spelt out none."""
-    keys, time_s = graph.time_keys, graph.time_s[origin]
-    time_s[rank_ops] = np.nan
-    time_s[graph.n_ops :] = np.nan
+    keys, time_s, fixed_s = graph.time_keys, graph.time_s[origin], graph.fixed_s[origin]
+    for times, unknown in ((time_s, np.nan), (fixed_s, 0.0)):
+        times[rank_ops] = unknown
+        times[graph.n_ops :] = unknown
     new_s = np.concatenate([batch.op_s for batch in batches])
     if not np.isnan(new_s).all():
         if ANY_DEVICE not in keys:
             keys = tuple(sorted((*keys, ANY_DEVICE)))  # in the order in which files have them
             time_s = np.insert(time_s, keys.index(ANY_DEVICE), np.nan, axis=1)
+            fixed_s = np.insert(fixed_s, keys.index(ANY_DEVICE), 0.0, axis=1)
         time_s[graph.n_ops :, keys.index(ANY_DEVICE)] = new_s
-    return keys, time_s
+    return keys, time_s, fixed_s

@@ -235,6 +235,7 @@ def _built(runs: Runs, edges: _Edges, ops: IntArray, again: BoolArray) -> Runs:
         forward_of=np.where(mirrored < 0, -1, number[mirrored]),
         pins=tuple(graph.pins[i] for i in old.tolist()),
         time_s=graph.time_s[old],
+        fixed_s=graph.fixed_s[old],
         tensor_producer=producer,
         tensor_bytes=np.where(is_gate, 0, graph.tensor_bytes[source]),
         tensor_in_place=~is_gate & graph.tensor_in_place[source],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graphs.arrays import IntArray, groups, pointers
+from graphs.arrays import FloatArray, IntArray, groups, pointers
 from graphs.opgraph import OpGraph
 
 _OPS: dict[str, Any] = {
@@ -45,11 +45,14 @@ class Emission:
         self._time_keys = time_keys
         self._names: list[str] = []
         self._columns: dict[str, list[Any]] = {key: [] for key in _OPS}
-        self._times: list[Any] = []
+        self._times: list[FloatArray] = []
+        self._fixed: list[FloatArray] = []
         self._tensors: list[tuple[Any, ...]] = []
         self._edges: list[tuple[IntArray, IntArray]] = []
 
-    def ops(self, names: Sequence[str], time_s: ArrayLike | None = None, **columns: Any) -> IntArray:
+    def ops(
+        self, names: Sequence[str], time_s: ArrayLike = np.nan, fixed_s: ArrayLike = 0.0, **columns: Any
+    ) -> IntArray:
         """Add ops; columns are those of `OpGraph`, arrays or one value for all. Returns their numbers."""
         n = len(names)
         numbers = np.arange(self.n_ops, self.n_ops + n)
@@ -66,8 +69,8 @@ class Emission:
             else:
                 column = np.broadcast_to(np.asarray(value, dtype=dtype), (n,))
             self._columns[key].append(column)
-        keys = len(self._time_keys)
-        self._times.append(np.full((n, keys), np.nan) if time_s is None else np.asarray(time_s, dtype=np.float64))
+        for times, given in ((self._times, time_s), (self._fixed, fixed_s)):
+            times.append(np.broadcast_to(np.asarray(given, dtype=np.float64), (n, len(self._time_keys))))
         return numbers
 
     def tensors(
@@ -111,6 +114,7 @@ class Emission:
             **columns,
             time_keys=self._time_keys,
             time_s=np.concatenate(self._times),
+            fixed_s=np.concatenate(self._fixed),
             tensor_producer=producer[order],
             tensor_bytes=size[order],
             tensor_in_place=in_place[order],

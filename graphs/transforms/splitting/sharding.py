@@ -4,7 +4,9 @@ Two kinds of axes. Along a *named* axis (batch, sequence, height ...) every op i
 as data parallelism does; along that of experts the batch is cut where an op has no row of experts. Along a *tensor*
 axis weights are cut: matrix products by their columns where they read whole tensors and by their rows where they read
 cut ones, all other ops follow at the least cost (Shoeybi et al. 2019, "Megatron-LM"); with ``sequence`` what is left
-whole is cut along the sequence (Korthikanti et al. 2023).
+whole is cut along the sequence (Korthikanti et al. 2023). A named axis may cut weights in some modules: then these are
+tensor parallel and all others data parallel on the same devices (Krizhevsky 2014, "One weird trick for parallelizing
+convolutional neural networks").
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 # Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
 GROUPED = "grouped_mm"
+_MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
@@ -40,6 +43,7 @@ class Axis:
             axis.
         sequence: on a tensor axis, cut along the sequence what would be whole.
         modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
+        tensor_modules: of a named axis, patterns of module paths where it cuts weights, as a tensor axis does.
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
             axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
         shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
@@ -50,8 +54,14 @@ class Axis:
     words: tuple[str, ...] = ()
     sequence: bool = False
     modules: tuple[str, ...] = ()
+    tensor_modules: tuple[str, ...] = ()
     parts: int = 0
     shares: tuple[int, ...] = ()
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether it cuts weights, everywhere or in some modules."""
+        return not self.words or bool(self.tensor_modules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +124,7 @@ def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Shardin
     Args:
         among: bool [n], the ops that may be cut; None for all that the axis allows.
     """
-    is_cut = where(graph, axis.modules)
-    return _Walk(graph, axis, is_cut if among is None else is_cut & among).result()
+    return _Walk(graph, axis, np.ones(graph.n_ops, dtype=np.bool_) if among is None else among).result()
 
 
 def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
@@ -140,10 +149,18 @@ def _family(word: str) -> int:
     return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
 
 
+def _repeats_in_state(row: SplitRow, n_read: int) -> bool:
+    """Whether it cuts a slice of a table by words, and the table again and again, as no update is cut."""
+    return row.axis in OWN_FAMILY and any(isinstance(p, Shard) and p.blocks > 1 for p in row.inputs[n_read:])
+
+
 def code(part: Part, word: str) -> int:
-    """WHOLE, SUM or the number of a cut: parts of one number fit together."""
+    """WHOLE, SUM or the number of a cut: parts of one number fit together.
+
+    Heads are stretches of the features of a tensor, halves of each head are not: these have as many blocks as heads.
+    """
     if isinstance(part, Shard):
-        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word)
+        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
     return SUM if isinstance(part, Partial) else WHOLE
 
 
@@ -165,8 +182,8 @@ class _Choice:
 class _Walk:
     """Chooses the row of one op after the other."""
 
-    def __init__(self, graph: OpGraph, axis: Axis, is_cut: BoolArray) -> None:
-        self.graph, self.axis, self.is_cut = graph, axis, is_cut.tolist()
+    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray) -> None:
+        self.graph, self.axis = graph, axis
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
@@ -179,14 +196,17 @@ class _Walk:
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
-        self.choices: dict[tuple[int, int, bool], list[_Choice]] = {}
+        is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else np.full(graph.n_ops, not axis.words)
+        is_cut = where(graph, axis.modules) | (is_tensor & bool(axis.words))
+        self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
+        self.choices: dict[tuple[int, int, bool, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
         self.tied = read_twice(graph)
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
-        self.normalised = normalised(graph, _PRODUCTS) if not axis.words else [set()] * graph.n_tensors
+        self.normalised = normalised(graph, _PRODUCTS) if axis.cuts_weights else [set()] * graph.n_tensors
         self.is_small_later = _is_small_later(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
@@ -248,7 +268,7 @@ class _Walk:
         first, last = self.input_ptr[op], self.input_ptr[op + 1]
         read, states = self.input_tensor[first:last], self.states_of[op]
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
-        if not self.axis.words and not states and all(self._is_open(t) for t in read):
+        if self.is_tensor[op] and not states and all(self._is_open(t) for t in read):
             self._leave_open(op, self._rows(op, read, states), written)
             return
         # Layers repeat, and with them all that a choice depends on.
@@ -266,6 +286,7 @@ class _Walk:
             self.row_number[op],
             self.kind[op],
             self.is_cut[op],
+            self.is_tensor[op],
             self.is_small_later[op],
             self.flops[op],
             self.moved[op],
@@ -281,7 +302,7 @@ class _Walk:
     def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
         rows = self._rows(op, read, states)
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
-        if self.axis.words and named:
+        if named and not self.is_tensor[op]:
             return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
         return self._followed(op, rows, read)
 
@@ -341,7 +362,7 @@ class _Walk:
             for choice in self._choices(op, len(read))
             if self._keeps(choice, states) and not self._adds_up_stretches(choice, read)
         ]
-        if self.axis.words or self._has_kind(op, _PRODUCTS):
+        if not self.is_tensor[op] or self._has_kind(op, _PRODUCTS):
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
         return [choice for choice in rows if not self._cuts_normalised(choice, tensors)]
@@ -359,8 +380,9 @@ class _Walk:
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        by_groups = not self.axis.words and GROUPED in self.graph.kinds[op]
-        key = (self.row_number[op], n_read, by_groups)
+        is_tensor = self.is_tensor[op]
+        by_groups = is_tensor and GROUPED in self.graph.kinds[op]
+        key = (self.row_number[op], n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
@@ -371,15 +393,17 @@ class _Walk:
                     [code(part, row.axis) for part in row.outputs],
                 )
                 for row in rows
-                if (row.extent >= self._parts(row) or row.extent == 1) and not (by_groups and row.axis == EXPERTS)
+                if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
+                and not (by_groups and row.axis == EXPERTS)
+                and not _repeats_in_state(row, n_read)
             ]
         return found
 
-    def _parts(self, row: SplitRow) -> int:
+    def _parts(self, row: SplitRow, is_tensor: bool) -> int:
         """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
         if row.axis == EXPERTS:  # one axis alone cuts these by name
             return self.axis.size
-        return max(self.axis.size, self.axis.parts if self.axis.words or row.axis in OWN_FAMILY else 0)
+        return max(self.axis.size, self.axis.parts if not is_tensor or row.axis in OWN_FAMILY else 0)
 
     def _rank(self, choice: _Choice) -> int:
         """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
@@ -402,21 +426,20 @@ class _Walk:
     def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
+        if not self.is_tensor[op]:
+            exact = [choice for choice in rows if self._fits(choice, read)]
+            return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
         # What uses a cut state is cut as the state is, if it can be.
         is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
         uncut = [] if is_bound else [whole]
-        if not self.axis.words:
-            usual = self._of_axis(rows)
-            if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
-                others = [choice for choice in rows if choice not in usual]
-                return min([*uncut, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
-            mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
-            if mirrored:
-                return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
-            rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
-        if self.axis.words:
-            exact = [choice for choice in rows if self._fits(choice, read)]
-            return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
+        usual = self._of_axis(rows)
+        if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
+            others = [choice for choice in rows if choice not in usual]
+            return min([*uncut, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+        mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
+        if mirrored:
+            return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
+        rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
         if self.phase[op] == Phase.FORWARD and self._is_product(op):
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
@@ -457,9 +480,9 @@ class _Walk:
         """Whether it reads a tensor that is cut, and the forward pass makes but little of its results, as of logits.
 
         Each part may then have other samples of them, which takes less to exchange than all samples everywhere. The
-        squares of an RMSNorm are no such results.
+        squares of an RMSNorm are no such results, nor are those of a product whose weights are to be cut.
         """
-        if any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
+        if self._is_product(op) or any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
             return False
         return self.is_small_later[op] and any(
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)

@@ -8,7 +8,6 @@ copies in the same place, parameters there once and gradients added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,12 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import joint_ops
 from graphs.transforms.splitting.masks import with_whole_masks
-from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard, shares
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -102,36 +102,6 @@ def chunk(graph: OpGraph, micro_batches: int) -> Derived:
     return split(graph, (), micro_batches)
 
 
-def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
-    """How a graph is cut along one axis of several.
-
-    Args:
-        others: that may cut the same dimensions: for a named axis those before it, else all other ones.
-
-    Raises:
-        StrategyError: as `split`.
-    """
-    parts = axis.size
-    for other in others:
-        if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
-            parts *= other.size
-    _check_extents(graph, axis, parts, others)
-    sharding = shard(graph, replace(axis, parts=parts))
-    first = axis.words[:1]  # what gives the axis its name; without it an axis of experts would quietly be one of dp
-    if not any(
-        row is not None and row.extent > 1 and (len(axis.words) < 2 or row.axis in first) for row in sharding.row
-    ):
-        what = "".join(first) or "weights"
-        parts = parts if len(axis.words) == 1 else axis.size
-        where = f" in {', '.join(axis.modules)}" if axis.modules else ""
-        known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
-        raise StrategyError(
-            f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{where}, as axis {axis.name!r} "
-            f"wants; its ops have rows for {', '.join(known)}."
-        )
-    return sharding
-
-
 def _refuse_borders(graph: OpGraph, mesh: Sequence[Sharding]) -> None:
     """Neighbours exchange borders, so that parts at the edge are no equals of those in the middle."""
     for sharding in mesh:
@@ -140,31 +110,6 @@ def _refuse_borders(graph: OpGraph, mesh: Sequence[Sharding]) -> None:
                 f"parts of graph {graph.name!r} along axis {sharding.axis.name!r} read the borders of their "
                 "neighbours, so one of them cannot stand for all; do not fold it."
             )
-
-
-def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:
-    """Inputs must have as many units as there are parts: what reads them could not be cut either."""
-    for word in axis.words:
-        extents = [
-            row.extent
-            for i, rows in enumerate(graph.split_rows)
-            if graph.kinds[i] == "input"
-            for row in rows
-            if row.axis == word
-        ]
-        if extents and max(extents) < parts:
-            raise StrategyError(
-                f"axis {axis.name!r} wants {parts} parts of the {word}, which has {max(extents)}; take at most "
-                f"{max(extents)} parts, those of all axes and micro-batches together."
-            )
-        for other in others if extents else ():
-            if other.shares and word in other.words:
-                least = round(max(extents) * float(shares(max(extents), other.size, other.shares).min()))
-                if least * other.size < parts:
-                    raise StrategyError(
-                        f"a replica has {least} of {max(extents)} samples, and axis {axis.name!r} wants "
-                        f"{parts // other.size} parts of them; give it a larger share, or take fewer parts."
-                    )
 
 
 class _Split:
@@ -216,9 +161,11 @@ class _Split:
         same = np.where(layout.copies[mirrored] > 1, np.maximum(batch, 0), 0)
         group = graph.colocation[op]
         work = self._work(op, batch, place, flops, moved)
+        fixed_s = graph.fixed_s[op]
         self.out.ops(
             self._names(op, batch, place),
-            time_s=graph.time_s[op] * work[:, None],
+            time_s=fixed_s + (graph.time_s[op] - fixed_s) * work[:, None],
+            fixed_s=fixed_s,
             kinds=np.array(graph.kinds, dtype=object)[op],
             dtypes=np.array(graph.dtypes, dtype=object)[op],
             modules=np.array(graph.modules, dtype=object)[op],

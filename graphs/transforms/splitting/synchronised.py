@@ -14,7 +14,7 @@ from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts
-from graphs.transforms.splitting.sharding import differs
+from graphs.transforms.splitting.sharding import SUM, differs
 from graphs.transforms.splitting.whereabouts import states_of
 
 STATISTICS = "batch_statistics"  # kind of an op that adds up a part of a batch
@@ -43,9 +43,9 @@ def _synchronise_one(
     ptr, tensors = graph.inputs
     copies = layout.op_ids(op)
     read = [
-        t
-        for t in tensors[ptr[op] : ptr[op + 1]].tolist()
-        if layout.tensor_copies[t] == len(copies) and any(layout.mesh[a].written[t] > 1 for a in axes)
+        int(tensors[e])
+        for e in range(int(ptr[op]), int(ptr[op + 1]))
+        if layout.tensor_copies[tensors[e]] == len(copies) and any(layout.mesh[a].read[e] > SUM for a in axes)
     ]
     places = np.arange(layout.places)
     moved = sum((exchanges.sizes[layout.tensor_ids(t)].sum(axis=0) for t in read), np.zeros(layout.places))

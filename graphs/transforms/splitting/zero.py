@@ -54,8 +54,9 @@ class Storage:
             )
         self._index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
         self._is_update = np.zeros(graph.n_ops, dtype=np.bool_)
-        for state in graph.states:
-            for user in state.users:
+        for number, state in enumerate(graph.states):
+            is_split = self.axis is not None and layout.mesh[self.axis].state[number] <= SUM
+            for user in state.users if is_split else ():
                 op = self._index[user]
                 self._is_update[op] |= graph.phase[op] == Phase.UPDATE and self.level > 0
         self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from env.plan import Plan
@@ -62,6 +63,21 @@ def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     """The tensors whose names begin with ``prefix`` and a dot, by what follows."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def adam_tensors(adam: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments of an optimizer, as ``adam.NUMBER.NAME``."""
+    each = adam.state_dict()["state"].items()
+    return {f"adam.{i}.{name}": tensor.clone() for i, moments in each for name, tensor in moments.items()}
+
+
+def restore_adam(adam: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `adam_tensors`."""
+    known = adam.state_dict()
+    numbers = range(len(known["param_groups"][0]["params"]))
+    moments = {i: tensors_under(f"adam.{i}", tensors) for i in numbers}
+    known["state"] = {i: {name: tensor.clone() for name, tensor in of.items()} for i, of in moments.items() if of}
+    adam.load_state_dict(known)
 
 
 class Learner(Protocol):

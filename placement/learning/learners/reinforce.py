@@ -20,7 +20,14 @@ from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray
-from placement.learning.learners.learner import Best, LearnerState, Update, tensors_under
+from placement.learning.learners.learner import (
+    Best,
+    LearnerState,
+    Update,
+    adam_tensors,
+    restore_adam,
+    tensors_under,
+)
 from placement.learning.learners.options import ReinforceOptions
 from placement.learning.learners.starts import starts_of
 from placement.learning.learners.threads import one_thread
@@ -146,8 +153,7 @@ class Reinforce:
     def state(self) -> LearnerState:
         """The run as it stands between two updates."""
         tensors = {f"policy.{name}": tensor.clone() for name, tensor in self.policy.state_dict().items()}
-        for index, moments in self._adam.state_dict()["state"].items():
-            tensors |= {f"adam.{index}.{name}": tensor.clone() for name, tensor in moments.items()}
+        tensors |= adam_tensors(self._adam)
         tensors["generator"] = self._generator.get_state()
         for index, memory in enumerate(self._memories):
             tensors |= _packed(f"{index}", memory)
@@ -162,13 +168,7 @@ class Reinforce:
     def restore(self, state: LearnerState) -> None:
         """Go on from there: the next updates are those that the run which gave the state would have made."""
         self.policy.load_state_dict(tensors_under("policy", state.tensors))
-        adam = self._adam.state_dict()
-        adam["state"] = {
-            index: moments
-            for index in range(len(adam["param_groups"][0]["params"]))
-            if (moments := _copies(tensors_under(f"adam.{index}", state.tensors)))
-        }
-        self._adam.load_state_dict(adam)
+        restore_adam(self._adam, state.tensors)
         self._generator.set_state(state.tensors["generator"])
         self._rng.bit_generator.state = state.values["rng"]
         self._updates, self._samples = state.values["updates"], state.values["samples"]
@@ -298,11 +298,6 @@ def _actions(first: IntArray, proposals: Proposals) -> NDArray[np.int64]:
     if order.dtype.kind == "f":  # the environment wants places in line
         order = np.argsort(np.argsort(order, axis=1, kind="stable"), axis=1, kind="stable")
     return np.concatenate([proposals.device[:, first], order], axis=1)
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For Adam, which changes its moments in place."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _packed(prefix: str, memory: _Memory) -> dict[str, Tensor]:

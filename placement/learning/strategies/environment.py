@@ -271,6 +271,16 @@ class StrategyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """The strategy that the agent has come to."""
         return self._here.strategy
 
+    @property
+    def figures(self) -> Figures:
+        """Of the strategy that the agent has come to."""
+        return self._here
+
+    @property
+    def best(self) -> Figures:
+        """Of the best strategy of the episode; one that lacks memory where none fits."""
+        return self._best
+
     def render(self) -> str | None:
         """The strategy and what it takes, as a line."""
         if self.render_mode is None:

@@ -47,6 +47,7 @@ def strategy_features(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> l
     """`STRATEGY_FEATURES`."""
     sizes = mesh_sizes(strategy)
     tensor = next((rule for rule in strategy.mesh if rule.name == "tp"), None)
+    in_some = [rule for rule in strategy.mesh if rule.tensor_modules or (rule.name == "tp" and rule.modules)]
     is_pipeline = strategy.stages > 1
     known = patterns(graph).recomputed
     again = known.index(strategy.recompute) if strategy.recompute in known else -1
@@ -58,7 +59,7 @@ def strategy_features(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> l
         math.log2(strategy.virtual_stages / strategy.stages),
         math.log2(strategy.micro_batches),
         float(tensor is not None and tensor.sequence),
-        float(tensor is not None and bool(tensor.modules)),
+        float(bool(in_some)),
         math.log10(1 + strategy.bucket_bytes),
         float(bool(strategy.device_names)),
         float(bool(strategy.cuts)),

@@ -45,10 +45,20 @@ class Adam:
 
 
 class ElementWise:
-    """An optimizer of torch on one flat vector; it is made at the first update, and follows the vector it is given."""
+    """An optimizer of torch on one flat vector; it is made at the first update, and follows the vector it is given.
 
-    def __init__(self, make: Callable[[Tensor], torch.optim.Optimizer]) -> None:
-        self._make = make
+    Args of the constructor:
+        make: the optimizer of a vector.
+        rate: (update, from 0) -> its learning rate, where it changes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Tensor], torch.optim.Optimizer],
+        rate: Callable[[int], float] | None = None,
+    ) -> None:
+        self._make, self._rate = make, rate
+        self._updates = 0
         self._flat: Tensor | None = None
 
     def update(self, weights: Tensor, gradient: Tensor) -> None:
@@ -58,5 +68,8 @@ class ElementWise:
             self._optimizer = self._make(self._flat)
         self._flat.data.copy_(weights)
         self._flat.grad = gradient.clone()
+        if self._rate is not None:
+            self._optimizer.param_groups[0]["lr"] = self._rate(self._updates)
         self._optimizer.step()
+        self._updates += 1
         weights.copy_(self._flat.data)

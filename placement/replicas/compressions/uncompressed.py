@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Uncompressed:
     """float32, summed by an all-reduce."""
 
-    def compressor(self, layout: WeightLayout, generator: torch.Generator) -> Compressor:
+    def compressor(self, layout: WeightLayout, generator: torch.Generator, number: int) -> Compressor:
         """One without a state."""
         return _Whole()
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
+from placement.replicas.exchanges.refusals import with_arrival_rule
 from placement.replicas.requests import Compute, Participant, Updated
 
 if TYPE_CHECKING:
-    from placement.replicas.role import MethodParts, Role
+    from torch import Tensor
+
+    from placement.replicas.role import MethodParts, Role, Updater
 
 
 @dataclass(frozen=True)
@@ -20,16 +25,19 @@ class Synchronous:
         return ()
 
     def refuse(self, method: MethodParts, workers: int) -> str | None:
-        """Never."""
-        return None
+        """An arrival rule: an all-reduce waits for all."""
+        return with_arrival_rule("sync", method)
 
     def participant(self, role: Role) -> Participant:
         """A worker."""
-        weights, updater, compressor = role.start.clone(), role.updater(), role.compressor()
-        version = 0
-        while True:
-            computed = yield Compute(weights, version)
-            mean = yield from compressor.mean(computed.gradient, role.everybody)
-            updater.update(weights, mean)
-            version += 1
-            yield Updated(version, weights=weights if role.number == 0 else None)
+        return synchronous_steps(role, role.start.clone(), role.updater(), count())
+
+
+def synchronous_steps(role: Role, weights: Tensor, updater: Updater, versions: Iterable[int]) -> Participant:
+    """Steps from weights of each of these versions to the next, in place, by the mean gradient of all workers."""
+    compressor = role.compressor()
+    for version in versions:
+        computed = yield Compute(weights, version)
+        mean = yield from compressor.mean(computed.gradient, role.everybody)
+        updater.update(weights, mean)
+        yield Updated(version + 1, weights=weights if role.number == 0 else None)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
+from placement.replicas.fit_log import FitLog, Stop, tell_no_one
+from placement.replicas.fit_task import drawing
+from placement.replicas.inbox import Inbox
 from placement.replicas.requests import (
+    LOST,
     AllGather,
     AllReduce,
     Compute,
     Computed,
     Message,
     Participant,
+    ParticipantLost,
     Pause,
     Post,
     Receive,
@@ -31,36 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from env.cluster import Cluster
+    from placement.replicas.fit_result import CurvePoint, FitRun
     from placement.replicas.fit_task import FitTask
-
-
-@dataclass(frozen=True, eq=False)
-class Speeds:
-    """How long participants take.
-
-    Attributes:
-        device: of each participant, the number of the device that it sends from and receives at.
-        step_s: (worker, step, samples) -> seconds of one gradient, stragglers included.
-        update_s: (participant) -> seconds of one update of all weights.
-    """
-
-    device: Sequence[int]
-    step_s: Callable[[int, int, int], float]
-    update_s: Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When a run ends: at a held-out loss, after so many updates, or after so many virtual seconds.
-
-    Attributes:
-        every: updates between two evaluations.
-    """
-
-    loss: float = -float("inf")
-    updates: int = 10_000
-    seconds: float = float("inf")
-    every: int = 10
+    from placement.replicas.virtual.speeds import Speeds
 
 
 @dataclass(eq=False)
@@ -68,7 +44,7 @@ class _Seat:
     """A participant as the engine sees it: what it waits for, and what has arrived for it."""
 
     participant: Participant
-    inbox: deque[Message] = field(default_factory=deque)
+    inbox: Inbox = field(default_factory=Inbox)
     waiting: Receive | None = None
     steps: int = 0
 
@@ -85,31 +61,32 @@ class VirtualEngine:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
-        self.now_s, self.bytes, self.updates = 0.0, 0, 0
-        self.points: list[CurvePoint] = []
-        self.trace: list[ReadVersion] = []
-        self._staleness: list[float] = []
-        self._is_over = False
+        self._last_arrival_s: dict[tuple[int, int], float] = {}
+        self._lost: set[int] = set()
+        self.now_s, self.bytes = 0.0, 0
 
-    def run(self, method: str, stop: Stop) -> FitRun:
-        """Until the end."""
-        self._stop = stop
-        self._evaluate(self._task.weights())
+    def lose(self, number: int, time_s: float) -> None:
+        """Have a participant die at a moment of the run; what it has sent by then still arrives."""
+        self._at(time_s, lambda: self._lose(number))
+
+    def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
+        """Until the end; `tell` is told each point of the curve."""
+        self._log = FitLog(stop, self._task.held_out_loss, tell)
+        self._log.evaluate(self._task.weights(), 0.0, 0)
         for number in range(len(self._seats)):
             self._go_on(number, None)
-        while self._events and not self._is_over:
-            self.now_s, _, then = heapq.heappop(self._events)
-            if self.now_s > stop.seconds:
+        while self._events and not self._log.is_over:
+            time_s, _, then = heapq.heappop(self._events)
+            if time_s > stop.seconds:
+                self.now_s = stop.seconds
+                self._log.end()
                 break
+            self.now_s = time_s
             then()
+        self._log.end("the run ended early: every participant waited for another one")
         for seat in self._seats:
             seat.participant.close()
-        last = self.points[-1]
-        staleness = sum(self._staleness) / max(len(self._staleness), 1)
-        return FitRun(
-            method, self.now_s, self.updates, self.bytes, last.loss, last.loss <= stop.loss, staleness,
-            tuple(self.points), tuple(self.trace),
-        )  # fmt: skip
+        return self._log.run(method, self.now_s, self.bytes)
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), then))
@@ -120,10 +97,16 @@ class VirtualEngine:
     def _go_on(self, number: int, answer: Any) -> None:
         """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
         seat = self._seats[number]
-        while not self._is_over:
+        while not self._log.is_over and number not in self._lost:
             try:
-                request = seat.participant.send(answer)
+                if isinstance(answer, ParticipantLost):
+                    request = seat.participant.throw(answer)
+                else:
+                    request = seat.participant.send(answer)
             except StopIteration:
+                return
+            except ParticipantLost as lost:
+                self._log.end(str(lost))
                 return
             if not self._is_answered_now(number, seat, request):
                 return
@@ -136,7 +119,7 @@ class VirtualEngine:
                 self._send(number, request)
                 return True
             case Receive():
-                self._answer = _taken(seat.inbox, request)
+                self._answer = seat.inbox.take(request)
                 seat.waiting = request if request.wait and self._answer is None else None
                 return seat.waiting is None
             case Compute():
@@ -151,11 +134,11 @@ class VirtualEngine:
 
     def _compute(self, number: int, seat: _Seat, request: Compute) -> None:
         step, seat.steps = seat.steps, seat.steps + 1
-        samples = request.samples
-        if samples is None:
-            samples = self._task.samples(number, self._workers, step)
-        self.trace.append(ReadVersion(number, step, request.version))
-        loss, gradient = self._task.gradient(request.weights, samples)
+        samples = self._task.samples_of(request.samples, number, self._workers, step)
+        self._log.read(number, step, request.version)
+        with drawing(self._task.seed, number, step):
+            loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
+        self._log.computed(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 
@@ -164,36 +147,42 @@ class VirtualEngine:
         size = _size(tensors)
         self.bytes += size
         device = self._speeds.device
+        pair = number, request.to
         arrival_s = self._network.arrival_s(device[number], device[request.to], size, self.now_s)
+        # Where links carry any number of transfers at once, a small one would overtake.
+        arrival_s = self._last_arrival_s[pair] = max(arrival_s, self._last_arrival_s.get(pair, 0.0))
         message = Message(number, request.tag, tensors, request.version)
         self._at(arrival_s, lambda: self._deliver(request.to, message))
 
     def _deliver(self, number: int, message: Message) -> None:
         seat = self._seats[number]
-        seat.inbox.append(message)
+        seat.inbox.put(message)
         if seat.waiting is not None:
-            taken = _taken(seat.inbox, seat.waiting)
+            taken = seat.inbox.take(seat.waiting)
             if taken is not None:
                 seat.waiting = None
                 self._go_on(number, taken)
 
-    def _update(self, number: int, request: Updated) -> None:
-        self.updates = max(self.updates, request.version)
-        self._staleness.append(request.staleness)
-        if request.weights is not None and (
-            request.version % self._stop.every == 0 or request.version >= self._stop.updates
-        ):
-            self._evaluate(request.weights)
-        self._later(self.now_s + self._speeds.update_s(number) * request.part, number, None)
+    def _lose(self, number: int) -> None:
+        self._seats[number].participant.close()
+        self._lost.add(number)
+        for other in range(len(self._seats)):
+            if other not in self._lost:
+                self._send(number, Post(other, LOST))
+        for key in [key for key in self._meetings if number in key[1]]:
+            for member in self._meetings.pop(key):
+                self._later(self.now_s, member, ParticipantLost(number))
 
-    def _evaluate(self, weights: Tensor) -> None:
-        loss = self._task.held_out_loss(weights)
-        self.points.append(CurvePoint(self.now_s, self.updates, self.bytes, loss))
-        self._is_over = loss <= self._stop.loss or self.updates >= self._stop.updates
+    def _update(self, number: int, request: Updated) -> None:
+        self._log.updated(request, self.now_s, self.bytes)
+        self._later(self.now_s + self._speeds.update_s(number) * request.part, number, None)
 
     def _meet(self, number: int, request: AllReduce | AllGather) -> None:
         """A collective begins once all have asked, and goes around a ring of its members."""
         kind = type(request)
+        for lost in self._lost.intersection(request.group):
+            self._later(self.now_s, number, ParticipantLost(lost))
+            return
         here = self._meetings.setdefault((kind, request.group), {})
         here[number] = tuple(each.clone() for each in request.tensors)
         if len(here) < len(request.group):
@@ -202,17 +191,29 @@ class VirtualEngine:
         gathered = tuple(here[member] for member in request.group)
         if kind is AllReduce:
             answer: Any = tuple(torch.stack(each).sum(0) for each in zip(*gathered, strict=True))
-            end_s = self._around(request.group, [_size(gathered[0]) // len(request.group)], 2)
+            size = _size(gathered[0])
+            end_s = self._together("all_reduce", request.group, [size // len(request.group)], size)
         else:
             answer = gathered
-            end_s = self._around(request.group, [_size(each) for each in gathered], 1)
+            sizes = [_size(each) for each in gathered]
+            end_s = self._together("all_gather", request.group, sizes, sum(sizes))
         for member in request.group:
             self._later(end_s, member, answer)
 
-    def _around(self, group: tuple[int, ...], sizes: Sequence[int], times: int) -> float:
-        """When pieces of these sizes have gone around a group's ring so many times; each turn waits for all."""
+    def _together(self, kind: str, group: tuple[int, ...], sizes: Sequence[int], whole: int) -> float:
+        """When a collective of `whole` bytes has ended: as measured on the cluster, or once around a ring, or twice."""
+        rounds = {"all_reduce": 2, "all_gather": 1}[kind] * (len(group) - 1)
+        devices = {self._speeds.device[member] for member in group}
+        measured = self._network.cluster.measured(kind, len(group))
+        if measured is None or len(devices) < len(group):
+            return self._around(group, sizes, rounds)
+        self.bytes += sum(sizes) * rounds * (len(group) if len(sizes) == 1 else 1)
+        return self.now_s + measured.at(whole)
+
+    def _around(self, group: tuple[int, ...], sizes: Sequence[int], rounds: int) -> float:
+        """When pieces of these sizes have gone so many times to the next member of a ring; each turn waits for all."""
         now_s = self.now_s
-        for turn in range(times * (len(group) - 1)):
+        for turn in range(rounds):
             ends = []
             for place, member in enumerate(group):
                 size = sizes[(place - turn) % len(sizes)]
@@ -222,14 +223,6 @@ class VirtualEngine:
                 ends.append(self._network.arrival_s(device[member], device[other], size, now_s))
             now_s = max(ends)
         return now_s
-
-
-def _taken(inbox: deque[Message], wanted: Receive) -> Message | None:
-    for place, message in enumerate(inbox):
-        if wanted.tag in (None, message.tag) and wanted.sender in (None, message.sender):
-            del inbox[place]
-            return message
-    return None
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

@@ -20,6 +20,8 @@ from placement.runtime.program.layout import DeviceLayout
 from placement.solving.result import NO_STRATEGY, Result
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from placement.runtime.sharded.plan import StrategyPlan
 
 
@@ -36,6 +38,7 @@ class Request:
             devices in the order of the processes.
         layout: captures the model, checks that it is the one that was placed, and says where each op runs and when.
         plan: likewise of a strategy, what each process does.
+        mesh: of the script's own; None where it has none.
     """
 
     model: nn.Module
@@ -45,6 +48,7 @@ class Request:
     places: Callable[..., Mapping[str, torch.device]]
     layout: Callable[[], DeviceLayout]
     plan: Callable[[], StrategyPlan]
+    mesh: DeviceMesh | None = None
 
     @property
     def is_strategy(self) -> bool:
@@ -71,7 +75,13 @@ class Backend:
 
 
 def backend_of(request: Request) -> str:
-    """The name of the first backend that fits."""
+    """The name of the first backend that fits.
+
+    Raises:
+        MismatchError: a device mesh for what has none.
+    """
+    if request.mesh is not None and not request.is_strategy:
+        raise MismatchError("the result is a placement, which has no device mesh; leave out mesh=.")
     return next(name for name, backend in BACKENDS.items() if backend.fits(request))
 
 
@@ -132,16 +142,20 @@ def _threads(request: Request) -> nn.Module:
 def _strategy(request: Request) -> nn.Module:
     """This process's share of a model under a strategy, one process for each device."""
     from placement.runtime.ranks.process_group import join
+    from placement.runtime.sharded.device_mesh import check_mesh
     from placement.runtime.sharded.module import StrategyModule
 
     text = request.result.strategy
-    n_ranks = Strategy.parse(text).devices
+    strategy = Strategy.parse(text)
+    n_ranks = strategy.devices
     if n_ranks > 1 and not _is_launched():
         raise MismatchError(
             f"strategy {show(text)} runs in {n_ranks} processes, one for each device; start the script with "
             f"torchrun --nproc-per-node={n_ranks}."
         )
     group = join(n_ranks)  # before the model is captured, so that the others hear of what goes wrong there
+    if request.mesh is not None:
+        check_mesh(request.mesh, strategy)
     plan = request.plan()
     places = request.places(plan.device_names)
     return StrategyModule(request.model, plan, group, places[plan.device_names[group.rank]])

@@ -206,7 +206,12 @@ class _Rewriter:
         return made
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        return self.result.graph.node_copy(node, self._current)
+        sized = _SIZED.get(node.target)
+        if sized is None:
+            return self.result.graph.node_copy(node, self._current)
+        made = self._call(sized, (self._current(node.args[0]), list(value_of(node).layout.shape)), node)  # type: ignore[arg-type]
+        made.meta = dict(node.meta)
+        return made
 
     def _empty(self, node: fx.Node) -> fx.Node:
         layout = value_of(node).layout
@@ -289,6 +294,12 @@ class _Rewriter:
                     self.result.redraws[node] = original
 
 
+# Of their second argument they read the sizes alone, which are known.
+_SIZED: dict[Any, Any] = {
+    torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
+    torch.ops.aten.view_as.default: torch.ops.aten.view.default,
+    torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
+}
 _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 
 

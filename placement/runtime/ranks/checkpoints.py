@@ -65,7 +65,7 @@ def save(group: ProcessGroup, path: Path, tensors: Mapping[str, torch.Tensor]) -
     """Write the tensors of all ranks to one file in one step; what was there stays until then. All ranks call it.
 
     Raises:
-        OSError: on every rank: it cannot be written.
+        CheckpointError: on every rank: it cannot be written.
         MismatchError: safetensors has no such dtype.
     """
     index = _index(group, tensors)

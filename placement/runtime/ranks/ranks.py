@@ -118,7 +118,7 @@ class RankModule(OpByOpWrapper):
         Rank 0 writes, tensor by tensor, so that no process has to hold the model.
 
         Raises:
-            OSError: on every rank: the file cannot be written.
+            CheckpointError: on every rank: the file cannot be written.
         """
         checkpoints.save(self._group, path, self.state_dict())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import safetensors
 import torch
 
 from graphs.disk import atomic_file
-from graphs.errors import MismatchError
+from graphs.errors import CheckpointError, MismatchError
 
 if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
@@ -96,16 +97,23 @@ def opened(path: Path) -> Any:
 
 
 def agree(group: ProcessGroup, act: Callable[[], None]) -> None:
-    """Let rank 0 act, and every rank raise the `OSError` that it met."""
-    failure: OSError | None = None
+    """Let rank 0 act; where it meets an `OSError`, every rank says what that is.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    sentence = ""
     if group.rank == 0:
         try:
             act()
         except OSError as error:
-            failure = error
-    told = None if failure is None else [failure.errno, failure.strerror, failure.filename and str(failure.filename)]
-    met = json.loads(group.all_gather(json.dumps(told))[0])
-    if failure is not None:
-        raise failure
-    if met is not None:
-        raise OSError(*met)
+            sentence = _sentence(error)
+    met = group.all_gather(sentence)[0]
+    if met:
+        raise CheckpointError(met)
+
+
+def _sentence(error: OSError) -> str:
+    advice = {errno.ENOENT: "make the folder", errno.ENOSPC: "free some space", errno.EDQUOT: "free some space"}
+    way_out = ", or ".join(filter(None, (advice.get(error.errno or 0), "save it elsewhere")))
+    return f"cannot write {error.filename or 'a checkpoint'}: {error.strerror or error}; {way_out}."

@@ -149,13 +149,6 @@ class PartLayout:
         rest = [cut for cut in self.cuts if not met or cut is not met[-1]]
         return PartLayout(self.shape, (*rest, part))
 
-    def cut_in_each(self, shard: Shard, parts: int, size: int, number: int) -> PartLayout:
-        """Part ``number`` of ``size`` of each of ``parts`` equal stretches of that of a row; this part has some."""
-        extent = shard.extent // parts
-        ends = _ends(extent, size, ())
-        unit = self.shape[shard.dim] // (shard.extent * shard.blocks)
-        return PartLayout(self.shape, (*self.cuts, PartCut(shard.dim, unit, extent, ends[number], ends[number + 1])))
-
     def viewed(self, view: TensorInfo, root: TensorInfo) -> PartLayout:
         """The same part of a view.
 
@@ -283,8 +276,11 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
 
 def join(want: PartLayout, parts: Sequence[tuple[PartLayout, torch.Tensor]]) -> torch.Tensor:
     """A part put together from smaller parts that cover it."""
-    first = parts[0][1]
-    result = first.new_empty(want.local_shape)
+    return join_in(parts[0][1].new_empty(want.local_shape), want, parts)
+
+
+def join_in(result: torch.Tensor, want: PartLayout, parts: Sequence[tuple[PartLayout, torch.Tensor]]) -> torch.Tensor:
+    """Smaller parts put in their places in a part."""
     for part, tensor in parts:
         place = _narrowed(result, want, part)
         place.copy_(tensor.reshape(place.shape))
@@ -309,9 +305,10 @@ def _place(have: PartLayout, want: PartLayout) -> tuple[tuple[int, ...], tuple[i
 
 def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> torch.Tensor:
     for dim in reversed(range(len(want.shape))):
-        here, there = ({cut.period: cut for cut in part.along(dim)} for part in (have, want))
+        here, there = ({cut.period: cut.coarse for cut in part.along(dim)} for part in (have, want))
         if here == there:
             continue
+        here, there = _nested(here, there), _nested(there, here)
         sizes: list[int] = []
         narrow: list[tuple[int, int, int]] = []
         length = want.shape[dim]
@@ -331,3 +328,17 @@ def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> to
         for place, low, count in narrow:
             tensor = tensor.narrow(dim + place, low, count)
     return tensor
+
+
+def _nested(cuts: dict[int, PartCut], others: Iterable[int]) -> dict[int, PartCut]:
+    """Cuts by their periods, those that lie in one period of other cuts as that period and a cut of it."""
+    found = dict(cuts)
+    for period in sorted(others, reverse=True):
+        for cut in list(found.values()):
+            first, last = cut.low * cut.unit // period, (cut.high * cut.unit - 1) // period
+            if cut.unit < period < cut.period and cut.period % period == period % cut.unit == 0 and first == last:
+                start = first * period // cut.unit
+                inner = PartCut(cut.dim, cut.unit, period // cut.unit, cut.low - start, cut.high - start)
+                found[cut.period] = PartCut(cut.dim, period, cut.period // period, first, first + 1)
+                found[period] = inner
+    return found

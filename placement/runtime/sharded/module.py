@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from graphs.capture.record import argument_leaves
-from graphs.capture.trace import value_of
 from graphs.errors import MismatchError
-from placement.inputs.call_arguments import check_data, check_kinds, tensors_of
+from placement.inputs.call_arguments import tensors_of
 from placement.runtime.in_process.wrapper import ModelWrapper
-from placement.runtime.program.drawing import draw
-from placement.runtime.program.layout import Key
 from placement.runtime.program.named_tensors import NamedTensors
-from placement.runtime.program.routines import sent_tags
-from placement.runtime.ranks.endpoint import RankEndpoint
-from placement.runtime.ranks.process_group import ProcessGroup, check_size
+from placement.runtime.ranks.local_tensors import lent, outlines_of
+from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import add_gradients, refuse_copy
 from placement.runtime.ranks.tensor_files import Path
-from placement.runtime.sharded.agreement import SameRandomNumbers, check_same_plan
-from placement.runtime.sharded.exchanging.collectives import Collectives
-from placement.runtime.sharded.layouts import PartLayout
+from placement.runtime.sharded.evaluation import Evaluation, evaluation_plan, forward_program
 from placement.runtime.sharded.plan import StrategyPlan
+from placement.runtime.sharded.rank_program import RankProgram
 from placement.runtime.sharded.storing.rank_states import RankStates
-from placement.runtime.sharded.storing.samples import OwnSamples, own_arguments, set_own_samples
+from placement.runtime.sharded.storing.samples import OwnSamples, set_own_samples
 from placement.runtime.sharded.storing.states import stored
-from placement.runtime.sharded.writing.writer import write
-from placement.runtime.transport.channels import channels_of
-
-_FIRST_TAG = 7 << 24  # beyond those of placements
 
 
 class StrategyModule(ModelWrapper):
@@ -52,26 +42,17 @@ class StrategyModule(ModelWrapper):
 
     def __init__(self, model: nn.Module, plan: StrategyPlan, group: ProcessGroup, place: torch.device) -> None:
         super().__init__(model)
-        check_size(group.size, plan.n_ranks)
-        check_same_plan(group, plan)
         self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         self._plan, self._group, self._place = plan, group, place
-        program = plan.values.step.program
-        self._program = program
-        self._code = write(plan, group.rank)
-        self._states = RankStates(model, plan.states, group, place)
+        self._is_trained = plan.values.step.program.train
         self._tensors = NamedTensors(model)
+        self._program = RankProgram(plan, group, place, self._tensors.get)
+        self._outlines = outlines_of(model)
+        self._states = RankStates(model, plan.states, group, place)
         self._names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
-        op_names = tuple(program.graph.op_names)
-        self._op_names = op_names
-        self._channels = channels_of(self._code.transfers, op_names, _FIRST_TAG)
-        self._sent = sent_tags(self._code.routine)
-        self._collectives = Collectives(group, self._code.exchanges, place)
-        self._pairs = group.pairs(place)
-        drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
-        self._random = SameRandomNumbers(group, drawing[0] if drawing else None)
-        set_own_samples(OwnSamples.of(self._input_parts))
-        if not program.train:
+        self._evaluations: dict[str, Evaluation] = {}  # by what is no tensor among the arguments
+        set_own_samples(OwnSamples.of(self._program.input_parts))
+        if not self._is_trained:
             self.eval()
 
     @property
@@ -79,20 +60,18 @@ class StrategyModule(ModelWrapper):
         """The number of this process, that of its device."""
         return self._group.rank
 
-    @cached_property
-    def _input_parts(self) -> dict[str, PartLayout]:
-        """The part of each argument that is this rank's own, by path."""
-        return {path: self._plan.input_layout(path, self.rank) for path in self._plan.input_paths}
-
     def train(self, mode: bool = True) -> StrategyModule:
-        """As of any module.
+        """As of any module; what evaluation has gathered is freed.
 
         Raises:
             MismatchError: training of a model that was captured for inference.
         """
-        if mode and not self._program.train:
+        if mode and not self._is_trained:
             raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
         super().train(mode)
+        if mode:
+            for evaluation in self._evaluations.values():
+                evaluation.free()
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -112,11 +91,13 @@ class StrategyModule(ModelWrapper):
             MismatchError: the model was captured for inference, or with other arguments, or it is in evaluation mode.
             RankError: the run has failed, here or on another rank.
         """
-        if not self._program.train:
+        if not self._is_trained:
             raise MismatchError("the strategy is for inference; step() expects one of a training step (train=True).")
         if not self.training:
             raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
-        given = self._run(args, kwargs)
+        leaves = self._leaves(args, kwargs)
+        self._check_gradients(tensors_of(leaves))
+        given = self._program.run(self._program.checked(leaves))
         gradients = {self._own_name(key[1]): value for key, value in given.items() if key[0] == "gradient"}
         # One that was frozen since gets none, as without a strategy.
         trained = {name: value for name, value in gradients.items() if self.get_parameter(name).requires_grad}
@@ -125,59 +106,40 @@ class StrategyModule(ModelWrapper):
         return loss
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the model for the global batch, on every rank.
+        """The outputs of the model for the global batch, on every rank; of a training step in evaluation mode only.
 
         Raises:
-            MismatchError: the strategy is for training, whose steps `step` runs, or other arguments than captured.
+            MismatchError: training mode, other arguments than captured, or the strategy cannot run evaluation.
             RankError: the run has failed, here or on another rank.
         """
-        if self._program.train:
+        if self._is_trained and self.training:
             raise MismatchError(
                 "the strategy is for training, and step() runs its forward and backward passes together; to run the "
-                "model alone, load gathered_state_dict() into it, or apply a strategy for inference."
+                "model alone, call eval() first, or apply a strategy for inference."
             )
-        given = self._run(args, kwargs)
-        outputs = self._program.trace.outputs
-        assert outputs is not None
-        return outputs.filled([given["output", number] for number in range(len(outputs.nodes))])
+        leaves = self._leaves(args, kwargs)
+        if self._is_trained:
+            return self._evaluation(args, kwargs, leaves).outputs(leaves)
+        return self._program.outputs(self._program.run(self._program.checked(leaves)))
+
+    def _evaluation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> Evaluation:
+        """The forward pass for these arguments, captured when it is first needed."""
+        settings = repr([(path, leaf) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)])
+        if settings not in self._evaluations:
+            given = lent(self._model, self._outlines)
+            program = forward_program(self._model, args, kwargs, leaves, self._program.input_parts, given)
+            plan = evaluation_plan(program, self._plan)
+            self._evaluations[settings] = Evaluation(plan, self._group, self._place, self._states, self._tensors)
+        return self._evaluations[settings]
 
     def _own_name(self, name: str) -> str:
         """The name under which this rank's module has a parameter of the plan."""
         return next(own for own, first in self._names.items() if first == self._names.get(name, name))
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Key, Any]:
-        """Run this rank's routine; its results by key."""
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What is in the arguments, by path, once this rank's parameters are there."""
         self._states.check_filled()
-        leaves = argument_leaves(self._model, args, kwargs)
-        check_kinds(self._program, leaves)
-        given = tensors_of(leaves)
-        check_data(given)
-        if self._program.train:
-            self._check_gradients(given)
-        inputs = own_arguments(self._input_parts, given)
-        group, routine = self._group, self._code.routine
-        group.drain()
-        endpoint = RankEndpoint(group, self._channels, self._place, self._pairs)
-        endpoint.begin(self._sent)
-        self._random.begin()
-        drawn = draw(self._plan.values.step)
-        taken = [self._looked_up(key, inputs, drawn) for key in routine.takes]
-        with torch.no_grad(), group.running(routine, self._op_names):
-            results = routine.run(endpoint, self._collectives, *taken)
-        self._random.check()
-        group.drain()
-        return dict(zip(routine.gives, results, strict=True))
-
-    def _looked_up(
-        self, key: Key, inputs: Mapping[str, torch.Tensor], drawn: Mapping[int, torch.Tensor]
-    ) -> torch.Tensor:
-        kind, name = key
-        if kind == "input":
-            return inputs[name].to(self._place)
-        if kind == "drawn":
-            return drawn[name].to(self._place)
-        found = self._tensors.get(name)
-        return (self._program.constants[name] if found is None else found).to(self._place)
+        return argument_leaves(self._model, args, kwargs)
 
     # -- gradients and checkpoints ----------------------------------------------------------------------------
 
@@ -204,7 +166,7 @@ class StrategyModule(ModelWrapper):
         """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
 
         Raises:
-            OSError: on every rank: the file cannot be written.
+            CheckpointError: on every rank: the file cannot be written.
         """
         self._states.save(path)
 
@@ -228,7 +190,7 @@ class StrategyModule(ModelWrapper):
         """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
 
         Raises:
-            OSError: on every rank: a file cannot be written.
+            CheckpointError: on every rank: a file cannot be written.
             MismatchError: a fact is no plain data.
         """
         self._states.save_run(folder, optimizer, **facts)

@@ -224,7 +224,9 @@ class StrategyPlan:
             parts = tuple(self.flat(n, place) for place in places)
             dtype = values.step.program.state_infos[state].layout.dtype
             if kind == "all_gather":
-                return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True)
+                # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
+                has_room = member.phase == Phase.UPDATE
+                return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True, in_place=has_room)
             return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.graph.op_names[int(values.graph.tensor_producer[member.number])]
@@ -295,11 +297,18 @@ class StrategyPlan:
         return next((a for a, sharding in enumerate(self.values.mesh) if sharding.axis.name == "dp"), None)
 
     @cached_property
+    def flattened(self) -> frozenset[int]:
+        """States of the program of which each rank stores a stretch of the flat vector; weights cut there are not."""
+        axis = self.zero_axis
+        if axis is None:
+            return frozenset()
+        trained = (gradient.state for gradient in self.gradients)
+        return frozenset(state for state in trained if self.values.state_codes(state)[axis] <= SUM)
+
+    @cached_property
     def gathered(self) -> frozenset[int]:
         """States of the program that are stored in parts, and gathered for every use."""
-        if self.values.applied.strategy.zero < 3:
-            return frozenset()
-        return frozenset(gradient.state for gradient in self.gradients)
+        return self.flattened if self.values.applied.strategy.zero == 3 else frozenset()
 
     def flat(self, n_elements: int, place: int) -> PartLayout:
         """The entries of a vector that are stored at a place."""
@@ -503,10 +512,11 @@ class StrategyPlan:
                 continue
             part = self.values.layout(Form(-1, s, self.values.state_codes(s)), place)
             flat = None
-            if s in trained and self.zero_axis is not None:
+            if s in self.flattened:
                 vector = self.flat(part.n_elements, place)
                 flat = vector.runs(0)[0] if vector.runs(0) else (0, 0)
-            yield StatePart(state.names, part, flat, program.state_infos[s].layout.dtype, s in trained)
+            has_room = flat is not None and s not in self.gathered
+            yield StatePart(state.names, part, flat, program.state_infos[s].layout.dtype, s in trained, has_room)
 
 
 class OutputParts(NamedTuple):

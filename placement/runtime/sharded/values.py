@@ -353,6 +353,17 @@ class Values:
         Raises:
             StrategyError: stretches that do not fall together.
         """
+        key = variant, place
+        if key not in self._layouts:
+            self._layouts[key] = self._layout(variant, place)
+        return self._layouts[key]
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[Form, int], PartLayout]:
+        """What `layout` has worked out: writers ask for the same parts again and again."""
+        return {}
+
+    def _layout(self, variant: Form, place: int) -> PartLayout:
         found = whole(self.root(variant).layout.shape)
         cuts = list(enumerate(zip(variant.codes, self.coordinates(place), strict=True)))
         for a, (code, coordinate) in cuts:
@@ -362,27 +373,31 @@ class Values:
             code = int(self.chunks.written[variant.tensor])
             if code > SUM:
                 shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = self._in_time(found, shard, variant.batch)
+                found = found.cut_by(self._dealt(shard), self.micro_batches, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
 
-    def _in_time(self, part: PartLayout, shard: Shard, batch: int) -> PartLayout:
-        """The samples of a micro-batch: a stretch of each part of the batch, of which this part may have several."""
+    def _dealt(self, shard: Shard) -> Shard:
+        """The stretch of samples that is cut into micro-batches: each replica cuts its own.
+
+        So of all samples together the first micro-batch has the first ones of every replica.
+        """
         axes = [self.mesh[a].axis for a in self.of_samples]
-        parts = math.prod(axis.size for axis in axes)
-        if any(axis.shares for axis in axes) or shard.extent % parts:
-            return part.cut_by(shard, self.micro_batches, batch)
-        return part.cut_in_each(shard, parts, self.micro_batches, batch)
+        replicas = math.prod(axis.size for axis in axes)
+        if any(axis.shares for axis in axes) or shard.extent % replicas:
+            return shard
+        return Shard(shard.dim, shard.extent // replicas, shard.halo, shard.blocks * replicas)
 
     @cached_property
     def of_samples(self) -> frozenset[int]:
         """The axes of the mesh along which samples are dealt out before they are cut into micro-batches.
 
-        Along the others, a tensor axis or that of experts, it is the samples of a micro-batch that are cut.
+        Along the others, one that cuts weights or experts, it is the samples of a micro-batch that are cut.
         """
-        return frozenset(a for a, sharding in enumerate(self.mesh) if sharding.axis.words == ("batch",))
+        axes = [sharding.axis for sharding in self.mesh]
+        return frozenset(a for a, axis in enumerate(axes) if axis.words == ("batch",) and not axis.cuts_weights)
 
     def dim_cut(self, variant: Form, axis: int) -> int:
         """The dimension of a tensor that an axis of the mesh cuts."""

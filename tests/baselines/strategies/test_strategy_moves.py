@@ -62,6 +62,15 @@ def test_a_mesh_moves_and_keeps_its_options(transformer: OpGraph) -> None:
     assert {"dp8 zero1 | tp2 sp", "dp2 zero1 | tp2 sp", "dp4 zero1 | cp2 | tp2 sp"} <= meshes
 
 
+def test_replicas_cut_the_weights_of_one_block_more_or_less(transformer: OpGraph) -> None:
+    def moved(text: str) -> set[str]:
+        return {move.text for _, move in neighbours(transformer, ALIKE, Strategy.parse(text))}
+
+    assert {"dp4 tp on layers.*", "dp4 tp on word_embedding+output"} <= moved("dp4")
+    both = moved("dp4 tp on layers.*")
+    assert {"dp4", "dp4 tp on word_embedding+output+layers.*", "dp8 tp on layers.*", "dp2 | tp2"} <= both
+
+
 def test_experts_are_spread_where_there_are_some() -> None:
     model = build("mixtral_8x7b", device="meta", small=True, batch_size=8)
     graph = capture(model.model, model.args, train=True)

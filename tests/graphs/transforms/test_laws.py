@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from training_steps import mlp
 
 from baselines.strategies.applied import applied
+from baselines.strategies.searching.estimator import Estimator
 from env.checking.checker import audit
 from env.cluster import Cluster, Device
 from env.plan import Plan
@@ -110,6 +112,39 @@ def strategies() -> st.SearchStrategy[Strategy]:
     small = st.sampled_from((1, 2))
     orders = st.sampled_from(("gpipe", "1f1b", "zb-h1"))
     return st.builds(made, small, small, st.booleans(), small, st.sampled_from((1, 2)), st.integers(0, 3), orders)
+
+
+@settings(max_examples=40)
+@given(dp=st.integers(1, 4), micro=st.integers(1, 3), fixed=st.floats(0, 1))
+def test_parts_of_a_measured_op_take_its_fixed_time_in_full(dp: int, micro: int, fixed: float) -> None:
+    """n parts of an op take n times what is fixed, and the rest of its time once."""
+    graph = with_times(mlp(batch=12, layers=2), fixed)
+    derived = split(graph, [Axis("dp", dp, DP)], micro)
+    is_copy = ~np.isnan(derived.graph.time_s[:, 0])
+    origin = derived.origins[derived.origin_ptr[:-1]][is_copy]
+    times = derived.graph.time_s[is_copy, 0]
+    copies = np.bincount(origin, minlength=graph.n_ops)
+    cut = np.array([graph.kinds[op] in PRODUCTS for op in range(graph.n_ops)])
+    assert cut.any()
+    whole, own = graph.time_s[:, 0], graph.fixed_s[:, 0]
+    expected = whole + (copies - 1) * own
+    np.testing.assert_allclose(np.bincount(origin, times, graph.n_ops)[cut], expected[cut], rtol=1e-9)
+    assert (derived.graph.fixed_s[is_copy, 0] == own[origin]).all()
+
+
+def with_times(graph: OpGraph, fixed: float) -> OpGraph:
+    """Every op takes other seconds, of which this share is fixed."""
+    time_s = np.linspace(1e-3, 2e-3, graph.n_ops)[:, None]
+    return replace(graph, time_keys=("*",), time_s=time_s, fixed_s=fixed * time_s)
+
+
+@pytest.mark.parametrize("text", ["dp4", "dp4 zero1", "tp4", "dp4 | mb4"])
+def test_estimates_have_fixed_times_too(text: str) -> None:
+    graph, cluster = with_times(mlp(batch=64, layers=8), 0.5), Cluster.preset("4xV100-pcie")
+    made = applied(graph, cluster, Strategy.parse(text))
+    score = Simulator(made.problem).score(made.plan)
+    found = Estimator(graph, cluster).estimate(Strategy.parse(text)).step_time_s
+    assert found == pytest.approx(score.step_time_s, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "alexnet"])

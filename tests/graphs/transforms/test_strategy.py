@@ -29,7 +29,9 @@ def strategies(draw: st.DrawFn) -> Strategy:
         )
         for name in names
     )
-    if names and names[0] == "dp" and draw(st.booleans()):
+    if names and names[0] == "dp" and "tp" not in names and draw(st.booleans()):
+        mesh = (replace(mesh[0], tensor_modules=tuple(draw(PATTERNS))), *mesh[1:])
+    elif names and names[0] == "dp" and draw(st.booleans()):
         size = mesh[0].size
         mesh = (
             replace(mesh[0], shares=tuple(draw(st.lists(st.integers(1, 9), min_size=size, max_size=size)))),
@@ -77,6 +79,8 @@ def test_text_and_json_give_the_strategy_back(strategy: Strategy) -> None:
         "dp8 zero3",
         "dp8 | mb8",
         "tp2 sp on layers.*.mlp",
+        "dp4 tp on item zero1",
+        "dp4 on user.* tp on item+head.*",
         "dp4 shares=4:4:2:1 zero1 | devices=gpu3+gpu0+gpu1+gpu2",
         "pp2 1f1b mb8 | cuts=layers.4/add%20_1",
         "devices=host1/gpu2",
@@ -115,6 +119,13 @@ def test_devices_are_counted() -> None:
         ("reduce=ring | reduce=tree", "gives reduce twice"),
         ("tp2 on a.* on b.*", "gives modules of tp twice"),
         ("dp2 on", "cannot be read at 'on'"),
+        ("dp2 tp", r"cannot be read at 'tp' \(character 5\); expected tp on head"),
+        ("dp2 tp of head", r"cannot be read at 'of' \(character 8\)"),
+        ("dp2 tp on", r"cannot be read at 'on' \(character 8\)"),
+        ("dp2 tp on a tp on b", "gives modules whose weights dp cuts twice"),
+        ("dp2 tp on a shares=2:1", "cuts weights in a and has uneven shares of the batch"),
+        ("ep2 tp on a", "cannot be read at 'tp'"),
+        ("dp2 tp on a | tp2", "cuts weights along dp and along tp"),
         ("devices=a+b+a | dp3", "has 'a' twice among its devices; give each once"),
         ("dp4 | devices=a+b", "has 2 names after 'devices='; expected 4, one for each of its parts"),
         ("pp4 gpipe mb4 | cuts=a", "has 1 name after 'cuts='; expected 3, one for every stage but the first"),
@@ -137,6 +148,11 @@ def test_what_cannot_be_read_is_shown(text: str, sentence: str) -> None:
 def test_only_replicas_have_shares() -> None:
     with pytest.raises(StrategyError, match="axis tp2 has shares, which only dp has"):
         MeshRule("tp", 2, shares=(1, 1))
+
+
+def test_only_replicas_cut_weights_in_some_modules() -> None:
+    with pytest.raises(StrategyError, match="axis tp2 cuts weights in head and has no batch to cut elsewhere"):
+        MeshRule("tp", 2, tensor_modules=("head",))
 
 
 def test_zero_needs_replicas() -> None:

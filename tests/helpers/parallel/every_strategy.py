@@ -24,14 +24,19 @@ def quick_network(speeds: Sequence[float], launch_s: float = 0.0, memory_bytes: 
 
 
 def meshes(places: int) -> Iterator[tuple[MeshRule, ...]]:
-    """Every mesh of up to two axes, of tensor parallelism also with sequences, of up to so many places."""
+    """Every mesh of up to two axes, of tensor parallelism also with sequences, of up to so many places.
+
+    Among them data parallelism that cuts the weights of modules of odd and of no number, e.g. ``1`` or ``head``.
+    """
     rules = [MeshRule(name, size) for name in AXES for size in range(2, places + 1)]
     rules += [MeshRule("tp", size, sequence=True) for size in range(2, places + 1)]
+    rules += [MeshRule("dp", size, tensor_modules=("*[13579]", "*[a-z]")) for size in range(2, places + 1)]
     yield ()
     for rule in rules:
         yield (rule,)
     for a, b in itertools.combinations(rules, 2):
-        if a.name != b.name and a.size * b.size <= places:
+        cuts_twice = bool(a.tensor_modules or b.tensor_modules) and "tp" in (a.name, b.name)
+        if a.name != b.name and a.size * b.size <= places and not cuts_twice:
             yield a, b
 
 

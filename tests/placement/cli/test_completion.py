@@ -24,6 +24,7 @@ from graphs.zoo import MODELS
 from placement.exporters.exporting import TARGETS
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
 from placement.learning.learners.registry import TRAINABLE
+from placement.replicas.methods import PARTS
 from placement.solving.methods import METHODS
 
 
@@ -58,6 +59,7 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
         ("optimize", "--granularity", GRANULARITIES),
         ("estimate", "--optimizer", tuple(STATES)),
         ("compare", "--communication", COMMUNICATIONS),
+        ("fit", "--methods", tuple(name for names, _ in PARTS.values() for name in names)),
         ("train", "--policy", TRAINABLE),
         ("train", "--preset", TRAINING_PRESETS),
     ],

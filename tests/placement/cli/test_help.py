@@ -68,9 +68,25 @@ OPTIONS = {
     "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
     "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
+    "fit": [
+        *["--batch", "--cluster", "--dim", "--every", "--help", "--html", "--json", "--lr", "--methods", "--output"],
+        *[
+            "--real",
+            "--seconds",
+            "--seed",
+            "--stragglers",
+            "--strategy",
+            "--sweep",
+            "--until",
+            "--updates",
+            "--workers",
+            "-o",
+            "MODEL",
+        ],
+    ],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch", "--log-dir"],
+        *["--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch", "--log-dir"],
         *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }

@@ -57,6 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     every = "compute_efficiency = 0.5\nbandwidth_efficiency = 0.5\nkind ="  # fields that are left out where they are 1
     toml = Cluster.preset("2xK40-pcie").to_toml().replace("kind =", every)
     toml += '\n[[collectives]]\nkind = "all_reduce"\nranks = 2\nsizes = [1, 9]\nseconds = [0.1, 0.2]\n'
+    (tmp_path / "fitted.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(2, 1), torch.randn(40, 2)\n", encoding="utf-8"
+    )
     (tmp_path / "every.toml").write_text(toml, encoding="utf-8")
     return tmp_path
 
@@ -73,6 +76,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
         ("compare --sweep figures", ["compare", "g.json", *CLUSTER, "--sweep", "figures", "--evaluations", "0"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
+        ("fit", ["fit", "fitted.py:make", "--cluster", "4xV100-pcie", "--updates", "2", "--every", "1"]),
+        (
+            "fit --sweep",
+            [
+                *("fit", "fitted.py:make", "--cluster", "4xV100-pcie", "--until", "loss=-3", "--batch", "4"),
+                *("--every", "1", "--sweep", "workers=1..3"),
+            ],
+        ),
         ("train", ["train", "g.json", *CLUSTER, "--policy", "graph", "--evaluations", "0", "-o", "p.zip"]),
     ],
 )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import placement
 from env.gym.named import LOCAL
-from placement.cli.commands import apply, capture, compare, optimize, profile, train, verify
+from placement.cli.commands import apply, capture, compare, fit, optimize, profile, train, verify
 from placement.cli.records import as_command, option_of
 from placement.inputs.sources import read_source
 from placement.learning import training
@@ -33,6 +33,11 @@ SEARCH = {"seed", "objective", "priority", "budget_s", "evaluations"}
         (compare.CompareOptions, placement.compare, {*SEARCH, "methods"}),
         (optimize.OptimizeOptions, placement.optimize, {*SEARCH, "method", "scorer"}),
         (apply.ApplyOptions, placement.optimize, {"seed", "budget_s"}),
+        (
+            fit.FitOptions,
+            placement.fit,
+            {"updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers", "every", "seed", "real"},
+        ),
         (
             train.TrainOptions,
             training.train,

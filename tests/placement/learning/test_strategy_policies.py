@@ -12,13 +12,32 @@ from graphs.errors import UnknownNameError
 from placement.learning.strategies.actions import ACTIONS
 from placement.learning.strategies.environment import StrategyEnv
 from placement.learning.strategies.policies import POLICIES, KindThenMove
-from placement.learning.strategies.reinforce import odds_of, proposed, train_strategies
+from placement.learning.strategies.reinforce import StrategyLearner, odds_of, proposed
 
 CLUSTER = quick_network((1e6,) * 4, 1e-3)
 
 
 def make(steps: int = 6) -> StrategyEnv:
     return StrategyEnv(mlp(layers=3), CLUSTER, steps)
+
+
+def trained(env: StrategyEnv, name: str, seed: int, updates: int) -> StrategyLearner:
+    learner = StrategyLearner(env, name, seed)
+    for _ in range(updates):
+        learner.update()
+    return learner
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_run_that_is_gone_on_with_makes_the_same_updates(name: str) -> None:
+    whole, first = trained(make(3), name, 1, 3), trained(make(3), name, 1, 2)
+    second = StrategyLearner(make(3), name, 1)
+    second.restore(first.state())
+    second.update()
+    assert second.returns == whole.returns[-len(second.returns) :]
+    assert (second.best, second.samples) == (whole.best, whole.samples)
+    weights = zip(second.policy.parameters(), whole.policy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -52,8 +71,8 @@ def test_hierarchical_draws_the_kind_of_a_move_first() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_learns_to_make_the_step_faster(name: str) -> None:
     env = make()
-    trained = train_strategies(env, name, seed=0, updates=30)
-    first, last = (float(np.mean(part)) for part in np.array_split(trained.returns, 5)[::4])
+    returns = trained(env, name, seed=0, updates=30).returns
+    first, last = (float(np.mean(part)) for part in np.array_split(returns, 5)[::4])
     assert last > first + 0.1
     starts = list(proposed(env.tasks[0], 3))
     assert len(starts) == 3
@@ -61,12 +80,10 @@ def test_a_policy_learns_to_make_the_step_faster(name: str) -> None:
 
 
 def test_a_training_depends_on_its_seed_alone() -> None:
-    first, second, other = (train_strategies(make(3), "graph", seed=seed, updates=2).returns for seed in (1, 1, 2))
+    first, second, other = (trained(make(3), "graph", seed, 2).returns for seed in (1, 1, 2))
     assert first == second != other
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="policy 'ppo'"):
-        train_strategies(make(), "ppo", updates=1)
-    with pytest.raises(ValueError, match="give one of them"):
-        train_strategies(make(), "graph")
+        StrategyLearner(make(), "ppo", 0)

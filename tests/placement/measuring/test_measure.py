@@ -536,6 +536,10 @@ def test_every_op_gets_a_time(train: bool) -> None:
     assert (np.isnan(found.spread_s) == np.isnan(graph.time_s)).all()
     assert found.steps == {"cpu": 3 * min(2, N_CORES)}
     assert found.typical_spread("cpu") >= 0
+    assert found.alone.shape == graph.time_s.shape
+    assert (found.alone[~has_time] == 1.0).all()
+    assert (found.alone > 0).all()
+    assert (found.alone != 1.0).any() == (N_CORES > 1)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from placement.sizing.sweeps import Sweep, check_price, cost_of, parse_sweep
+from placement.sizing.sweeps import FIT_KINDS, Sweep, check_price, cost_of, parse_sweep
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ def test_long_ranges_go_by_doubling(text: str, kind: str, sizes: tuple[int, ...]
 def test_what_is_no_sweep_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"for example batch=32\.\.4096"):
         parse_sweep(text)
+
+
+def test_sweeps_of_fits_are_over_workers() -> None:
+    assert parse_sweep("workers=1..4", FIT_KINDS) == Sweep("workers", (1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"for example workers=1\.\.8"):
+        parse_sweep("devices=1..4", FIT_KINDS)
+    with pytest.raises(ValueError, match=r"for example devices=1\.\.8"):
+        parse_sweep("workers=1..4")
 
 
 @pytest.mark.parametrize("text", ["devices=1..1025", "batch=1000001"])

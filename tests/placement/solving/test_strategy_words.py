@@ -20,6 +20,7 @@ from placement.solving.strategy_words import family_in_words, in_words
         ),
         ("dp5 | devices=a+b+c+d+e", "data parallel on 5, on a, b, c, d and 1 more"),
         ("dp8", "data parallel on 8"),
+        ("dp4 zero1 tp on head", "data parallel on 4 with ZeRO-1, tensor parallel in head"),
         ("tp8 sp", "tensor parallel on 8 with sequence parallelism"),
         (
             "dp4 zero1 | pp2 1f1b mb8",

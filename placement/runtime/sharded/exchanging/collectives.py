@@ -42,11 +42,11 @@ _SUMMED = {
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """An exchange that has begun. The tensors that were given must stay as they are until it is finished.
+    """An exchange that has begun. The tensors that it has kept must stay as they are until it is finished.
 
     Attributes:
         number: of the exchange.
-        tensors: what was given.
+        tensors: `Exchange.kept` of what was given.
         coming: what is waited for.
     """
 
@@ -62,7 +62,7 @@ class Carrier(Protocol):
         """Begin; what `finish` needs besides the tensors."""
 
     def finish(self, tensors: tuple[torch.Tensor, ...], coming: Any) -> tuple[torch.Tensor, ...]:
-        """Wait for the results."""
+        """Wait for the results; ``tensors`` are those that the exchange has kept."""
 
 
 class Collectives:
@@ -97,11 +97,13 @@ class Collectives:
             RankError: the run has failed.
         """
         exchange = self._exchanges[number]
-        exchange.check(exchange.ranks.index(self._rank), tensors)
-        return Handle(number, tensors, self._carriers[number].start(tensors))
+        place = exchange.ranks.index(self._rank)
+        exchange.check(place, tensors)
+        coming = self._carriers[number].start(tensors)
+        return Handle(number, exchange.kept(place, tensors), coming)
 
     def finish(self, handle: Handle) -> tuple[torch.Tensor, ...]:
-        """Wait for the results, a tensor for each member; it may change that of an all-reduce in place.
+        """Wait for the results, a tensor for each member; those in place may be in the memory of what was given.
 
         Raises:
             RankError: another rank has ended, or the run has failed.
@@ -229,8 +231,10 @@ class _ByBackend:
         members = self._exchange.members
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            if len(numbers) == 1 and members[numbers[0]].in_place and tensors[numbers[0]].device == self._staging:
-                works += self._summing(tensors[numbers[0]].view(-1))
+            only = tensors[numbers[0]]
+            if len(numbers) == 1 and members[numbers[0]].in_place and only.is_contiguous():
+                results[numbers[0]] = only.to(self._staging).view(members[numbers[0]].whole.local_shape)
+                works += self._summing(results[numbers[0]].view(-1))
                 continue
             flat = torch.empty(sum(tensors[k].numel() for k in numbers), dtype=dtype, device=self._staging)
             for k, part in zip(numbers, _parts(flat, [tensors[k].numel() for k in numbers]), strict=True):
@@ -273,11 +277,7 @@ class _ByBackend:
             for work in works:
                 self._await(work)
         if self._is_summed:
-            found = [tensor.to(self._at) for tensor in memory]
-            return tuple(
-                tensor.view(member.whole.local_shape).copy_(total) if member.in_place else total
-                for member, tensor, total in zip(self._exchange.members, tensors, found, strict=True)
-            )
+            return tuple(tensor.to(self._at) for tensor in memory)
         arrived = {
             place: packet.pieces(memory[place]) for place, packet in enumerate(self._incoming) if packet is not None
         }

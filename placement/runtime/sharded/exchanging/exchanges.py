@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from placement.runtime.sharded.layouts import PartCut, PartLayout, join, overlapping, take_from
+from placement.runtime.sharded.layouts import PartCut, PartLayout, join_in, overlapping, take_from
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _ALIGNMENT = 16  # of tensors in packed memory, for any dtype
@@ -30,7 +30,8 @@ class Member:
         after: the part that each rank gets: of a reduce-scatter or an all-to-all.
         dtype: of the tensor; sums of ``bool`` are "or".
         is_flat: tensors are given and returned as vectors, and layouts are of shape ``(n,)``.
-        in_place: the sum of an all-reduce takes the place of the tensor that was given, which is contiguous.
+        in_place: nobody else needs the memory of what is given: the sum of an all-reduce may take its place, and a
+            vector that an all-gather puts together may lie around its part, where there is room.
     """
 
     kind: str
@@ -74,7 +75,7 @@ class Exchange:
         what: it is, for messages: ``"all_reduce of fc.weight's gradient"``.
 
     Raises:
-        ValueError: no members, several kinds, an unknown one, not one part for each rank, or other results in place.
+        ValueError: no members, several kinds, an unknown one, not one part for each rank, or what cannot be in place.
     """
 
     number: int
@@ -92,8 +93,12 @@ class Exchange:
             raise ValueError(f"{self.what} is of ranks {self.ranks}; expected different ones in increasing order.")
         needs = {"all_gather": ("before",), "reduce_scatter": ("after",), "all_to_all": ("before", "after")}
         for member in self.members:
-            if member.in_place and member.kind != "all_reduce":
-                raise ValueError(f"{self.what} is in place; only an all_reduce gives as much as it gets.")
+            if member.in_place and not (
+                member.kind == "all_reduce" or (member.kind == "all_gather" and member.is_flat)
+            ):
+                raise ValueError(
+                    f"{self.what} is in place; expected an all_reduce, or an all_gather of parts of a vector."
+                )
             for name in needs.get(member.kind, ()):
                 if len(getattr(member, name)) != len(self.ranks):
                     raise ValueError(
@@ -118,6 +123,18 @@ class Exchange:
                     f"{shape} and {member.dtype}."
                 )
 
+    def kept(self, place: int, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What a rank needs of the tensors that it gives until it has its results.
+
+        Of a reduce-scatter that is its own piece alone, in memory of its own, so that the rest can be freed.
+        """
+        if self.kind != "reduce_scatter":
+            return tuple(tensors)
+        return tuple(
+            take_from(tensor.reshape(member.whole.local_shape), member.whole, member.after[place]).clone()
+            for member, tensor in zip(self.members, tensors, strict=True)
+        )
+
     def combined(
         self, place: int, tensors: Sequence[torch.Tensor], arrived: Mapping[int, Sequence[torch.Tensor | None]]
     ) -> tuple[torch.Tensor, ...]:
@@ -125,14 +142,15 @@ class Exchange:
 
         Args:
             place: of the rank in the group.
-            tensors: that it gave.
+            tensors: that it has `kept`.
             arrived: for each other place, the pieces of the members that came from it.
         """
         found = []
         for number, (member, tensor) in enumerate(zip(self.members, tensors, strict=True)):
             pieces: dict[int, torch.Tensor] = {}
-            have, kept = member.given(place), member.piece(place, place)
-            if kept is not None:
+            kept = member.piece(place, place)
+            have = kept if member.kind == "reduce_scatter" else member.given(place)
+            if kept is not None and have is not None:
                 shaped = tensor.reshape(have.local_shape)
                 pieces[place] = shaped if kept is have else take_from(shaped, have, kept)
             for source, theirs in arrived.items():
@@ -204,14 +222,27 @@ class Packet:
         return found
 
 
-def _combined(member: Member, place: int, pieces: Mapping[int, torch.Tensor], given: torch.Tensor) -> torch.Tensor:
+def _combined(member: Member, place: int, pieces: Mapping[int, torch.Tensor], kept: torch.Tensor) -> torch.Tensor:
     want = member.result(place)
-    if not member.is_sum:
-        parts = [(member.piece(source, place), piece) for source, piece in pieces.items()]
-        if not parts:
-            return given.new_empty(want.local_shape)
-        return join(want, [(part, piece) for part, piece in parts if part is not None])
-    return _total(pieces, place, given.view(want.local_shape) if member.in_place else given.new_empty(want.local_shape))
+    if member.is_sum:
+        may_take = member.kind == "reduce_scatter" or (member.in_place and kept.is_contiguous())
+        return _total(pieces, place, kept.view(want.local_shape) if may_take else kept.new_empty(want.local_shape))
+    room = _room_around(kept, member.before[place]) if member.in_place else None
+    parts = [
+        (part, piece)
+        for source, piece in pieces.items()
+        if (part := member.piece(source, place)) is not None and (source != place or room is None)
+    ]
+    return join_in(kept.new_empty(want.local_shape) if room is None else room, want, parts)
+
+
+def _room_around(tensor: torch.Tensor, part: PartLayout) -> torch.Tensor | None:
+    """The vector that a tensor lies in as its part, where the memory of the tensor is that of all of the vector."""
+    runs = part.runs(0) or [(0, 0)]
+    n_bytes = part.shape[0] * tensor.element_size()
+    is_right = tensor.untyped_storage().nbytes() == n_bytes and tensor.storage_offset() == runs[0][0]
+    is_right &= len(runs) == 1 and tensor.is_contiguous()
+    return tensor.as_strided(part.shape, (1,), 0) if is_right else None
 
 
 def _total(pieces: Mapping[int, torch.Tensor], own: int, result: torch.Tensor) -> torch.Tensor:

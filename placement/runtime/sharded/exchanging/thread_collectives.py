@@ -70,7 +70,7 @@ class ThreadCollectives:
                 memory = torch.empty(packet.n_bytes, dtype=torch.uint8)
                 packet.fill(memory, tensors)
                 self._board.put(number, self._rank, rank, memory)
-        return Handle(number, tensors)
+        return Handle(number, exchange.kept(place, tensors))
 
     def finish(self, handle: Handle) -> tuple[torch.Tensor, ...]:
         """As of `Collectives`."""

@@ -33,7 +33,7 @@ def save(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -
     """Write the whole model in one step. All ranks call it; rank 0 writes, tensor by tensor.
 
     Raises:
-        OSError: on every rank: the file cannot be written.
+        CheckpointError: on every rank: the file cannot be written.
         MismatchError: on every rank: a parameter is not what the table says.
     """
     own = own_tensors(table[group.rank], model)

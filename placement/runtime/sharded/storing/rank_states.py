@@ -83,7 +83,7 @@ class RankStates:
         Rank 0 writes, tensor by tensor, so that no process has to hold the model.
 
         Raises:
-            OSError: on every rank: the file cannot be written.
+            CheckpointError: on every rank: the file cannot be written.
         """
         checkpoints.save(self._group, path, self.table, self._model)
 
@@ -117,7 +117,7 @@ class RankStates:
             facts: plain data, such as ``step=7`` or ``scheduler=scheduler.state_dict()``.
 
         Raises:
-            OSError: on every rank: a file cannot be written.
+            CheckpointError: on every rank: a file cannot be written.
             MismatchError: a fact is no plain data.
         """
         runs.save_run(self._group, self, pathlib.Path(folder), optimizer, facts)

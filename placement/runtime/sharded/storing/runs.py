@@ -40,7 +40,7 @@ def save_run(
     random numbers on the CPU of rank 0, and facts: plain data, such as a step or the state of a scheduler.
 
     Raises:
-        OSError: on every rank: a file cannot be written; what was there stays.
+        CheckpointError: on every rank: a file cannot be written; what was there stays.
         MismatchError: a fact would come back from JSON as something else.
     """
     for name, fact in facts.items():

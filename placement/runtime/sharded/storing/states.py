@@ -26,6 +26,8 @@ class StatePart:
         flat: ZeRO: this rank stores entries ``low <= i < high`` of the flattened part, as a vector; None: all of it.
         dtype: of its elements.
         trained: an optimizer changes it.
+        has_room: ZeRO below level 3: the entries that are stored lie in memory for all of the part, where each step
+            gathers the others around them.
     """
 
     names: tuple[str, ...]
@@ -33,6 +35,7 @@ class StatePart:
     flat: tuple[int, int] | None
     dtype: torch.dtype
     trained: bool
+    has_room: bool = False
 
     @property
     def name(self) -> str:
@@ -196,12 +199,21 @@ def _memory(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torc
             "model."
         )
     if not tensor.is_meta:
-        return stored(tensor.detach(), state).to(place)
-    if state.is_whole:
+        own = stored(tensor.detach(), state)
+        return _in_room(state, place).copy_(own) if state.has_room else own.to(place)
+    if state.has_room:
+        made = _in_room(state, place)
+    elif state.is_whole:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
     else:
         made = torch.empty(state.stored_shape, dtype=tensor.dtype, device=place)
     return made.fill_(math.nan if made.is_floating_point() else 0)
+
+
+def _in_room(state: StatePart, place: torch.device) -> torch.Tensor:
+    """The entries of a flattened part that are stored, in memory for all of it."""
+    assert state.flat is not None
+    return torch.empty(state.part.n_elements, dtype=state.dtype, device=place)[state.flat[0] : state.flat[1]]
 
 
 def _holding(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:

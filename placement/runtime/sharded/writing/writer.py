@@ -26,6 +26,7 @@ from placement.runtime.sharded.plan import Gradient, OutputParts, StrategyPlan
 from placement.runtime.sharded.values import SUMMED, Form, Wanted, info_of
 from placement.runtime.sharded.writing.extras import WithExtras
 from placement.runtime.sharded.writing.glue import added, flattened
+from placement.runtime.sharded.writing.reuse import in_place
 
 _AHEAD = 8  # transfers that a rank is always ready for, as `placement.runtime.program.routines` has it
 
@@ -73,7 +74,7 @@ class _Writer(WithExtras):
         module = fx.GraphModule(self._constants, self._code)
         takes, gives = tuple(self._taken), tuple(key for key, _ in self._gives)
         routine = Routine(with_fast_calls(module), takes, gives, tuple(self._ops), module)
-        exchanges = tuple(self._exchanges[number] for number in sorted(self._exchanges))
+        exchanges = in_place(self._code, (self._exchanges[number] for number in sorted(self._exchanges)))
         return RankCode(routine, exchanges, self._transfers)
 
     def _run(self, op: int) -> None:
@@ -157,6 +158,8 @@ class _Writer(WithExtras):
             total = self._code.call_function(torch.ops.aten.add.Tensor, (total, value))
         elif count > 1:
             total = self._code.call_function(added, (total, value))
+        if count:
+            total.meta["sum"] = tensor
         self._sums[tensor] = total, count + 1
         if count + 1 == self._values.micro_batches:
             variant = self._values.written(tensor, SUMMED)
@@ -271,7 +274,7 @@ class _Writer(WithExtras):
                 value = self._arrived(("gradient", gradient.state))
             else:
                 value = self._gradient(gradient)
-                if self._plan.zero_axis is not None:
+                if gradient.state in self._plan.flattened:
                     value = self._flat_part(value, gradient)
             self._gives.append((("gradient", name), value))
 

@@ -41,6 +41,8 @@ CASES = [
     ("resnet50", "4xV100-pcie", "hp4 | statistics=sync"),
     ("resnet50", "4xV100-pcie", "tp4"),
     ("mixtral_8x7b", "8xH100-nvswitch", "ep8 | recompute=*"),
+    ("alexnet", "4xV100-pcie", "dp4 tp on classifier.*"),
+    ("gpt2", "8xH100-nvswitch", "dp8 zero3 tp on word_embedding+output"),
     # Stages on both sides of a network share its links; the gradient of a tied embedding waits for the first stage.
     ("gpt2", "16xV100-10gbe", "dp2 | pp8 zb-h2 mb8"),
     ("bert_base", "16xV100-10gbe", "pp14 zb-h2 mb16"),

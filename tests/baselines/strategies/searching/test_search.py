@@ -86,6 +86,24 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     assert outcome.best is not None
 
 
+def test_what_the_simulator_refuses_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the list of the best of each family and that of all estimates may hold it."""
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    tried: list[Strategy] = []
+
+    def one_device_only(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
+        tried.append(strategy)
+        if strategy.devices > 1:
+            raise StrategyError("one device only")
+        return scored(graph, cluster, strategy)
+
+    monkeypatch.setattr(searching, "scored", one_device_only)
+    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=60))
+    assert outcome.best is not None
+    assert len(tried) == len(set(tried))
+    assert any(strategy.devices > 1 for strategy in tried)
+
+
 def test_strategies_to_begin_with_are_considered() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     odd = Strategy.parse("dp2 | bucket=123456 | pp2 1f1b mb3")

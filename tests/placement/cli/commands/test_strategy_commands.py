@@ -7,13 +7,19 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from command_lines import Call, refused
 from training_steps import mlp
 
 from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.cli.commands.optimize import OptimizeOptions
+from placement.cli.searching import do_it
+from placement.solving.strategic import strategy_row
 
 
 def heavy() -> OpGraph:
@@ -225,3 +231,29 @@ def test_what_no_strategy_fits_is_one_sentence(call: Call) -> None:
         assert code == 1
         assert err.startswith("placement: found no placement and no strategy that fits: The most frugal strategy, '")
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({}, "placement apply alexnet --cluster local --strategy 'dp2 zero1' --seed 0 --train"),
+        ({"budget_s": 5.0}, "placement apply alexnet --cluster local --strategy 'dp2 zero1' --seed 0 --train"),
+        (
+            {"priority": "fifo"},
+            "placement optimize alexnet --cluster local --strategy 'dp2 zero1' --seed 0 --priority fifo --train",
+        ),
+        ({"graph": "g.json"}, "placement optimize g.json --cluster local --strategy 'dp2 zero1' --seed 0 --train"),
+        (
+            {"cluster": "4xV100-pcie"},
+            "placement optimize alexnet --cluster 4xV100-pcie --strategy 'dp2 zero1' --seed 0 --train",
+        ),
+    ],
+)
+def test_what_this_machine_can_run_is_run(options: dict[str, Any], command: str) -> None:
+    given = replace(OptimizeOptions(graph="alexnet", cluster="local", train=True), **options)
+    result = strategy_row(mlp(), Cluster.preset("4xV100-pcie"), Strategy.parse("dp2 zero1")).result
+    assert do_it(given, result) == command
+    if command.startswith("placement apply"):
+        assert do_it(given, result, on_one_device=True).split()[1:7] == [
+            *("apply", "alexnet", "--cluster", "local", "--method", "single_device")
+        ]

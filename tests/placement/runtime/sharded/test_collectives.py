@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-import exchange_cases
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,8 +15,9 @@ from graphs.rows import Shard
 from placement.runtime.ranks.launch import launch
 from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Member, common
 from placement.runtime.sharded.exchanging.thread_collectives import Board, ThreadCollectives, run_threads
-from placement.runtime.sharded.layouts import whole
+from placement.runtime.sharded.layouts import take, whole
 from placement.runtime.transport.mailbox import Mailbox
+from tests.helpers.parallel import exchange_cases
 
 LIMIT_S = 120
 
@@ -124,11 +124,50 @@ def test_exchanges_that_cannot_be_are_refused(ranks: tuple[int, ...], kinds: tup
         Exchange(0, ranks, tuple(Member(kind, layout, halves, halves) for kind in kinds))
 
 
-def test_only_sums_for_all_are_made_in_place() -> None:
+def test_only_sums_for_all_and_vectors_are_made_in_place() -> None:
     layout = whole((4,))
     halves = exchange_cases.parts(layout, 0, 4, (1, 1))
-    with pytest.raises(ValueError, match="only an all_reduce gives as much as it gets"):
+    with pytest.raises(ValueError, match="expected an all_reduce, or an all_gather of parts of a vector"):
         Exchange(0, (0, 1), (Member("reduce_scatter", layout, after=halves, in_place=True),))
+    with pytest.raises(ValueError, match="expected an all_reduce, or an all_gather of parts of a vector"):
+        Exchange(0, (0, 1), (Member("all_gather", layout, before=halves, in_place=True),))
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_vector_is_put_together_around_a_part_that_lies_in_memory_for_it(has_room: bool) -> None:
+    layout = whole((7,))
+    parts = exchange_cases.parts(layout, 0, 7, (2, 0, 3, 2))
+    exchange = Exchange(0, (0, 1, 2, 3), (Member("all_gather", layout, parts, is_flat=True, in_place=True),))
+
+    def work(rank: int, board: Board) -> bool:
+        expected = torch.arange(7.0)
+        own = take(expected, parts[rank]).clone()
+        if has_room:
+            start, stop = (parts[rank].runs(0) or ((0, 0),))[0]
+            own = torch.full((7,), torch.nan)[start:stop].copy_(own)
+        collectives = ThreadCollectives(board, rank, [exchange])
+        (found,) = collectives.finish(collectives.start(0, (own,)))
+        is_there = found.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+        return torch.equal(found, expected) and is_there == has_room
+
+    assert all(run_threads(4, work))
+
+
+def test_what_a_reduce_scatter_is_given_can_be_freed_before_it_is_finished() -> None:
+    layout = whole((6,))
+    exchange = Exchange(
+        0, (0, 1), (Member("reduce_scatter", layout, after=exchange_cases.parts(layout, 0, 6, (1, 2))),)
+    )
+
+    def work(rank: int, board: Board) -> bool:
+        collectives = ThreadCollectives(board, rank, [exchange])
+        given = torch.arange(6.0) + rank
+        handle = collectives.start(0, (given,))
+        given.fill_(torch.nan)
+        (found,) = collectives.finish(handle)
+        return torch.equal(found, (2 * torch.arange(6.0) + 1)[2:] if rank else torch.tensor([1.0, 3.0]))
+
+    assert all(run_threads(2, work))
 
 
 def test_parts_of_overlapping_stretches_have_nothing_in_common() -> None:

@@ -169,6 +169,28 @@ def test_tied_tables_and_masks(strategy: str) -> None:
     check(Tied(), tokens(), strategy)
 
 
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [
+        (Perceptron, "dp2 tp on twice"),
+        (Perceptron, "dp2 zero1 tp on first+last | mb2"),
+        (Perceptron, "dp2 zero3 tp on last | pp2 1f1b mb2 | recompute=kind:*"),
+        (Convolutions, "dp2 tp on head | hp2"),
+        (Normed, "dp2 tp on head | statistics=sync"),
+        (Tied, "cp2 | dp2 zero2 tp on table+head"),
+    ],
+)
+def test_weights_that_replicas_cut_in_some_modules(case: type[nn.Module], strategy: str) -> None:
+    args = {Perceptron: (torch.randn(8, 8),), Tied: tokens()}.get(case, (images(),))
+    check(case(), args, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["dp4 tp on item", "dp2 zero3 tp on *.embedding", "dp2 tp on user.layers | mb1"])
+def test_two_towers_of_which_one_is_replicated_and_the_other_is_cut(strategy: str) -> None:
+    towers = build("two_tower", device="cpu", small=True, batch_size=8)
+    check(towers.model, towers.train_args, strategy)
+
+
 @pytest.mark.parametrize("strategy", ["hp2", "wp3", "dp2 | hp2", "hp2 | tp2"])
 def test_parts_of_images_read_their_neighbours_edges(strategy: str) -> None:
     check(Convolutions(), (images(),), strategy)
@@ -207,22 +229,15 @@ def test_random_numbers_that_depend_on_data_are_refused() -> None:
         check(Drawing(), (torch.randn(8, 8),), "dp2")
 
 
-def test_a_tied_table_that_is_cut_is_read_in_parts() -> None:
+def test_a_tied_table_that_is_cut_is_not_read_whole() -> None:
     check(Tied(), tokens(), "tp2 sp")
+    with pytest.raises(StrategyError, match=r"uses all of it in module 'head'; name that module too"):
+        check(Tied(), tokens(), "tp2 on table")
 
 
 def test_a_buffer_is_not_changed_twice() -> None:
     with pytest.raises(StrategyError, match="changes a buffer, and would change it again"):
         check(Smoothed(), (torch.randn(8, 8),), "recompute=kind:*")
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [("alexnet", "pp2 1f1b mb2 | tp2"), ("unet", "dp2 zero3"), ("gpt2", "tp2 sp"), ("llama3_8b", "pp4 1f1b mb8")],
-)
-def test_models_of_the_zoo(name: str, strategy: str) -> None:
-    made = build(name, device="cpu", small=True, batch_size=8)
-    check(made.model, made.train_args, strategy)
 
 
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 zero3", "tp2", "pp2 1f1b mb4"])

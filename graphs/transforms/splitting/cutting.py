@@ -1,0 +1,95 @@
+"""`cut`: a graph along one axis of several, or in a sentence why it cannot be cut so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph, Phase
+from graphs.rows import OWN_FAMILY
+from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard, shares
+from graphs.transforms.splitting.whereabouts import states_of, where
+
+
+def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
+    """How a graph is cut along one axis of several.
+
+    Args:
+        others: that may cut the same dimensions: for a named axis those before it, else all other ones.
+
+    Raises:
+        StrategyError: as `split`.
+    """
+    parts = axis.size
+    for other in others:
+        if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
+            parts *= other.size
+    _check_extents(graph, axis, parts, others)
+    sharding = shard(graph, replace(axis, parts=parts))
+    if not _is_cut_as_named(graph, sharding):
+        what = "weights" if axis.cuts_weights else axis.words[0]
+        parts = parts if len(axis.words) == 1 and not axis.cuts_weights else axis.size
+        modules = axis.tensor_modules or axis.modules
+        place = f" in {', '.join(modules)}" if modules else ""
+        known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
+        raise StrategyError(
+            f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{place}, as axis {axis.name!r} "
+            f"wants; its ops have rows for {', '.join(known)}."
+        )
+    _check_shared(graph, sharding)
+    return sharding
+
+
+def _is_cut_as_named(graph: OpGraph, sharding: Sharding) -> bool:
+    """Whether any op is cut by what its axis is named after; else one of experts would quietly be one of dp."""
+    axis = sharding.axis
+    cut_rows = [(row, op) for op, row in enumerate(sharding.row) if row is not None and row.extent > 1]
+    if axis.tensor_modules:
+        inside = where(graph, axis.tensor_modules)
+        return any(inside[op] and row.axis not in OWN_FAMILY for row, op in cut_rows)
+    return any(len(axis.words) < 2 or row.axis == axis.words[0] for row, _ in cut_rows)
+
+
+def _check_shared(graph: OpGraph, sharding: Sharding) -> None:
+    """Weights that are cut in some modules are not used elsewhere, where they would have to be gathered."""
+    axis = sharding.axis
+    modules = axis.tensor_modules or axis.modules
+    is_cut = sharding.state > SUM
+    if not modules or not is_cut.any():
+        return
+    inside = where(graph, modules)
+    for op, used in enumerate(states_of(graph)):
+        if inside[op] or graph.phase[op] == Phase.UPDATE or sharding.row[op] is not None:
+            continue
+        state = next((graph.states[s].name for s in used if is_cut[s]), None)
+        if state is not None:
+            raise StrategyError(
+                f"axis {axis.name!r} cuts {state!r} in {', '.join(modules)}, and op {graph.op_names[op]!r} uses all of "
+                f"it in module {graph.modules[op]!r}; name that module too."
+            )
+
+
+def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:
+    """Inputs must have as many units as there are parts: what reads them could not be cut either."""
+    for word in axis.words:
+        extents = [
+            row.extent
+            for i, rows in enumerate(graph.split_rows)
+            if graph.kinds[i] == "input"
+            for row in rows
+            if row.axis == word
+        ]
+        if extents and max(extents) < parts:
+            raise StrategyError(
+                f"axis {axis.name!r} wants {parts} parts of the {word}, which has {max(extents)}; take at most "
+                f"{max(extents)} parts, those of all axes and micro-batches together."
+            )
+        for other in others if extents else ():
+            if other.shares and word in other.words:
+                least = round(max(extents) * float(shares(max(extents), other.size, other.shares).min()))
+                if least * other.size < parts:
+                    raise StrategyError(
+                        f"a replica has {least} of {max(extents)} samples, and axis {axis.name!r} wants "
+                        f"{parts // other.size} parts of them; give it a larger share, or take fewer parts."
+                    )

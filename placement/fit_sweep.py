@@ -1,0 +1,123 @@
+"""`FitSweep`: the time to a loss over numbers of workers or sizes of the batch, and the laws that it follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphs.errors import FitError
+from graphs.formatting import format_seconds
+from placement.fitting import FitComparison
+from placement.replicas.fit_result import FitRun
+from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
+from placement.sizing.sweeps import WORKERS, Sweep
+
+
+@dataclass(frozen=True)
+class FitSweep:
+    """The same methods, with more and more workers or larger and larger mini-batches.
+
+    Attributes:
+        sweep: what is varied.
+        cases: one for each size, in their order.
+        command: the command line that made it, or "".
+    """
+
+    sweep: Sweep
+    cases: tuple[FitComparison, ...]
+    command: str = field(default="", compare=False)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Their texts, in the order asked for."""
+        return tuple(run.method for run in self.cases[0].runs)
+
+    def runs(self, method: str) -> list[tuple[int, FitRun]]:
+        """A method's run at each size."""
+        place = self.methods.index(method)
+        return [(size, case.runs[place]) for size, case in zip(self.sweep.sizes, self.cases, strict=True)]
+
+    def reached(self, method: str) -> list[tuple[int, float]]:
+        """The sizes at which a method reaches the loss, and after how many seconds."""
+        return [(size, run.seconds) for size, run in self.runs(method) if run.reached and run.seconds > 0]
+
+    def laws(self, method: str) -> tuple[ScalingFit, ScalingFit] | None:
+        """Amdahl's and Gunther's of the time to the loss over workers; None where fewer than three sizes reach it."""
+        points = self.reached(method)
+        if self.sweep.kind != WORKERS or len(points) < LEAST_POINTS:
+            return None
+        return fit_devices([size for size, _ in points], [seconds for _, seconds in points])
+
+    def largest_batch(self, method: str) -> float | None:
+        """Samples of an update beyond which more no longer help, by gradient diversity; the median over sizes."""
+        known = sorted(run.largest_batch for _, run in self.runs(method) if run.largest_batch is not None)
+        return known[len(known) // 2] if known else None
+
+    def advice(self) -> str:
+        """The advice in a sentence."""
+        points = [(seconds, size, method) for method in self.methods for size, seconds in self.reached(method)]
+        if not points:
+            return f"None of these reaches loss {self.cases[0].until:g} with any of these {_many(self.sweep.kind)}."
+        seconds, size, method = min(points)
+        what = f"{size} worker{'s' * (size > 1)}" if self.sweep.kind == WORKERS else f"mini-batches of {size}"
+        return f"{method} with {what} reaches loss {self.cases[0].until:g} first, in {format_seconds(seconds)}."
+
+    def sentences(self) -> list[str]:
+        """What laws and diversity say of each method."""
+        said = []
+        for method in self.methods:
+            said += [f"{method}: {law.sentence()}" for law in self.laws(method) or ()]
+            largest = self.largest_batch(method)
+            if largest is not None:
+                beyond = f"updates of more than {largest:.3g} samples no longer help"
+                said.append(f"{method}: by the diversity of gradients, {beyond}.")
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields; a result for each size and method."""
+        first = self.cases[0].to_dict()
+        left_out = {"advice", "command", "results", self.sweep.kind}
+        return {
+            **{key: value for key, value in first.items() if key not in left_out},
+            "advice": self.advice(),
+            "command": self.command,
+            "sweep": self.sweep.kind,
+            "scaling": [
+                {"method": method, "largest_batch": self.largest_batch(method), "laws": self._laws_json(method)}
+                for method in self.methods
+            ],
+            "results": [
+                {"size": size, **row}
+                for size, case in zip(self.sweep.sizes, self.cases, strict=True)
+                for row in case.to_dict()["results"]
+            ],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+    def _laws_json(self, method: str) -> list[dict[str, Any]] | None:
+        laws = self.laws(method)
+        return None if laws is None else [law.to_dict() for law in laws]
+
+
+def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep:
+    """Fit at each size.
+
+    Args:
+        fit_one: the methods with so many workers, or mini-batches of that size, until a loss.
+
+    Raises:
+        FitError: no loss is asked for.
+    """
+    cases = tuple(fit_one(size) for size in sweep.sizes)
+    if any(case.until is None for case in cases):
+        raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
+    return FitSweep(sweep, cases)
+
+
+def _many(kind: str) -> str:
+    return "numbers of workers" if kind == WORKERS else "mini-batches"

@@ -1,0 +1,287 @@
+"""`fit`: methods of distributed optimisation side by side on one model and one cluster: which reaches a loss first?"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from env.cluster import Cluster
+from graphs.capture import capture
+from graphs.errors import FitError
+from graphs.formatting import format_seconds
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.replicas.fit_data import fit_task_of
+from placement.replicas.fit_log import Stop
+from placement.replicas.fit_result import CurvePoint, FitRun
+from placement.replicas.fit_task import FitTask
+from placement.replicas.methods import FitMethod
+from placement.replicas.real.engine import RealEngine
+from placement.replicas.real.here import check_real, delays_of
+from placement.replicas.role import Role
+from placement.replicas.stragglers import Stragglers
+from placement.replicas.virtual.engine import VirtualEngine
+from placement.replicas.virtual.seating import Seating, most_workers
+from placement.replicas.virtual.speeds import speeds_of
+from placement.solving.result import versions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Progress = Callable[[str, CurvePoint], None]
+BATCH_NORM = (
+    "batch norm: each worker normalizes by its own mini-batch, evaluations by the held-out samples; running statistics "
+    "are not exchanged"
+)
+
+
+@dataclass(frozen=True)
+class FitComparison:
+    """Methods on one model and one cluster.
+
+    Attributes:
+        graph: of a worker's step, captured.
+        runs: in the order of the methods.
+        until: the held-out loss asked for; None: none.
+        workers: that compute gradients.
+        batch: samples of a worker's mini-batch.
+        learning_rate: of methods that name none.
+        strategy: how a worker's step lies on its own devices.
+        stragglers: the distribution of delays.
+        seed: of everything random.
+        is_real: it ran in processes, and seconds are those of the wall; else in virtual time.
+        versions: of Python and the packages that made it.
+        command: the command line that made it, or "".
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    runs: tuple[FitRun, ...]
+    until: float | None
+    workers: int
+    batch: int
+    learning_rate: float
+    strategy: str
+    stragglers: str
+    seed: int
+    is_real: bool
+    versions: Mapping[str, str]
+    command: str = field(default="", compare=False)
+
+    @property
+    def best(self) -> FitRun:
+        """That which reaches the loss first; where none does, or none was asked for, that with the lowest loss."""
+        return min(self.runs, key=_rank)
+
+    def advice(self) -> str:
+        """The advice in a sentence or two."""
+        best, others = self.best, [run for run in self.runs if run is not self.best]
+        if not best.reached:
+            lowest = f"{best.method} has the lowest loss, {best.loss:.4g} after {format_seconds(best.seconds)}"
+            if not math.isfinite(best.loss):
+                return "Every method diverged; take a smaller learning rate."
+            return f"{lowest}." if self.until is None else f"None of these reaches loss {self.until:g}; {lowest}."
+        behind = sorted((run for run in others if run.reached), key=_rank)
+        said = [f"{best.method} reaches loss {self.until:g} first, in {format_seconds(best.seconds)}"]
+        if behind:
+            times = f"{behind[0].seconds / best.seconds:.2f}x as soon as " if best.seconds else "before "
+            said.append(f"{times}{behind[0].method} ({format_seconds(behind[0].seconds)})")
+        missing = [run.method for run in others if not run.reached]
+        if missing:
+            said.append(f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not reach it")
+        return "; ".join(said) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "graph": self.graph.name,
+            "cluster": self.cluster.name,
+            "graph_hash": self.graph.hash,
+            "cluster_hash": self.cluster.hash,
+            "advice": self.advice(),
+            "until": self.until,
+            "workers": self.workers,
+            "batch": self.batch,
+            "learning_rate": self.learning_rate,
+            "strategy": self.strategy,
+            "stragglers": self.stragglers,
+            "seed": self.seed,
+            "real": self.is_real,
+            "versions": dict(self.versions),
+            "command": self.command,
+            "results": [_run_fields(run) for run in self.runs],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    cluster: Cluster,
+    methods: str | FitMethod | Sequence[str | FitMethod],
+    *,
+    until: float | None = None,
+    updates: int = 1_000,
+    seconds: float | None = None,
+    workers: int | None = None,
+    batch: int | None = None,
+    lr: float = 0.05,
+    loss: Callable[[Any], Tensor] | None = None,
+    strategy: str = "none",
+    stragglers: str = "none",
+    every: int = 10,
+    seed: int = 0,
+    real: bool = False,
+    progress: Progress | None = None,
+) -> FitComparison:
+    """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
+
+    With `real`, each worker and server is a process of this host, and seconds are those of the wall.
+
+    Args:
+        model: its own parameters are the start of every run; it is not changed.
+        data: tensors with a row for each sample, the model's arguments, or a torch Dataset of such samples. The last
+            tenth is held out: losses are those over it.
+        methods: texts such as ``"local_sgd:period=8"``, docs/distributed_training.md lists them.
+        until: a run ends at this loss.
+        updates, seconds: or else after so many updates of the model, or so many simulated seconds.
+        workers: replicas; as many as the cluster has devices, or groups of them for a strategy, by default.
+        batch: samples of a worker's mini-batch; 32, or all if there are fewer, by default.
+        lr: learning rate that is right for the batch of one worker, of methods that name none.
+        loss: function from the model's output to a scalar, a mean over samples; by default as of `placement.capture`.
+        strategy: how each worker's step lies on devices of its own, e.g. ``"tp2"``; one device by default.
+        stragglers: how much longer gradients take than simulated, e.g. ``"exponential:mean=0.5"``.
+        every: updates between two evaluations.
+        seed: of everything random.
+        real: run it in processes of this host; the cluster's workers are then CPU cores, such as those of
+            ``Cluster.local()``. Stragglers sleep for what they take longer.
+        progress: called with a method's text and each point of its curve.
+
+    Raises:
+        UnknownNameError: a method or a distribution of stragglers that there is not.
+        FitError: what model, data, cluster and methods do not allow; the message says what to do.
+        RankError: a process was lost, and the method does not go on without it.
+        CaptureError, StrategyError: the model cannot be captured, or not be rewritten so.
+    """
+    given = [methods] if isinstance(methods, str | FitMethod) else list(methods)
+    asked = [FitMethod.parse(each) if isinstance(each, str) else each for each in given]
+    if not asked:
+        raise FitError("no method is named; give at least one, such as 'sync'.")
+    stop = checked_stop(until, updates, seconds, every)
+    if not 0 < lr < math.inf:
+        raise FitError(f"lr is {lr:g}; expected a number above 0.")
+    placed = Strategy.parse(strategy)
+    delays = Stragglers.parse(stragglers, seed)
+    several = len(cluster.compute_devices) // placed.devices if workers is None else workers
+    most_workers(cluster, several, placed.devices)
+    for method in asked:
+        refused = method.exchange.refuse(method, several)
+        if refused is not None:
+            raise FitError(f"{method.text}: {refused}")
+    task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
+    graph_of = _graphs(task, type(model).__name__)
+    if real:
+        check_real(cluster, placed)
+    runs = []
+    for method in asked:
+        seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
+        participants = participants_of(method, task, several, lr)
+        engine: VirtualEngine | RealEngine
+        if real:
+            engine = RealEngine(task, several, participants, delays_of(task, delays))
+        else:
+            speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
+            engine = VirtualEngine(task, cluster, several, participants, speeds)
+        run = engine.run(method.text, stop, _telling(progress, method.text))
+        runs.append(_noted(run, task, several))
+    return FitComparison(
+        graph=graph_of(task.batch),
+        cluster=cluster,
+        runs=tuple(runs),
+        until=until,
+        workers=several,
+        batch=task.batch,
+        learning_rate=lr,
+        strategy=strategy,
+        stragglers=stragglers,
+        seed=seed,
+        is_real=real,
+        versions=versions(),
+    )
+
+
+def checked_stop(until: float | None, updates: int, seconds: float | None, every: int) -> Stop:
+    """When runs end.
+
+    Raises:
+        FitError: a number that makes no sense.
+    """
+    if until is not None and not math.isfinite(until):
+        raise FitError(f"the loss to be reached is {until}; expected a number.")
+    for name, value in (("updates", updates), ("every", every)):
+        if value < 1:
+            raise FitError(f"{name} is {value}; expected a whole number, 1 or more.")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise FitError(f"seconds is {seconds:g}; expected a number above 0.")
+    return Stop(
+        -math.inf if until is None else until, updates, math.inf if seconds is None else seconds, min(every, updates)
+    )
+
+
+def participants_of(method: FitMethod, task: FitTask, workers: int, lr: float) -> list[Any]:
+    """The generators of a method's participants, workers before servers."""
+    rate = lr if method.learning_rate is None else method.learning_rate
+    total = workers + len(method.exchange.servers(workers))
+    return [
+        method.exchange.participant(Role(number, workers, task.weights(), task.layout, method, rate, task.seed))
+        for number in range(total)
+    ]
+
+
+def _graphs(task: FitTask, name: str) -> Callable[[int], OpGraph]:
+    @cache
+    def graph_of(samples: int) -> OpGraph:
+        rows = [number % len(task.data[0]) for number in range(samples)]
+        arguments = tuple(each[rows] for each in task.data)
+        return capture(task.model, arguments, train=True, loss=task.loss, optimizer="sgd", name=name)
+
+    return graph_of
+
+
+def _noted(run: FitRun, task: FitTask, workers: int) -> FitRun:
+    """The run, with what is to be said of batch norm where several workers have statistics of their own."""
+    if not task.batch_norms or workers == 1:
+        return run
+    return replace(run, note=f"{run.note}; {BATCH_NORM}" if run.note else BATCH_NORM)
+
+
+def _telling(progress: Progress | None, method: str) -> Callable[[CurvePoint], None]:
+    return lambda point: None if progress is None else progress(method, point)
+
+
+def _rank(run: FitRun) -> tuple[bool, float]:
+    """Those that reach the loss, soonest first; then the others, lowest loss first, those that diverged last."""
+    if run.reached:
+        return False, run.seconds
+    return True, run.loss if math.isfinite(run.loss) else math.inf
+
+
+def _run_fields(run: FitRun) -> dict[str, Any]:
+    return {
+        "method": run.method,
+        "seconds": run.seconds,
+        "updates": run.updates,
+        "bytes": run.bytes,
+        "loss": run.loss if math.isfinite(run.loss) else None,
+        "reached": run.reached,
+        "staleness": run.staleness,
+        "largest_batch": run.largest_batch,
+        "note": run.note,
+    }

@@ -1,0 +1,81 @@
+"""How different the gradients of samples are, and with it the largest batch that still helps.
+
+Yin et al. 2018, "Gradient diversity: a key ingredient for scalable distributed learning": with n gradients g_i,
+
+    diversity = sum |g_i|^2 / |sum g_i|^2
+
+and mini-batch SGD needs no more samples than SGD on single ones as long as a batch is below about n x diversity. That
+is n where all are orthogonal, and 1 where all are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from placement.replicas.fit_task import FitTask
+
+
+def gradient_diversity(gradients: Tensor) -> float:
+    """Of gradients, float32 [n, entries]: 1 / n if all are equal, 1 if all are orthogonal, infinite if the sum is 0."""
+    wide = gradients.double()
+    return float(wide.square().sum() / wide.sum(0).square().sum())
+
+
+def sample_gradients(task: FitTask, weights: Tensor, samples: Tensor) -> Tensor:
+    """float32 [n, entries]: the gradient of each sample alone, by number, all in one pass (torch.func.vmap)."""
+
+    def loss(flat: Tensor, *sample: Tensor) -> Tensor:
+        return task.loss_at(flat, tuple(each[None] for each in sample))
+
+    chosen = [each[samples] for each in task.data]
+    in_dims = (None, *(0 for _ in chosen))
+    found: Tensor = torch.func.vmap(torch.func.grad(loss), in_dims, randomness="different")(weights, *chosen)
+    return found
+
+
+@dataclass(eq=False)
+class DiversityMeter:
+    """The largest useful batch, estimated from what workers compute anyway: mini-batch gradients at equal weights.
+
+    With the mean gradient m and the variance v of one sample's, a gradient over b samples has |m|^2 + v / b as its
+    mean square, and n x diversity is 1 + v / |m|^2 for large n. Two or more gradients at the same weights give both
+    without bias (McCandlish et al. 2018, appendix A.1); they are summed over all updates before they are divided.
+    """
+
+    _weights: Tensor | None = None
+    _gradients: list[Tensor] = field(default_factory=list)
+    _samples: int = 0
+    _variance: float = 0.0
+    _mean_square: float = 0.0
+
+    def add(self, weights: Tensor, gradient: Tensor, samples: int) -> None:
+        """A worker's mean gradient over so many samples, float32 [entries], at these weights."""
+        if self._weights is None or samples != self._samples or not torch.equal(weights, self._weights):
+            self._close()
+            self._weights, self._samples = weights.clone(), samples
+        self._gradients.append(gradient)
+
+    def largest_batch(self) -> float | None:
+        """Samples beyond which a larger batch no longer helps.
+
+        None where it is not known: no two workers were at equal weights, or the mean gradient is lost in the noise.
+        """
+        self._close()
+        return 1.0 + self._variance / self._mean_square if self._mean_square > 0.0 else None
+
+    def _close(self) -> None:
+        """Take the gradients at the last weights into account."""
+        count = len(self._gradients)
+        if count > 1:
+            gradients = torch.stack(self._gradients).double()
+            mean = gradients.mean(0)
+            variance = float((gradients - mean).square().sum()) / (count - 1)  # of a mini-batch's gradient
+            self._variance += variance * self._samples
+            self._mean_square += float(mean.square().sum()) - variance / count
+        self._gradients = []

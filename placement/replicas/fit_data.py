@@ -1,0 +1,94 @@
+"""`fit_task_of`: a user's model and data, checked and made into a `FitTask`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from graphs.capture.failure import reason_of
+from graphs.capture.record import default_loss
+from graphs.errors import FitError
+from placement.replicas.fit_task import FitTask
+
+_DEFAULT_BATCH = 32
+_HELD_OUT = 10  # one sample in so many, the last ones
+
+
+def fit_task_of(
+    model: nn.Module,
+    data: Any,
+    *,
+    batch: int | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    seed: int = 0,
+) -> FitTask:
+    """What is to be fitted; the last tenth of the samples, at least one, is held out. The model is copied.
+
+    Args:
+        data: a tensor, or a sequence of tensors with a row for each sample, the model's arguments; or a torch Dataset
+            of such samples, which is read whole.
+        batch: samples of a worker's mini-batch; 32, or all if there are fewer, by default.
+        loss: as of `placement.capture`.
+
+    Raises:
+        FitError: no model, nothing to train, no such data, a batch larger than the data, or a model that does not take
+            the data.
+    """
+    if not isinstance(model, nn.Module):
+        raise FitError(f"the model is a {type(model).__name__}; expected a torch.nn.Module.")
+    columns = _columns(data)
+    total = len(columns[0])
+    kept = total - max(1, total // _HELD_OUT)
+    batch = min(_DEFAULT_BATCH, kept) if batch is None else batch
+    if not 1 <= batch <= kept:
+        raise FitError(
+            f"a batch of {batch} samples was asked for, and {kept} of the {total} are to train on, the rest held out; "
+            f"give 1 to {kept}."
+        )
+    task = FitTask(
+        model=copy.deepcopy(model).train(),
+        data=tuple(each[:kept] for each in columns),
+        held_out=tuple(each[kept:] for each in columns),
+        batch=batch,
+        loss=loss or default_loss,
+        seed=seed,
+    )
+    _check(task)
+    return task
+
+
+def _columns(data: Any) -> tuple[torch.Tensor, ...]:
+    if isinstance(data, Dataset):
+        total = len(data) if hasattr(data, "__len__") else 0
+        data = default_collate([data[number] for number in range(total)]) if total else ()
+    columns = (data,) if isinstance(data, torch.Tensor) else tuple(data) if isinstance(data, Sequence) else ()
+    if not columns or not all(isinstance(each, torch.Tensor) and each.ndim for each in columns):
+        raise FitError(
+            f"the data are a {type(data).__name__}; expected tensors with a row for each sample, the model's "
+            "arguments, or a torch Dataset with a length that gives tuples of tensors."
+        )
+    rows = [len(each) for each in columns]
+    if len(set(rows)) > 1 or rows[0] < 2:
+        raise FitError(f"the tensors of the data have {rows} rows; expected as many in each, 2 or more.")
+    return columns
+
+
+def _check(task: FitTask) -> None:
+    """Refuse what no gradient can be taken of, before a cluster is simulated."""
+    if not task.layout.names:
+        raise FitError("the model has no trainable parameter; expected at least one with requires_grad.")
+    wide = next((p.dtype for p in task.model.parameters() if p.requires_grad and p.dtype != torch.float32), None)
+    if wide is not None:
+        raise FitError(f"the model has parameters of {wide}; expected torch.float32, convert it with model.float().")
+    try:
+        task.gradient(task.weights(), torch.arange(task.batch))
+    except Exception as error:
+        raise FitError(
+            f"the model cannot be trained on these data ({reason_of(error)}); expected forward to take the "
+            f"{len(task.data)} tensors of the data, targets among them, and the loss to be a scalar."
+        ) from error

@@ -1,0 +1,123 @@
+"""`FitLog`: what a run has come to so far, kept alike in virtual time and in real processes, and when it is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from placement.replicas.diversity import DiversityMeter
+from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from placement.replicas.requests import Updated
+
+MOST_POINTS = 2_000  # of a curve; of a longer one every second point is left out
+_GRACE = 10  # evaluations that may be missing at the end
+MOST_LINES = 100_000  # of a trace, the first ones
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends: at a held-out loss, after so many updates, or after so many seconds.
+
+    Attributes:
+        every: updates between two evaluations.
+    """
+
+    loss: float = -math.inf
+    updates: int = 10_000
+    seconds: float = math.inf
+    every: int = 10
+
+
+class Turns:
+    """Which of the versions that are told have their turn to be evaluated."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop, self._next = stop, stop.every
+
+    def is_due(self, version: int) -> bool:
+        """Whether this version has; it is asked once."""
+        if version < min(self._next, self._stop.updates):
+            return False
+        self._next = (version // self._stop.every + 1) * self._stop.every
+        return True
+
+
+class FitLog:
+    """Curve, trace and sums of a run. Their memory is bounded, however long it is.
+
+    Attributes:
+        is_over: whether the run is to end.
+        note: why it has ended, where that is no success; "" else.
+    """
+
+    def __init__(self, stop: Stop, evaluate: Callable[[Tensor], float], tell: Callable[[CurvePoint], None]) -> None:
+        """`evaluate` gives the held-out loss of weights; `tell` is told each point of the curve."""
+        self._stop, self._evaluate, self._tell = stop, evaluate, tell
+        self._points: list[CurvePoint] = []
+        self._trace: list[ReadVersion] = []
+        self._staleness, self._counted, self._turns = 0.0, 0, Turns(stop)
+        self._diversity = DiversityMeter()
+        self.updates, self.is_over, self.note = 0, False, ""
+
+    def read(self, worker: int, step: int, version: int) -> None:
+        """A worker begins a gradient at weights of a version."""
+        if len(self._trace) < MOST_LINES:
+            self._trace.append(ReadVersion(worker, step, version))
+
+    def computed(self, weights: Tensor, gradient: Tensor, samples: int) -> None:
+        """A worker has the mean gradient of so many samples."""
+        self._diversity.add(weights, gradient, samples)
+
+    def updated(self, request: Updated, seconds: float, sent_bytes: int) -> None:
+        """An update was made; its weights, if it is its turn, are evaluated."""
+        self.updates = max(self.updates, request.version)
+        if request.staleness is not None:
+            self._staleness, self._counted = self._staleness + request.staleness, self._counted + 1
+        if request.weights is not None and self._turns.is_due(request.version):
+            self.evaluate(request.weights, seconds, sent_bytes)
+        elif self.updates >= self._stop.updates + _GRACE * self._stop.every:
+            self.end("the model was not told any more: the participant that does so was lost")
+
+    def evaluate(self, weights: Tensor, seconds: float, sent_bytes: int) -> None:
+        """Add a point to the curve."""
+        point = CurvePoint(seconds, self.updates, sent_bytes, self._evaluate(weights))
+        self._points.append(point)
+        self._tell(point)
+        if len(self._points) > MOST_POINTS:
+            del self._points[1:-1:2]
+        if not math.isfinite(point.loss):
+            self.end(f"diverged: the held-out loss is no number after {self.updates} updates; take a smaller lr")
+        elif point.loss <= self._stop.loss or self.updates >= self._stop.updates:
+            self.end()
+
+    def end(self, note: str = "") -> None:
+        """The run is over; why, where that is no success."""
+        if not self.is_over:
+            self.is_over, self.note = True, note
+
+    def run(self, method: str, seconds: float, sent_bytes: int) -> FitRun:
+        """What it has come to."""
+        last = self._points[-1]
+        return FitRun(
+            method=method,
+            seconds=seconds,
+            updates=self.updates,
+            bytes=sent_bytes,
+            loss=last.loss,
+            reached=last.loss <= self._stop.loss,
+            staleness=self._staleness / max(self._counted, 1),
+            points=tuple(self._points),
+            trace=tuple(self._trace),
+            largest_batch=self._diversity.largest_batch(),
+            note=self.note,
+        )
+
+
+def tell_no_one(point: CurvePoint) -> None:
+    """For where nobody waits."""

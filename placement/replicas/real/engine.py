@@ -1,0 +1,124 @@
+"""`RealEngine`: participants in processes of this host, one for each; this process watches them and evaluates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphs.errors import RankError
+from placement.processes.processes import orderly_end
+from placement.processes.starting import ENDED, FAILURE, Workers
+from placement.replicas.fit_log import FitLog, Stop, tell_no_one
+from placement.replicas.real.life import READ, READY, UPDATED, LifePlan, life
+from placement.replicas.requests import Updated
+from placement.runtime.ranks.launch import new_store
+
+if TYPE_CHECKING:
+    from placement.replicas.fit_result import CurvePoint, FitRun
+    from placement.replicas.fit_task import FitTask
+    from placement.replicas.requests import Participant
+
+_LOOK_S = 0.1
+_MEETING_S = 120.0
+
+
+class RealEngine:
+    """Runs participants until the end. Their processes are forked, and so have the user's model without a file.
+
+    Args:
+        delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
+    """
+
+    def __init__(
+        self, task: FitTask, workers: int, participants: Sequence[Participant], delay_s: Callable[[int, int], float]
+    ) -> None:
+        self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
+        self.pids: list[int] = []
+
+    def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
+        """Until the end; `tell` is told each point of the curve.
+
+        Raises:
+            RankError: a participant has died, or failed, and the others do not go on without it.
+        """
+        log = FitLog(stop, self._task.held_out_loss, tell)
+        log.evaluate(self._task.weights(), 0.0, 0)
+        total = len(self._participants)
+        with orderly_end():
+            store = new_store()
+            plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port)
+            workers = Workers.forked(
+                [partial(life, plan, number, each) for number, each in enumerate(self._participants)]
+            )
+            try:
+                self.pids = workers.pids
+                _meet(workers, total)
+                watch = _Watch(log, total)
+                began_s = time.monotonic()
+                workers.tell(began_s)
+                while not log.is_over:
+                    for number, kind, content in workers.hear(_LOOK_S):
+                        watch.heard(number, kind, content)
+                    if time.monotonic() - began_s > stop.seconds:
+                        watch.now_s = stop.seconds
+                        log.end()
+            finally:
+                workers.end()
+        return log.run(method, watch.now_s, watch.bytes)
+
+
+def _meet(workers: Workers, total: int) -> None:
+    """Wait until all participants have met."""
+    there, end_s = 0, time.monotonic() + _MEETING_S
+    while there < total:
+        for number, kind, content in workers.hear(_LOOK_S):
+            if kind in (ENDED, FAILURE) or content[0] != READY:
+                raise RankError(f"participant {number} did not begin ({content}); run again.")
+            there += 1
+        if time.monotonic() > end_s:
+            raise RankError(f"{total} processes did not meet within {_MEETING_S:g} s; start fewer workers.")
+
+
+class _Watch:
+    """What is heard of the participants, on its way to the log.
+
+    Attributes:
+        now_s: of the run, at the last update.
+    """
+
+    def __init__(self, log: FitLog, total: int) -> None:
+        self._log, self._sent_bytes, self.now_s = log, [0] * total, 0.0
+        self._ended: dict[int, Any] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Sent by all participants together."""
+        return sum(self._sent_bytes)
+
+    def heard(self, number: int, kind: str, content: Any) -> None:
+        """One thing that a participant has said, or that it has ended.
+
+        Raises:
+            RankError: the run does not go on.
+        """
+        if self._log.is_over:
+            return
+        if kind == FAILURE:
+            how = "".join(f"; participant {other} ended with code {code}" for other, code in self._ended.items())
+            raise RankError(f"{content}{how}")
+        if kind == ENDED:
+            self._ended[number] = content
+            if len(self._ended) == len(self._sent_bytes):
+                raise RankError("all participants have ended before the run was over; run again.")
+            return
+        match content:
+            case (word, _, step, version) if word == READ:
+                self._log.read(number, step, version)
+            case (word, seconds, version, staleness, weights, sent_bytes) if word == UPDATED:
+                self._sent_bytes[number], self.now_s = sent_bytes, max(self.now_s, seconds)
+                told = None if weights is None else torch.from_numpy(weights)
+                self._log.updated(Updated(version, staleness, told), self.now_s, self.bytes)

@@ -1,0 +1,140 @@
+"""`life`: what a process does in which one participant lives."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphs.errors import PlacementError
+from placement.processes.processes import usable_cores
+from placement.replicas.fit_log import Turns
+from placement.replicas.fit_task import drawing
+from placement.replicas.real.gatherings import Gatherings
+from placement.replicas.real.mail import Mail
+from placement.replicas.requests import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Computed,
+    Participant,
+    ParticipantLost,
+    Pause,
+    Post,
+    Receive,
+    Request,
+    Updated,
+)
+from placement.runtime.ranks.launch import met_store
+
+if TYPE_CHECKING:
+    from placement.processes.starting import Parent
+    from placement.replicas.fit_log import Stop
+    from placement.replicas.fit_task import FitTask
+
+READY, READ, UPDATED = "ready", "read", "updated"
+
+
+@dataclass(frozen=True, eq=False)
+class LifePlan:
+    """What all participants of a run know.
+
+    Attributes:
+        total: participants, the first `workers` of them workers.
+        delay_s: (worker, step) -> seconds by which a gradient takes longer.
+        port: of the store where they meet.
+    """
+
+    task: FitTask
+    stop: Stop
+    workers: int
+    total: int
+    delay_s: Callable[[int, int], float]
+    port: int
+
+
+def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) -> None:
+    """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = usable_cores()
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+    torch.set_num_threads(1)
+    store = met_store(plan.port)
+    mail = Mail(store, number, plan.total)
+    parent.say((READY,))
+    hands = _Hands(plan, number, mail, Gatherings(store, mail), parent, parent.hear())
+    try:
+        hands.work(participant)
+    except PlacementError as error:
+        parent.fail(str(error))
+        return
+    while True:  # others may still read what this one has sent; the parent ends all
+        time.sleep(1.0)
+
+
+class _Hands:
+    """Carries out requests of one participant."""
+
+    def __init__(
+        self, plan: LifePlan, number: int, mail: Mail, gatherings: Gatherings, parent: Parent, began_s: float
+    ) -> None:
+        self._plan, self._number, self._began_s = plan, number, began_s
+        self._mail, self._gatherings, self._parent = mail, gatherings, parent
+        self._turns, self._steps = Turns(plan.stop), 0
+
+    def work(self, participant: Participant) -> None:
+        """Until the participant has no more requests."""
+        answer: Any = None
+        lost: ParticipantLost | None = None
+        while True:
+            try:
+                request = participant.send(answer) if lost is None else participant.throw(lost)
+            except StopIteration:
+                return
+            answer = lost = None
+            try:
+                answer = self._answer(request)
+            except ParticipantLost as error:
+                lost = error
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case Compute():
+                return self._compute(request)
+            case Post():
+                self._mail.post(request)
+            case Receive():
+                return self._mail.receive(request)
+            case AllReduce():
+                return self._gatherings.all_reduce(request)
+            case AllGather():
+                return self._gatherings.all_gather(request)
+            case Updated():
+                self._update(request)
+            case Pause():
+                time.sleep(request.seconds)
+        return None
+
+    def _compute(self, request: Compute) -> Computed:
+        task, step = self._plan.task, self._steps
+        self._steps += 1
+        self._parent.say((READ, self._now_s(), step, request.version))
+        samples = task.samples_of(request.samples, self._number, self._plan.workers, step)
+        with drawing(task.seed, self._number, step):
+            loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
+        time.sleep(self._plan.delay_s(self._number, step))
+        return Computed(loss, gradient, len(samples))
+
+    def _update(self, request: Updated) -> None:
+        weights = request.weights
+        is_due = weights is not None and self._turns.is_due(request.version)
+        told = weights.numpy().copy() if weights is not None and is_due else None
+        sent_bytes = self._mail.sent_bytes + self._gatherings.sent_bytes
+        self._parent.say((UPDATED, self._now_s(), request.version, request.staleness, told, sent_bytes))
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began_s

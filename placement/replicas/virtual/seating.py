@@ -1,0 +1,78 @@
+"""`Seating`: which participant is on which devices of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphs.errors import FitError
+from graphs.records import LANE
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Devices by number.
+
+    Attributes:
+        workers: of each worker; the first one sends and receives for it.
+        servers: of each server.
+    """
+
+    workers: tuple[tuple[int, ...], ...]
+    servers: tuple[int, ...]
+
+    @property
+    def device(self) -> tuple[int, ...]:
+        """Of each participant, the one that it sends from and receives at."""
+        return (*(own[0] for own in self.workers), *self.servers)
+
+    @classmethod
+    def of(cls, cluster: Cluster, workers: int, devices_each: int, servers: Sequence[str | None]) -> Seating:
+        """Workers one after the other on the devices that compute; servers where they say.
+
+        A server that does not say is on a CPU beside them, each on the next one; where there is none, with the next
+        worker.
+
+        Raises:
+            FitError: more workers than devices, or no device of a server's name.
+        """
+        devices = most_workers(cluster, workers, devices_each)
+        seated = tuple(tuple(devices[worker * devices_each : (worker + 1) * devices_each]) for worker in range(workers))
+        hosts = [d for d, device in enumerate(cluster.devices) if device.kind == "cpu" and d not in devices]
+        anywhere = hosts or [own[0] for own in seated]
+        found = []
+        for number, name in enumerate(servers):
+            if name is None:
+                found.append(anywhere[number % len(anywhere)])
+            elif name in cluster.device_index:
+                found.append(cluster.device_index[name])
+            else:
+                known = ", ".join(device.name for device in cluster.devices if device.kind != LANE)
+                raise FitError(
+                    f"the method has a server on {name!r}, and cluster {cluster.name!r} has no such device; take one "
+                    f"of {known}."
+                )
+        return cls(seated, tuple(found))
+
+
+def most_workers(cluster: Cluster, workers: int, devices_each: int) -> list[int]:
+    """The devices that compute.
+
+    Raises:
+        FitError: too few for so many workers.
+    """
+    devices: list[int] = cluster.compute_devices.tolist()
+    if not 1 <= workers <= len(devices) // devices_each:
+        each = "" if devices_each == 1 else f" on {devices_each} devices each"
+        raise FitError(
+            f"{workers} workers{each} were asked for, and cluster {cluster.name!r} has {len(devices)} devices that "
+            f"compute; give 1 to {len(devices) // devices_each}."
+            if len(devices) >= devices_each
+            else f"a worker takes {devices_each} devices, and cluster {cluster.name!r} has {len(devices)}; take a "
+            "smaller strategy."
+        )
+    return devices

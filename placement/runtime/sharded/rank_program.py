@@ -1,0 +1,110 @@
+"""`RankProgram`: the code of one rank of a plan, with all that it takes to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from graphs.capture.trace import value_of
+from placement.inputs.call_arguments import check_data, check_kinds, tensors_of
+from placement.runtime.program.drawing import draw
+from placement.runtime.program.layout import Key
+from placement.runtime.program.routines import sent_tags
+from placement.runtime.ranks.endpoint import RankEndpoint
+from placement.runtime.ranks.process_group import ProcessGroup, check_size
+from placement.runtime.sharded.agreement import SameRandomNumbers, check_same_plan
+from placement.runtime.sharded.exchanging.collectives import Collectives
+from placement.runtime.sharded.layouts import PartLayout
+from placement.runtime.sharded.plan import StrategyPlan
+from placement.runtime.sharded.storing.samples import own_arguments
+from placement.runtime.transport.channels import channels_of
+
+_FIRST_TAG = 7 << 24  # beyond those of placements
+
+
+class RankProgram:
+    """What one rank runs; all ranks make it at the same time, and run it together.
+
+    Args:
+        plan: what all ranks do.
+        group: the processes.
+        place: the torch device of this one.
+        stored: gives what this rank stores of a parameter or buffer; None for a constant.
+    """
+
+    def __init__(
+        self,
+        plan: StrategyPlan,
+        group: ProcessGroup,
+        place: torch.device,
+        stored: Callable[[str], torch.Tensor | None],
+    ) -> None:
+        from placement.runtime.sharded.writing.writer import write  # keeps chains of imports short
+
+        check_size(group.size, plan.n_ranks)
+        check_same_plan(group, plan)
+        self._plan, self._group, self._place, self._stored = plan, group, place, stored
+        self._program = plan.values.step.program
+        self._code = write(plan, group.rank)
+        self._op_names = tuple(self._program.graph.op_names)
+        self._channels = channels_of(self._code.transfers, self._op_names, _FIRST_TAG)
+        self._sent = sent_tags(self._code.routine)
+        self._collectives = Collectives(group, self._code.exchanges, place)
+        self._pairs = group.pairs(place)
+        drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
+        self._random = SameRandomNumbers(group, drawing[0] if drawing else None)
+
+    @cached_property
+    def input_parts(self) -> dict[str, PartLayout]:
+        """The part of each argument that is this rank's own, by path."""
+        return {path: self._plan.input_layout(path, self._group.rank) for path in self._plan.input_paths}
+
+    def checked(self, leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors among arguments, by path.
+
+        Raises:
+            MismatchError: they are not of the kinds that were captured.
+        """
+        check_kinds(self._program, leaves)
+        given = tensors_of(leaves)
+        check_data(given)
+        return given
+
+    def run(self, given: Mapping[str, torch.Tensor]) -> dict[Key, Any]:
+        """The results of this rank, by key.
+
+        Raises:
+            MismatchError: an argument is neither whole nor this rank's part.
+            RankError: the run has failed, here or on another rank.
+        """
+        inputs = own_arguments(self.input_parts, given)
+        group, routine = self._group, self._code.routine
+        group.drain()
+        endpoint = RankEndpoint(group, self._channels, self._place, self._pairs)
+        endpoint.begin(self._sent)
+        self._random.begin()
+        drawn = draw(self._plan.values.step)
+        taken = [self._taken(key, inputs, drawn) for key in routine.takes]
+        with torch.no_grad(), group.running(routine, self._op_names):
+            results = routine.run(endpoint, self._collectives, *taken)
+        self._random.check()
+        group.drain()
+        return dict(zip(routine.gives, results, strict=True))
+
+    def outputs(self, results: Mapping[Key, Any]) -> Any:
+        """What the model returns, of the results of a step that is no training step."""
+        outputs = self._program.trace.outputs
+        assert outputs is not None
+        return outputs.filled([results["output", number] for number in range(len(outputs.nodes))])
+
+    def _taken(self, key: Key, inputs: Mapping[str, torch.Tensor], drawn: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        kind, name = key
+        if kind == "input":
+            return inputs[name].to(self._place)
+        if kind == "drawn":
+            return drawn[name].to(self._place)
+        found = self._stored(name)
+        return (self._program.constants[name] if found is None else found).to(self._place)

@@ -1,0 +1,144 @@
+"""`placement.fit`: methods side by side, the advice, the same answer for a seed, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from fitted_models import classifier, cores
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import placement
+from graphs.errors import FitError, PlacementError, UnknownNameError
+from placement.fitting import FitComparison
+
+CLUSTER = placement.Cluster.preset("4xV100-pcie")
+
+
+def fitted(methods: Any = "sync", **options: Any) -> FitComparison:
+    model, data = classifier()
+    return placement.fit(model, data, options.pop("cluster", CLUSTER), methods, **{"batch": 8, "lr": 0.3} | options)
+
+
+def test_methods_stand_side_by_side_and_the_advice_names_the_first() -> None:
+    found = fitted(["sync", "adam+lr=0.02", "sync+lr=1e-6"], until=0.5, updates=200)
+    assert [run.method for run in found.runs] == ["sync", "adam+lr=0.02", "lr=1e-06"]
+    assert [run.reached for run in found.runs] == [True, True, False]
+    assert found.best is min(found.runs[:2], key=lambda run: run.seconds)
+    assert found.advice().startswith(f"{found.best.method} reaches loss 0.5 first, in ")
+    assert found.advice().endswith("; lr=1e-06 does not reach it.")
+    first = found.runs[0]
+    assert first.points[0].loss > first.points[-1].loss == first.loss <= 0.5
+    told = json.loads(found.to_json())
+    assert [row["method"] for row in told["results"]] == [run.method for run in found.runs]
+    assert (told["cluster_hash"], told["workers"], told["batch"]) == (CLUSTER.hash, 4, 8)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
+    model, data = classifier(nn.Dropout(0.3))
+
+    def runs(seed: int) -> Any:
+        options = {"updates": 20, "every": 5, "stragglers": "pareto", "batch": 8}
+        return placement.fit(model, data, CLUSTER, ["sync", "adagrad"], seed=seed, **options).runs
+
+    assert runs(3) == runs(3)
+    assert runs(3) != runs(4)
+
+
+def test_synchronous_replicas_equal_one_worker_on_the_global_batch() -> None:
+    four = fitted(updates=15, every=5)
+    one = fitted(updates=15, every=5, workers=1, batch=32)
+    for ours, other in zip(four.runs[0].points, one.runs[0].points, strict=True):
+        assert ours.loss == pytest.approx(other.loss, rel=1e-5)
+    assert one.runs[0].bytes == 0
+
+
+def test_the_model_is_not_changed_and_datasets_are_data_too() -> None:
+    model, data = classifier(nn.BatchNorm1d(16))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = placement.fit(model, TensorDataset(*data), CLUSTER, "sync", updates=5, batch=8)
+    assert found.runs == placement.fit(model, data, CLUSTER, "sync", updates=5, batch=8).runs
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_batch_norm_is_said_where_workers_have_their_own_statistics() -> None:
+    model, data = classifier(nn.BatchNorm1d(16))
+    several = placement.fit(model, data, CLUSTER, "sync", updates=5, batch=8)
+    assert "batch norm" in several.runs[0].note
+    assert placement.fit(model, data, CLUSTER, "sync", updates=5, batch=8, workers=1).runs[0].note == ""
+
+
+def test_a_run_that_diverges_is_not_reached() -> None:
+    found = fitted(["sync+lr=1e30"], until=0.5)
+    assert not found.runs[0].reached
+    assert "diverged" in found.runs[0].note
+    assert json.loads(found.to_json())["results"][0]["loss"] is None
+    assert found.advice() == "Every method diverged; take a smaller learning rate."
+
+
+def test_without_a_loss_to_reach_the_lowest_is_best() -> None:
+    found = fitted(["sync+lr=1e-6", "sync"], updates=30)
+    assert found.best is found.runs[1]
+    assert "has the lowest loss" in found.advice()
+
+
+def test_seconds_and_updates_end_runs() -> None:
+    assert fitted(updates=7).runs[0].updates == 7
+    found = fitted(seconds=0.002, updates=10_000, every=1).runs[0]
+    assert found.seconds == 0.002
+    assert 0 < found.updates < 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"methods": "synk"}, "unknown method 'synk', did you mean 'sync'"),
+        ({"methods": []}, "no method is named"),
+        ({"workers": 5}, "5 workers were asked for, and cluster '4xV100-pcie' has 4"),
+        ({"strategy": "dp8"}, "a worker takes 8 devices"),
+        ({"batch": 181}, "a batch of 181 samples was asked for, and 180 of the 200 are to train on"),
+        ({"until": float("nan")}, "expected a number"),
+        ({"updates": 0}, "updates is 0"),
+        ({"seconds": -1.0}, "seconds is -1"),
+        ({"lr": 0.0}, "lr is 0"),
+        ({"stragglers": "parto"}, "did you mean 'pareto'"),
+    ],
+)
+def test_bad_input_gets_one_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        fitted(options.pop("methods", "sync"), **options)
+    assert said in str(caught.value)
+    assert isinstance(caught.value, FitError | UnknownNameError)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        ("no model", torch.zeros(4, 8), "the model is a str"),
+        (nn.Linear(8, 3), torch.zeros(1, 8), "2 or more"),
+        (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(5)), "[4, 5] rows"),
+        (nn.Linear(8, 3), [[1, 2]], "the data are a list"),
+        (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(4)), "cannot be trained on these data"),
+        (nn.Linear(8, 3).double(), torch.zeros(4, 8), "torch.float64"),
+        (nn.Linear(8, 3).requires_grad_(False), torch.zeros(4, 8), "no trainable parameter"),
+    ],
+)
+def test_models_and_data_that_do_not_go_together_are_refused(model: Any, data: Any, said: str) -> None:
+    with pytest.raises(FitError) as caught:
+        placement.fit(model, data, CLUSTER, "sync")
+    assert said in str(caught.value)
+
+
+def test_real_runs_are_for_cores_of_this_host() -> None:
+    with pytest.raises(FitError, match="CPU cores"):
+        fitted(real=True)
+
+
+def test_a_real_run_has_the_losses_of_virtual_time() -> None:
+    options = {"cluster": cores(2), "updates": 10, "every": 5}
+    there, here = fitted(**options), fitted(real=True, stragglers="exponential:mean=0.1", **options)
+    assert here.is_real
+    assert [p.loss for p in here.runs[0].points] == pytest.approx([p.loss for p in there.runs[0].points], rel=1e-4)

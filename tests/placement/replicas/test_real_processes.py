@@ -1,0 +1,128 @@
+"""Real processes: trace and results of virtual time, and what becomes of a run when a participant is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from fitted_models import cores
+from replicas.small_tasks import regression
+
+from graphs.errors import RankError
+from placement.fitting import participants_of
+from placement.replicas.fit_log import Stop, tell_no_one
+from placement.replicas.fit_result import CurvePoint, FitRun
+from placement.replicas.methods import FitMethod
+from placement.replicas.real.engine import RealEngine
+from placement.replicas.real.mail import fields_of, head_of
+from placement.replicas.requests import AllGather, AllReduce, Participant, Updated
+from placement.replicas.virtual.engine import VirtualEngine
+from placement.replicas.virtual.speeds import Speeds
+
+RATE = 0.05
+STOP = Stop(updates=8, every=4)
+
+
+def real(method: str, workers: int = 2, stop: Stop = STOP, delay_s: Any = lambda *_: 0.0) -> FitRun:
+    task = regression()
+    return RealEngine(task, workers, participants_of(FitMethod.parse(method), task, workers, RATE), delay_s).run(
+        method, stop
+    )
+
+
+def virtual(method: str, workers: int = 2, stop: Stop = STOP, step_s: Any = lambda *_: 1e-3) -> FitRun:
+    task = regression()
+    participants = participants_of(FitMethod.parse(method), task, workers, RATE)
+    speeds = Speeds(range(len(participants)), step_s, lambda _: 1e-6)
+    return VirtualEngine(task, cores(len(participants)), workers, participants, speeds).run(method, stop)
+
+
+def test_the_versions_of_a_scripted_run_are_those_of_virtual_time() -> None:
+    def delay_s(worker: int, step: int) -> float:  # updates are 0.15 s apart or more, so that their order is certain
+        return 0.75 if (worker, step) == (1, 0) else 0.3
+
+    stop = Stop(updates=6, every=6)
+    there = virtual("downpour", stop=stop, step_s=lambda worker, step, samples: delay_s(worker, step))
+    here = real("downpour", stop=stop, delay_s=delay_s)
+    assert set(here.trace[:2]) == set(there.trace[:2])  # both begin at once
+    assert here.trace[2:7] == there.trace[2:7]
+    assert here.staleness == pytest.approx(there.staleness)
+    assert here.seconds == pytest.approx(there.seconds, rel=0.5)
+
+
+@pytest.mark.parametrize("method", ["sync", "local_sgd:period=4", "qsgd:s=16", "parameter_server"])
+def test_synchronous_methods_have_the_results_of_virtual_time(method: str) -> None:
+    there, here = virtual(method), real(method)
+    assert [point.updates for point in here.points] == [point.updates for point in there.points]
+    assert [point.loss for point in here.points] == pytest.approx([point.loss for point in there.points], rel=1e-4)
+    assert here.staleness == there.staleness
+    # The participants are asked for their bytes at slightly different moments.
+    assert here.bytes == pytest.approx(there.bytes, rel=0.3)
+
+
+class Killing:
+    """Told of points of the curve; kills a participant at the first one after the start."""
+
+    def __init__(self, number: int) -> None:
+        self.engine: RealEngine | None = None
+        self._number, self._told = number, 0
+
+    def __call__(self, point: CurvePoint) -> None:
+        self._told += 1
+        if self._told == 2:
+            assert self.engine is not None
+            os.kill(self.engine.pids[self._number], signal.SIGKILL)
+
+
+def killed(method: str, number: int, workers: int = 2, stop: Stop | None = None) -> FitRun:
+    task, killing = regression(), Killing(number)
+    participants = participants_of(FitMethod.parse(method), task, workers, RATE)
+    killing.engine = RealEngine(task, workers, participants, lambda *_: 0.01)
+    return killing.engine.run(method, stop or Stop(updates=60, every=5), killing)
+
+
+@pytest.mark.parametrize(("method", "number"), [("sync", 1), ("parameter_server", 0), ("parameter_server", 2)])
+def test_a_synchronous_run_ends_with_the_reason(method: str, number: int) -> None:
+    with pytest.raises(RankError, match=f"participant {number} was lost"):
+        killed(method, number)
+
+
+def test_an_asynchronous_run_goes_on_without_a_worker() -> None:
+    found = killed("downpour", 1)
+    assert found.updates >= 60
+    assert found.points[-1].loss < found.points[0].loss
+
+
+def test_a_run_of_which_all_have_ended_does_not_wait() -> None:
+    def ending() -> Participant:
+        yield Updated(1)
+
+    engine = RealEngine(regression(), 1, [ending()], lambda *_: 0.0)
+    assert engine.run("m", Stop(updates=5, seconds=1.0)).seconds == 1.0
+
+
+def gathering(number: int) -> Participant:
+    mine = (torch.full((2 + number,), float(number)), torch.tensor([number], dtype=torch.uint8), torch.empty(0))
+    gathered = yield AllGather(mine, (0, 1, 2))
+    summed = yield AllReduce((torch.full((3,), 1.0 + number),), (0, 1, 2))
+    right = all(
+        torch.equal(each[0], torch.full((2 + k,), float(k))) and each[1].item() == k and not each[2].numel()
+        for k, each in enumerate(gathered)
+    )
+    weights = regression().weights()
+    yield Updated(1, weights=weights if right and summed[0].tolist() == [6.0] * 3 else None)
+
+
+def test_collectives_of_unequal_shapes() -> None:
+    engine = RealEngine(regression(), 3, [gathering(number) for number in range(3)], lambda *_: 0.0)
+    found = engine.run("m", Stop(updates=1, seconds=30.0), tell_no_one)
+    assert len(found.points) == 2
+
+
+def test_a_head_says_what_comes_after_it() -> None:
+    fields, tensors = fields_of(head_of([torch.zeros(2, 3), torch.zeros(0, dtype=torch.int64)], tag="t", version=4))
+    assert (fields["tag"], fields["version"]) == ("t", 4)
+    assert [(each.shape, each.dtype) for each in tensors] == [((2, 3), torch.float32), ((0,), torch.int64)]
