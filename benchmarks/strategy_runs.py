@@ -117,11 +117,16 @@ def hf_vit() -> Case:
     return Case(transformers.ViTForImageClassification(config), (), given, ())
 
 
-def hf_mixtral() -> Case:
+def hf_mixtral(*, balanced: bool = False) -> Case:
+    """With a loss that balances the load of experts over the batch, or without."""
     more = {"num_key_value_heads": 2, "max_position_embeddings": 16, "use_cache": False}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": balanced}
     config = transformers.MixtralConfig(vocab_size=48, **more, **experts, **SIZES)
     return Case(transformers.MixtralForCausalLM(config), (), labelled(), (*ON_TEXT, *ON_EXPERTS))
+
+
+def hf_mixtral_balanced() -> Case:
+    return hf_mixtral(balanced=True)
 
 
 def hf_resnet() -> Case:
@@ -140,7 +145,18 @@ def of_zoo(name: str) -> Case:
 
 HUGGING_FACE: dict[str, Callable[[], Case]] = {
     made.__name__: made
-    for made in (hf_bert, hf_gpt2, hf_llama, hf_t5, hf_whisper, hf_clip, hf_vit, hf_mixtral, hf_resnet)
+    for made in (
+        hf_bert,
+        hf_gpt2,
+        hf_llama,
+        hf_t5,
+        hf_whisper,
+        hf_clip,
+        hf_vit,
+        hf_mixtral,
+        hf_mixtral_balanced,
+        hf_resnet,
+    )
 }
 
 

@@ -16,6 +16,7 @@ from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import Strategy
 
+FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
 _MUCH = 1.25  # times the FLOPs: worth a remark
 
 
@@ -43,23 +44,26 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     _check_patterns(graph, strategy)
 
 
-def check_independence(chunked: Derived, strategy: Strategy) -> None:
-    """The forward pass of a micro-batch in a pipeline needs no other micro-batch, unless its order is GPipe's.
+def check_flush(chunked: Derived, strategy: Strategy) -> None:
+    """No backward pass of a micro-batch in a pipeline needs the forward passes of all, unless those all come before it.
+
+    Losses over pairs of samples do, and those that balance the load of experts over a batch.
 
     Raises:
-        StrategyError: it does; the message names the ops.
+        StrategyError: one does; the message names the ops.
     """
-    producer, consumer, _ = chunked.graph.edge_list
-    batch = chunked.micro_batch
-    apart = (batch[producer] >= 0) & (batch[consumer] >= 0) & (batch[producer] != batch[consumer])
-    apart &= chunked.origin[producer] != chunked.origin[consumer]  # no sum of what they make
-    found = np.flatnonzero(apart & (chunked.graph.phase[consumer] == Phase.FORWARD))
+    if strategy.order == FLUSHING:
+        return
+    graph, batch = chunked.graph, chunked.micro_batch
+    producer, consumer, _ = graph.edge_list
+    forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
+    found = np.flatnonzero(forward & (batch[producer] >= 0) & (batch[consumer] < 0))
     if len(found):
         reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
         raise StrategyError(
             f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
             f"{writer!r} makes of all samples of the batch, so no backward pass can begin before the last forward pass "
-            "has ended; take the order gpipe, which waits for it, or leave out the pipeline."
+            f"has ended; take the order {FLUSHING}, which waits for it, or leave out the pipeline."
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baselines.strategies.allowed import check_allowed, check_independence, remarks
+from baselines.strategies.allowed import check_allowed, check_flush, remarks
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
@@ -27,7 +27,6 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
-from graphs.transforms.splitting.meetings import meeting
 from graphs.transforms.strategy import Strategy
 
 
@@ -127,7 +126,6 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     if strategy.stages > 1:
-        is_apart |= meeting(again.graph, None if copies is None else copies.chunks)
         in_blocks = np.where(is_apart, -1, stage)
         try:
             if order is None:
@@ -136,7 +134,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
                 order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
         except MismatchError as error:
-            check_independence(whole, strategy)
+            check_flush(whole, strategy)
             raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)

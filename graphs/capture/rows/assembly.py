@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand
 from graphs.capture.rows import dtensor
+from graphs.capture.rows.counted import Counted
 from graphs.capture.rows.dispatch import Places
 from graphs.capture.rows.layers import LAYERS
 from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
@@ -34,8 +35,8 @@ def add_rows(drafts: Drafts) -> None:
 
 
 def _add_rows(drafts: Drafts) -> None:
-    places = Places()
-    spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call, places)]
+    places, counted = Places(), Counted()
+    spelled = [one for number, call in enumerate(drafts.calls) for one in _spelled(number, call, places, counted)]
     first_update = len(drafts.calls)
     for number, (_, gradients, state) in enumerate(drafts.updates):
         operands = (*gradients, Operand(state, None, state.info))
@@ -66,14 +67,14 @@ def _longest(dimensions: Dimensions, operand: Operand) -> Iterator[tuple[str, Sh
 # -- letters of calls --------------------------------------------------------------------------------------------------
 
 
-def _spelled(number: int, call: DraftCall, places: Places) -> Iterator[Spelled]:
+def _spelled(number: int, call: DraftCall, places: Places, counted: Counted) -> Iterator[Spelled]:
     outputs = tuple(None if out is None else out.info.layout for out in call.outputs)
     seen, letters = letters_of(call.target, call.args, call.kwargs, outputs)
     operands = (*call.inputs, *(out for out in call.outputs if out is not None))
     n_tensors = sum(out is not None for out in call.outputs)
     if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
         if seen is not None:
-            letters = places.letters(call, seen, letters)
+            letters = counted.letters(call, seen, places.letters(call, seen, letters))
         yield from _spelled_all(number, letters, operands)
 
 

@@ -240,7 +240,9 @@ def _made(call: Call) -> list[Letter]:
     if not inputs or inputs[0].shape == out.shape or not inputs[0].ndim or not out.ndim:
         return aligned(inputs, [out])
     # ``new_zeros`` only asks for the number format: any stretch of its argument will do for a stretch of its rows.
-    size = math.gcd(inputs[0].shape[0], out.shape[0])
+    size = min(inputs[0].shape[0], out.shape[0])
+    if max(inputs[0].shape[0], out.shape[0]) % max(size, 1):  # it would leave both with fewer units than they have
+        return aligned([], [out])
     shared = Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in (inputs[0], out)))
     return [shared, *(letter for letter in aligned([], [out], [0]))]
 
@@ -266,21 +268,28 @@ def _one_hot(call: Call) -> list[Letter]:
     return einsum((call.first(), names), into=[(call.output, f"{names}.")])
 
 
-@RULES.on("index")
+@RULES.on("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def _index(call: Call) -> list[Letter]:
-    """``x[i, j]`` with index tensors in a row: their dimensions take the place of those that they index."""
+    """``x[i, j]`` with index tensors in a row: their dimensions take the place of those that they index.
+
+    Where values are added to ``x`` at indices, both may be split, and the result is a sum over them.
+    """
     x, out = call.first(), call.output
-    given = [index for index in (*call["indices"],) if True]
+    given = call["indices"]
     places = [d for d, index in enumerate(given) if isinstance(index, Slot)]
     indices = [given[d] for d in places]
     if not places or places != list(range(places[0], places[-1] + 1)) or any(not index.ndim for index in indices):
         return []
-    rank = max(index.ndim for index in indices)
-    names = ascii_lowercase[: out.ndim]
-    first = places[0]
+    rank, first = max(index.ndim for index in indices), places[0]
+    names = ascii_lowercase[: x.ndim - len(places) + rank]
     of_x = names[:first] + "." * len(places) + names[first + rank :]
     terms = [(index, names[first + rank - index.ndim : first + rank]) for index in indices]
-    return einsum((x, of_x), *terms, into=[(out, names)]) if len(of_x) == x.ndim else []
+    if call.name == "index":
+        return einsum((x, of_x), *terms, into=[(out, names)])
+    values = call["values"]
+    letters = einsum((x, of_x), *terms, (values, names[len(names) - values.ndim :]), into=[(out, of_x)])
+    is_added = bool(call["accumulate"]) and x.is_float
+    return [summed(one, x) if one.partial else one for one in letters if is_added or not one.partial]
 
 
 def pointwise(inputs: Iterable[Slot], call: Call) -> list[Letter]:

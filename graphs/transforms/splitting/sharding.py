@@ -26,7 +26,7 @@ WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 # Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
-_GROUPED = "grouped_mm"
+GROUPED = "grouped_mm"
 _MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
@@ -116,12 +116,15 @@ def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
     return units / extent
 
 
-def shard(graph: OpGraph, axis: Axis) -> Sharding:
+def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
     """Cut a graph along one axis, op by op in topological order.
 
     Ops without a fitting row, or with fewer units than parts, stay whole.
+
+    Args:
+        among: bool [n], the ops that may be cut; None for all that the axis allows.
     """
-    return _Walk(graph, axis).result()
+    return _Walk(graph, axis, np.ones(graph.n_ops, dtype=np.bool_) if among is None else among).result()
 
 
 def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
@@ -179,7 +182,7 @@ class _Choice:
 class _Walk:
     """Chooses the row of one op after the other."""
 
-    def __init__(self, graph: OpGraph, axis: Axis) -> None:
+    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray) -> None:
         self.graph, self.axis = graph, axis
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
@@ -193,9 +196,9 @@ class _Walk:
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
-        in_modules = where(graph, axis.modules)
-        self.is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else [not axis.words] * graph.n_ops
-        self.is_cut = [a or (b and bool(axis.words)) for a, b in zip(in_modules, self.is_tensor, strict=True)]
+        is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else np.full(graph.n_ops, not axis.words)
+        is_cut = where(graph, axis.modules) | (is_tensor & bool(axis.words))
+        self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
         self.choices: dict[tuple[int, int, bool, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
@@ -354,7 +357,11 @@ class _Walk:
         """The rows that an op may take."""
         if not self.is_cut[op]:
             return []
-        rows = [choice for choice in self._choices(op, len(read)) if self._keeps(choice, states)]
+        rows = [
+            choice
+            for choice in self._choices(op, len(read))
+            if self._keeps(choice, states) and not self._adds_up_stretches(choice, read)
+        ]
         if not self.is_tensor[op] or self._has_kind(op, _PRODUCTS):
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
@@ -374,7 +381,7 @@ class _Walk:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
         is_tensor = self.is_tensor[op]
-        by_groups = is_tensor and _GROUPED in self.graph.kinds[op]
+        by_groups = is_tensor and GROUPED in self.graph.kinds[op]
         key = (self.row_number[op], n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
@@ -409,16 +416,26 @@ class _Walk:
             for s, need in zip(states, choice.states, strict=True)
         )
 
+    def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:
+        """Whether it takes for a summand what is there in stretches alone, of which no exchange makes one."""
+        return any(
+            need == SUM and SUM not in self.available[t] and WHOLE not in self.available[t]
+            for t, need in zip(read, choice.tensors, strict=True)
+        )
+
     def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
         if not self.is_tensor[op]:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
+        # What uses a cut state is cut as the state is, if it can be.
+        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
+        uncut = [] if is_bound else [whole]
         usual = self._of_axis(rows)
         if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
             others = [choice for choice in rows if choice not in usual]
-            return min([whole, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+            return min([*uncut, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
         mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
         if mirrored:
             return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
@@ -438,9 +455,7 @@ class _Walk:
                 is_sum = any(self.available[t] == {SUM} for t in read)
                 if is_sum or not any(self._fits(choice, read) for choice in rows):
                     return min(along, key=lambda choice: self._exchange_s(choice, read))
-        # What uses a cut state is cut as the state is, if it can be.
-        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
-        return min(rows if is_bound else [whole, *rows], key=lambda choice: self._cost_s(op, choice, read))
+        return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
 
     def _is_of_whole(self, op: int, read: list[int]) -> bool:
         """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""
@@ -504,8 +519,6 @@ class _Walk:
         have = self.available[tensor]
         if need in have or WHOLE in have:
             return 0.0  # of a whole tensor each part takes its stretch, or the first all of it and the others nothing
-        if need == SUM:
-            return 1e6
         k = self.axis.size
         if have == {SUM}:
             return (2.0 if need == WHOLE else 1.0) * (k - 1) / k

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from graphs.arrays import BoolArray
 from graphs.records import Phase
 
@@ -28,11 +30,11 @@ def read_twice(graph: OpGraph) -> set[int]:
     return {s for s, state in enumerate(graph.states) if sum(user in forward for user in state.users) > 1}
 
 
-def where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray | list[bool]:
-    """Which ops lie in a module that one of the patterns names, or in a module below it."""
+def where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray:
+    """bool [n]: which ops lie in a module that one of the patterns names, or in a module below it."""
     if not patterns:
-        return [True] * graph.n_ops
+        return np.ones(graph.n_ops, dtype=np.bool_)
     known: dict[str, bool] = {}
     for module in set(graph.modules):
         known[module] = any(fnmatchcase(module, p) or fnmatchcase(module, f"{p}.*") for p in patterns)
-    return [known[module] for module in graph.modules]
+    return np.array([known[module] for module in graph.modules], dtype=np.bool_)

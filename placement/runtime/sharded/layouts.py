@@ -54,6 +54,10 @@ class PartCut(NamedTuple):
         times = math.gcd(self.extent, self.low, self.high)
         return PartCut(self.dim, self.unit * times, self.extent // times, self.low // times, self.high // times)
 
+    def meets(self, unit: int, period: int) -> bool:
+        """Whether it neither lies in one unit of another stretch of its dimension, nor has that in one unit."""
+        return self.period > unit and period > self.coarse.unit
+
     def finer(self, unit: int) -> PartCut:
         """The same in units of fewer entries, of which each unit has a whole number."""
         times = self.unit // unit
@@ -109,7 +113,7 @@ class PartLayout:
 
     def along(self, dim: int) -> tuple[PartCut, ...]:
         """The cuts of a dimension, the outermost stretch first."""
-        return tuple(sorted((cut for cut in self.cuts if cut.dim == dim), key=lambda cut: -cut.unit))
+        return tuple(sorted((cut for cut in self.cuts if cut.dim == dim), key=lambda cut: -cut.period))
 
     def runs(self, dim: int) -> tuple[tuple[int, int], ...]:
         """The stretches of a dimension that are here, as ``(start, stop)`` in the whole tensor, increasing."""
@@ -133,18 +137,16 @@ class PartLayout:
         """
         unit = self.shape[shard.dim] // (shard.extent * shard.blocks)
         new = PartCut(shard.dim, unit, shard.extent, 0, shard.extent)
-        rest = []
-        for cut in self.cuts:
-            if cut.dim != new.dim or cut.period <= new.unit or new.period <= cut.unit:
-                rest.append(cut)
-                continue
-            finest = min(cut.unit, new.unit)
-            if cut.period != new.period or cut.unit % finest or new.unit % finest:
+        met = [cut for cut in self.along(shard.dim) if cut.meets(unit, new.period)]
+        if met:  # what is here of the stretch is cut further, in the innermost of the stretches that it consists of
+            inner = met[-1] if met[-1].unit >= unit else met[-1].coarse
+            if met[0].period != new.period or inner.unit % unit:
                 raise overlapping(self.shape, shard.dim)
-            # The coarser units are never cut apart.
-            new = cut if cut.unit >= new.unit else cut.finer(new.unit)
+            # Coarser units are never cut apart.
+            new = inner
         ends = _ends(new.n_units, size, weights)
         part = new._replace(low=new.low + ends[number], high=new.low + ends[number + 1])
+        rest = [cut for cut in self.cuts if not met or cut is not met[-1]]
         return PartLayout(self.shape, (*rest, part))
 
     def viewed(self, view: TensorInfo, root: TensorInfo) -> PartLayout:
@@ -303,7 +305,7 @@ def _place(have: PartLayout, want: PartLayout) -> tuple[tuple[int, ...], tuple[i
 
 def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> torch.Tensor:
     for dim in reversed(range(len(want.shape))):
-        here, there = ({cut.period: cut for cut in part.along(dim)} for part in (have, want))
+        here, there = ({cut.period: cut.coarse for cut in part.along(dim)} for part in (have, want))
         if here == there:
             continue
         here, there = _nested(here, there), _nested(there, here)
@@ -311,10 +313,9 @@ def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> to
         narrow: list[tuple[int, int, int]] = []
         length = want.shape[dim]
         for period in sorted({*here, *there}, reverse=True):
-            all_of_it = PartCut(dim, 1, period, 0, period)
-            known, wanted = here.get(period, all_of_it), there.get(period, all_of_it)
-            unit = min(cut.unit for cut in (here.get(period), there.get(period)) if cut is not None)
-            known, wanted = (cut.finer(unit) if cut.unit > unit else _coarser(cut, unit) for cut in (known, wanted))
+            known, wanted = (cuts.get(period, PartCut(dim, period, 1, 0, 1)) for cuts in (here, there))
+            unit = math.gcd(known.coarse.unit, wanted.coarse.unit)  # as large as can be: other stretches lie in it
+            known, wanted = known.coarse.finer(unit), wanted.coarse.finer(unit)
             if length % period:
                 raise StrategyError(
                     f"dimension {dim} of a tensor of {'x'.join(map(str, want.shape))} is cut along stretches that "
@@ -341,8 +342,3 @@ def _nested(cuts: dict[int, PartCut], others: Iterable[int]) -> dict[int, PartCu
                 found[cut.period] = PartCut(cut.dim, period, cut.period // period, first, first + 1)
                 found[period] = inner
     return found
-
-
-def _coarser(cut: PartCut, unit: int) -> PartCut:
-    """A whole stretch in larger units."""
-    return PartCut(cut.dim, unit, cut.period // unit, cut.low // unit, cut.high // unit) if unit > cut.unit else cut

@@ -22,7 +22,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.sharding import GROUPED, SUM, WHOLE
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
@@ -239,6 +239,7 @@ class StrategyPlan:
         dtype = values.root(before).layout.dtype
         of_before, of_after = ([values.layout(one, place) for place in places] for one in (before, after))
         if kind == "all_reduce":
+            self._check_groups(member.number)
             return Member(kind, of_before[0], dtype=dtype)
         if kind == "all_gather":
             self._check_held(before, of_after[0], of_before)
@@ -250,6 +251,21 @@ class StrategyPlan:
             codes=tuple(b if b == a else WHOLE for b, a in zip(member.before, member.after, strict=True))
         )
         return Member(kind, values.layout(together, places[0]), tuple(of_before), tuple(of_after), dtype)
+
+    def _check_groups(self, tensor: int) -> None:
+        """Refuse to add up the sizes of groups of tokens, where what is grouped is a list of each part.
+
+        Raises:
+            StrategyError: a product by groups reads the tensor.
+        """
+        graph = self.values.graph
+        readers = [op for op in graph.consumers_of(tensor).tolist() if GROUPED in graph.kinds[op]]
+        dtype = self.values.step.program.tensor_infos[self.values.captured(tensor)].layout.dtype
+        if readers and not dtype.is_floating_point:
+            raise StrategyError(
+                f"op {graph.op_names[readers[0]]!r} multiplies tokens in groups, one for each expert, and needs those "
+                "of all parts in one sorted list, but each part has sorted its own; leave out ep, or sp."
+            )
 
     def _check_held(self, variant: Form, together: PartLayout, parts: list[PartLayout]) -> None:
         """Refuse what ranks would gather of a micro-batch that is no stretch of all samples.

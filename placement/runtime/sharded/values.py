@@ -373,20 +373,20 @@ class Values:
             code = int(self.chunks.written[variant.tensor])
             if code > SUM:
                 shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = found.cut_by(self._dealt(shard, variant), self.micro_batches, variant.batch)
+                found = found.cut_by(self._dealt(shard), self.micro_batches, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
 
-    def _dealt(self, shard: Shard, variant: Form) -> Shard:
-        """The stretch of samples that is cut into micro-batches, of a tensor that has the samples of all replicas.
+    def _dealt(self, shard: Shard) -> Shard:
+        """The stretch of samples that is cut into micro-batches: each replica cuts its own.
 
-        Each replica cuts its own samples: the first micro-batch has the first ones of every replica.
+        So of all samples together the first micro-batch has the first ones of every replica.
         """
-        replicas = math.prod(self.sizes[a] for a in self.of_samples)
-        is_cut = any(variant.codes[a] > SUM or self.mesh[a].axis.shares for a in self.of_samples)
-        if is_cut or shard.extent % (replicas * self.micro_batches):
+        axes = [self.mesh[a].axis for a in self.of_samples]
+        replicas = math.prod(axis.size for axis in axes)
+        if any(axis.shares for axis in axes) or shard.extent % replicas:
             return shard
         return Shard(shard.dim, shard.extent // replicas, shard.halo, shard.blocks * replicas)
 

@@ -6,6 +6,7 @@ sum in the order of the ranks, the same on all of them, or a tensor put together
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -262,17 +263,17 @@ def common(a: PartLayout, b: PartLayout) -> PartLayout | None:
     Raises:
         StrategyError: a dimension is cut along two stretches that overlap.
     """
-    cuts = list(a.cuts)
-    for cut in b.cuts:
+    cuts = [cut.coarse for cut in a.cuts]  # in units as large as can be, in which other stretches lie
+    for cut in (cut.coarse for cut in b.cuts):
         rest = []
         for known in cuts:
             apart = known.dim != cut.dim or known.period <= cut.unit or cut.period <= known.unit
             if apart:
                 rest.append(known)
                 continue
-            unit = min(known.unit, cut.unit)
-            if known.period != cut.period or known.unit % unit or cut.unit % unit:
+            if known.period != cut.period:
                 raise overlapping(a.shape, cut.dim)
+            unit = math.gcd(known.unit, cut.unit)
             known, cut = known.finer(unit), cut.finer(unit)
             cut = PartCut(cut.dim, unit, cut.extent, max(known.low, cut.low), min(known.high, cut.high))
         if cut.low >= cut.high:

@@ -169,7 +169,7 @@ def _cut_to(part: PartLayout, new: PartCut) -> PartLayout:
     if same is not None and (same.coarse == new.coarse or _inner(same, new) != new):
         return part
     rest = [cut for cut in along if cut is not same]
-    if any(cut.period > new.unit and new.period > cut.unit for cut in rest):
+    if any(cut.meets(new.coarse.unit, new.period) for cut in rest):
         return part
     return PartLayout(part.shape, (*(cut for cut in part.cuts if cut is not same), new))
 

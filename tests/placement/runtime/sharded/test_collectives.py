@@ -172,9 +172,12 @@ def test_what_a_reduce_scatter_is_given_can_be_freed_before_it_is_finished() -> 
 
 def test_parts_of_overlapping_stretches_have_nothing_in_common() -> None:
     layout = whole((12,))
-    thirds, fours = layout.cut_by(Shard(0, 3), 3, 0), layout.cut_by(Shard(0, 4), 2, 0)
+    thirds, halves_of_blocks = layout.cut_by(Shard(0, 3), 3, 0), layout.cut_by(Shard(0, 2, 0, 2), 2, 0)
     with pytest.raises(StrategyError, match="stretches that overlap"):
-        common(thirds, fours)
+        common(thirds, halves_of_blocks)
+    both = common(thirds, layout.cut_by(Shard(0, 4), 2, 0))
+    assert both is not None
+    assert both.runs(0) == thirds.runs(0)
     assert common(layout.cut_by(Shard(0, 4), 2, 0), layout.cut_by(Shard(0, 12), 2, 1)) is None
 
 
