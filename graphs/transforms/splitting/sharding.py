@@ -17,7 +17,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Part, Partial, Shard, SplitRow
+from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
@@ -149,9 +149,16 @@ def _family(word: str) -> int:
     return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
 
 
-def _repeats_in_state(row: SplitRow, n_read: int) -> bool:
-    """Whether it cuts a slice of a table by words, and the table again and again, as no update is cut."""
-    return row.axis in OWN_FAMILY and any(isinstance(p, Shard) and p.blocks > 1 for p in row.inputs[n_read:])
+def _with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
+    """A row that cuts a slice of a table by words, and so the table again and again, reads all of that table instead.
+
+    An update is not cut so.
+    """
+    parts = row.inputs[n_read:]
+    if row.axis not in OWN_FAMILY or not any(isinstance(part, Shard) and part.blocks > 1 for part in parts):
+        return row
+    whole = tuple(Replicate() if isinstance(part, Shard) and part.blocks > 1 else part for part in parts)
+    return replace(row, inputs=(*row.inputs[:n_read], *whole))
 
 
 def code(part: Part, word: str) -> int:
@@ -392,10 +399,9 @@ class _Walk:
                     [code(part, "") for part in row.inputs[n_read:]],
                     [code(part, row.axis) for part in row.outputs],
                 )
-                for row in rows
+                for row in (_with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
                 and not (by_groups and row.axis == EXPERTS)
-                and not _repeats_in_state(row, n_read)
             ]
         return found
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from replicas.exchange_runs import Setting, fit
 
 from placement.replicas.arrivals import BoundedStaleness, FirstOf
+from placement.replicas.fit_log import Stop
 from placement.replicas.requests import Compute
-from placement.replicas.virtual.engine import Stop
 
 # Worker 2 is three times as slow as the others.
 STRAGGLER = Setting(step_s=lambda worker, step, samples: 3.0 if worker == 2 else 1.0)

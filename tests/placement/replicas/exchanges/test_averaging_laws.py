@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from replicas.exchange_runs import Setting, Watched, fit, task
 
 from placement.replicas.exchanges.gossip import blend
-from placement.replicas.virtual.engine import Stop
+from placement.replicas.fit_log import Stop
 
 
 def apart(participants: int) -> Setting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replicas.exchange_runs import fit, task
 
-from placement.replicas.virtual.engine import Stop
+from placement.replicas.fit_log import Stop
 
 WORKERS = 3
 PER_STEP = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 from replicas.exchange_runs import Setting, fit, task
 
+from placement.replicas.fit_log import Stop
 from placement.replicas.methods import FitMethod
 from placement.replicas.requests import LOST, Message, Post, Receive, Updated
 from placement.replicas.role import Role
-from placement.replicas.virtual.engine import Stop
 
 WORKERS = 3
 STOP = Stop(updates=16, every=4, seconds=1e4)

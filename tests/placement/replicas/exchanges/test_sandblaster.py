@@ -11,8 +11,8 @@ from replicas.exchange_runs import Setting, fit, task
 from torch import Tensor, nn
 
 from placement.replicas.exchanges.portions import Portions
+from placement.replicas.fit_log import Stop
 from placement.replicas.requests import Portion
-from placement.replicas.virtual.engine import Stop
 
 STEPS = 12
 UNEVEN = Setting(step_s=lambda worker, step, samples: samples * (1.0 + 0.4 * worker + 0.1 * (step % 3)))

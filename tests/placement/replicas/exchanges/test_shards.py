@@ -12,10 +12,10 @@ from replicas.exchange_runs import Setting, fit, task
 
 from graphs.errors import FitError
 from placement.replicas.exchanges.shards import shards_of
+from placement.replicas.fit_log import Stop
 from placement.replicas.fit_task import WeightLayout
 from placement.replicas.methods import FitMethod
 from placement.replicas.role import Role
-from placement.replicas.virtual.engine import Stop
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
