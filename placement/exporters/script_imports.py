@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def import_lines(facts: Facts) -> str:
     """All lines, sorted as isort does."""
     strategy = facts.strategy
-    plain = {"inspect", "os"}
+    plain = {"inspect", "os", "time"}
     some = ["from typing import Any"]
     torch_names = ["import torch", "import torch.distributed as dist", "from torch import nn"]
     torch_names.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")

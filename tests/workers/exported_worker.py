@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -105,3 +106,4 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         run(name, folder)
     distributed.destroy_process_group()
+    time.sleep(1)  # as scripts do
