@@ -156,10 +156,6 @@ class Role:
         """Random numbers of this participant alone."""
         return torch.Generator().manual_seed(self.seed * 1_000_003 + self.number)
 
-    def shared_generator(self) -> torch.Generator:
-        """Random numbers that all participants draw alike."""
-        return torch.Generator().manual_seed(self.seed)
-
     def updater(self, workers: int | None = None) -> Updater:
         """The batch rule at work; `workers` whose mini-batches make up an update, all by default."""
         return self.method.batch_rule.updater(self.layout, self.learning_rate, workers or self.workers)
