@@ -160,7 +160,7 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
 
     profiles = [profiled()]
     suffix = LOCAL if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else ""
-    asked = [text if text == "none" or "pp" in text else text + suffix for text in STRATEGIES]
+    asked = [text if text == "none" else text + suffix for text in STRATEGIES]
     texts = [_with_cuts(profiles[0].graph, cluster, text) for text in asked]
     samples_s: dict[str, list[float]] = {text: [] for text in texts}
     reasons: dict[str, str] = {}
