@@ -34,6 +34,15 @@ class ParticipantLost(FitError):
         self.number = number
         super().__init__(f"participant {number} was lost, and this method does not go on without it; start it again.")
 
+    def sentence(self, workers: int) -> str:
+        """Who was lost, in the words of a run with so many workers, whom servers are numbered after."""
+        return str(self).replace(f"participant {self.number}", name_of(self.number, workers), 1)
+
+
+def name_of(number: int, workers: int) -> str:
+    """What a participant is called: "worker 1", or "server 0", which is numbered after the workers."""
+    return f"worker {number}" if number < workers else f"server {number - workers}"
+
 
 @dataclass(frozen=True)
 class Portion:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,9 +14,10 @@ import torch
 from graphs.errors import RankError
 from placement.processes.processes import orderly_end
 from placement.processes.starting import ENDED, FAILURE, Workers
+from placement.processes.stopped import StoppedProcesses
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.real.life import READ, READY, UPDATED, LifePlan, life
-from placement.replicas.requests import Updated
+from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from placement.replicas.requests import Participant
 
 _LOOK_S = 0.1
+_LOOK_AT_PROCESSES_S = 0.25
 _MEETING_S = 120.0
 
 
@@ -48,6 +52,7 @@ class RealEngine:
         log = FitLog(stop, self._task.held_out_loss, tell)
         log.evaluate(self._task.weights(), 0.0, 0)
         total = len(self._participants)
+        names = [name_of(number, self._workers) for number in range(total)]
         with orderly_end():
             store = new_store()
             plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port)
@@ -56,13 +61,16 @@ class RealEngine:
             )
             try:
                 self.pids = workers.pids
-                _meet(workers, total)
-                watch = _Watch(log, total)
-                began_s = time.monotonic()
+                _meet(workers, names)
+                watch, processes = _Watch(log, names), StoppedProcesses(workers.pids)
+                began_s = looked_s = time.monotonic()
                 workers.tell(began_s)
                 while not log.is_over:
                     for number, kind, content in workers.hear(_LOOK_S):
                         watch.heard(number, kind, content)
+                    if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_S:
+                        looked_s = time.monotonic()
+                        self._end_stopped(processes)
                     if time.monotonic() - began_s > stop.seconds:
                         watch.now_s = stop.seconds
                         log.end()
@@ -70,14 +78,20 @@ class RealEngine:
                 workers.end()
         return log.run(method, watch.now_s, watch.bytes)
 
+    def _end_stopped(self, processes: StoppedProcesses) -> None:
+        """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""
+        stopped = processes.look()
+        if stopped is not None:
+            os.kill(self.pids[stopped], signal.SIGKILL)
 
-def _meet(workers: Workers, total: int) -> None:
+
+def _meet(workers: Workers, names: Sequence[str]) -> None:
     """Wait until all participants have met."""
-    there, end_s = 0, time.monotonic() + _MEETING_S
+    total, there, end_s = len(names), 0, time.monotonic() + _MEETING_S
     while there < total:
         for number, kind, content in workers.hear(_LOOK_S):
             if kind in (ENDED, FAILURE) or content[0] != READY:
-                raise RankError(f"participant {number} did not begin ({content}); run again.")
+                raise RankError(f"{names[number]} did not begin ({content}); run again.")
             there += 1
         if time.monotonic() > end_s:
             raise RankError(f"{total} processes did not meet within {_MEETING_S:g} s; start fewer workers.")
@@ -90,8 +104,8 @@ class _Watch:
         now_s: of the run, at the last update.
     """
 
-    def __init__(self, log: FitLog, total: int) -> None:
-        self._log, self._sent_bytes, self.now_s = log, [0] * total, 0.0
+    def __init__(self, log: FitLog, names: Sequence[str]) -> None:
+        self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
         self._ended: dict[int, Any] = {}
 
     @property
@@ -108,7 +122,7 @@ class _Watch:
         if self._log.is_over:
             return
         if kind == FAILURE:
-            how = "".join(f"; participant {other} ended with code {code}" for other, code in self._ended.items())
+            how = "".join(f"; {self._names[other]} ended with code {code}" for other, code in self._ended.items())
             raise RankError(f"{content}{how}")
         if kind == ENDED:
             self._ended[number] = content

@@ -70,7 +70,7 @@ def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) 
     try:
         hands.work(participant)
     except PlacementError as error:
-        parent.fail(str(error))
+        parent.fail(error.sentence(plan.workers) if isinstance(error, ParticipantLost) else str(error))
         return
     while True:  # others may still read what this one has sent; the parent ends all
         time.sleep(1.0)

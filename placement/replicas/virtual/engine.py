@@ -106,7 +106,7 @@ class VirtualEngine:
             except StopIteration:
                 return
             except ParticipantLost as lost:
-                self._log.end(str(lost))
+                self._log.end(lost.sentence(self._workers))
                 return
             if not self._is_answered_now(number, seat, request):
                 return

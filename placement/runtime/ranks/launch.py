@@ -16,10 +16,10 @@ from graphs.errors import PlacementError, RankError
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import Report, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.processes.stopped import StoppedProcesses
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
-_STOPPED_LOOKS = 16  # in a row, after which a stopped process ends the run, if no other has missed it before
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
 _START_S = 300.0
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
@@ -133,28 +133,19 @@ def _started(port: int, places: Sequence[str], cores: Sequence[list[int]], stdou
 
 
 class _Look:
-    """Looks for a process that was stopped, which would be waited for for ever.
+    """Ends a run of which a process was stopped.
 
     Raises:
         RankError: one has been for some time.
     """
 
     def __init__(self, workers: Workers) -> None:
-        self._pids, self._n_stopped = workers.pids, 0
+        self._processes = StoppedProcesses(workers.pids)
 
     def __call__(self) -> None:
-        stopped = next((rank for rank, pid in enumerate(self._pids) if _is_stopped(pid)), None)
-        self._n_stopped = 0 if stopped is None else self._n_stopped + 1
-        if self._n_stopped >= _STOPPED_LOOKS:
+        stopped = self._processes.look()
+        if stopped is not None:
             raise RankError(f"rank {stopped} was stopped by a signal and has not gone on; run again.")
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-    except (AttributeError, ChildProcessError):  # a system without it; or it has ended meanwhile
-        return False
-    return found is not None
 
 
 def reason_of(store: Any, rank: int, code: int) -> str:

@@ -18,7 +18,7 @@ from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod
 from placement.replicas.real.engine import RealEngine
 from placement.replicas.real.mail import fields_of, head_of
-from placement.replicas.requests import AllGather, AllReduce, Participant, Updated
+from placement.replicas.requests import AllGather, AllReduce, Participant, Updated, name_of
 from placement.replicas.virtual.engine import VirtualEngine
 from placement.replicas.virtual.speeds import Speeds
 
@@ -64,24 +64,24 @@ def test_synchronous_methods_have_the_results_of_virtual_time(method: str) -> No
 
 
 class Killing:
-    """Told of points of the curve; kills a participant at the first one after the start."""
+    """Told of points of the curve; sends a participant a signal at the first one after the start."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, sign: signal.Signals) -> None:
         self.engine: RealEngine | None = None
-        self._number, self._told = number, 0
+        self._number, self._sign, self._told = number, sign, 0
 
     def __call__(self, point: CurvePoint) -> None:
         self._told += 1
         if self._told == 2:
             assert self.engine is not None
-            os.kill(self.engine.pids[self._number], signal.SIGKILL)
+            os.kill(self.engine.pids[self._number], self._sign)
 
 
-def killed(method: str, number: int, workers: int = 2, stop: Stop | None = None) -> FitRun:
-    task, killing = regression(), Killing(number)
+def killed(method: str, number: int, workers: int = 2, sign: signal.Signals = signal.SIGKILL) -> FitRun:
+    task, killing = regression(), Killing(number, sign)
     participants = participants_of(FitMethod.parse(method), task, workers, RATE)
     killing.engine = RealEngine(task, workers, participants, lambda *_: 0.01)
-    return killing.engine.run(method, stop or Stop(updates=60, every=5), killing)
+    return killing.engine.run(method, Stop(updates=60, every=5), killing)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def killed(method: str, number: int, workers: int = 2, stop: Stop | None = None)
     ],
 )
 def test_a_synchronous_run_ends_with_the_reason(method: str, number: int) -> None:
-    with pytest.raises(RankError, match=f"participant {number} was lost"):
+    with pytest.raises(RankError, match=f"{name_of(number, workers=2)} was lost"):
         killed(method, number)
 
 
@@ -102,6 +102,12 @@ def test_an_asynchronous_run_goes_on_without_a_worker(method: str, number: int) 
     found = killed(method, number)
     assert found.updates >= 60
     assert found.points[-1].loss < found.points[0].loss
+
+
+def test_a_stopped_worker_is_as_good_as_lost() -> None:
+    with pytest.raises(RankError, match="worker 1 was lost"):
+        killed("sync", 1, sign=signal.SIGSTOP)
+    assert killed("elastic:period=1", 1, sign=signal.SIGSTOP).updates >= 60
 
 
 def test_a_run_of_which_all_have_ended_does_not_wait() -> None:

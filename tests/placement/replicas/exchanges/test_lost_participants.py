@@ -42,7 +42,7 @@ GOING_ON = [
 @pytest.mark.parametrize("text", WAITING)
 def test_who_waits_for_all_ends_with_the_reason(text: str, lost: int, time_s: float) -> None:
     run = fit(text, WORKERS, STOP, Setting(lost={lost: time_s})).run
-    assert run.note == (f"participant {lost} was lost, and this method does not go on without it; start it again.")
+    assert run.note == (f"worker {lost} was lost, and this method does not go on without it; start it again.")
     assert run.updates < STOP.updates
 
 
@@ -66,12 +66,12 @@ def test_one_worker_that_is_left_goes_on(text: str) -> None:
 @pytest.mark.parametrize("text", ["stale:bound=1", "downpour", "elastic:period=2", "sandblaster"])
 def test_a_run_without_workers_ends_with_the_reason(text: str) -> None:
     run = fit(text, 2, Stop(updates=1000, seconds=1e4), Setting(lost={0: 3.3, 1: 5.4})).run
-    assert "participant 1 was lost" in run.note
+    assert "worker 1 was lost" in run.note
 
 
 def test_more_lost_workers_than_backups_end_the_run() -> None:
     run = fit("first:extra=1", WORKERS, STOP, Setting(lost={0: 2.5, 1: 5.5})).run
-    assert "participant 1 was lost" in run.note
+    assert "worker 1 was lost" in run.note
 
 
 @pytest.mark.parametrize("time_s", MOMENTS)
@@ -88,7 +88,7 @@ def test_more_lost_workers_than_backups_end_the_run() -> None:
 )
 def test_lost_weights_end_the_run(text: str, server: int, time_s: float) -> None:
     run = fit(text, WORKERS, Stop(updates=1000, seconds=1e4), Setting(lost={server: time_s})).run
-    assert f"participant {server} was lost" in run.note
+    assert f"server {server - WORKERS} was lost" in run.note
 
 
 @pytest.mark.parametrize("time_s", MOMENTS)
