@@ -32,6 +32,8 @@ from placement.solving.result import versions
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from placement.replicas.real.torchrun import Ranks
+
 Progress = Callable[[str, CurvePoint], None]
 BATCH_NORM = (
     "batch norm: each worker normalizes by its own mini-batch, evaluations by the held-out samples; running statistics "
@@ -143,7 +145,8 @@ def fit(
 ) -> FitComparison:
     """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
 
-    With `real`, each worker and server is a process of this host, and seconds are those of the wall.
+    With `real`, each worker and server is a process of this host, and seconds are those of the wall. Under ``torchrun``
+    each lives beside one of its ranks, which all make this call and get the same answer; rank 0 alone tells progress.
 
     Args:
         model: its own parameters are the start of every run; it is not changed.
@@ -152,7 +155,8 @@ def fit(
         methods: texts such as ``"local_sgd:period=8"``, docs/distributed_training.md lists them.
         until: a run ends at this loss.
         updates, seconds: or else after so many updates of the model, or so many simulated seconds.
-        workers: replicas; as many as the cluster has devices, or groups of them for a strategy, by default.
+        workers: replicas; as many as the cluster has devices, or groups of them for a strategy, by default, and under
+            ``torchrun`` no more than leave a rank for each server.
         batch: samples of a worker's mini-batch; 32, or all if there are fewer, by default.
         lr: learning rate that is right for the batch of one worker, of methods that name none.
         loss: function from the model's output to a scalar, a mean over samples; by default as of `placement.capture`.
@@ -179,7 +183,10 @@ def fit(
         raise FitError(f"lr is {lr:g}; expected a number above 0.")
     placed = Strategy.parse(strategy)
     delays = Stragglers.parse(stragglers, seed)
+    ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
+    if ranks is not None:
+        several = _seated(asked, several, ranks.size, is_fixed=workers is not None)
     most_workers(cluster, several, placed.devices)
     for method in asked:
         refused = method.exchange.refuse(method, several)
@@ -195,7 +202,7 @@ def fit(
         participants = participants_of(method, task, several, lr)
         engine: VirtualEngine | RealEngine
         if real:
-            engine = RealEngine(task, several, participants, delays_of(task, delays))
+            engine = RealEngine(task, several, participants, delays_of(task, delays), ranks)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
             engine = VirtualEngine(task, cluster, several, participants, speeds)
@@ -243,6 +250,30 @@ def participants_of(method: FitMethod, task: FitTask, workers: int, lr: float) -
         method.exchange.participant(Role(number, workers, task.weights(), task.layout, method, rate, task.seed))
         for number in range(total)
     ]
+
+
+def _ranks() -> Ranks | None:
+    from placement.replicas.real.torchrun import ranks  # loads torch.distributed
+
+    return ranks()
+
+
+def _seated(methods: Sequence[FitMethod], workers: int, ranks: int, *, is_fixed: bool) -> int:
+    """How many workers there are among so many ranks: those asked for, else as many as leave room for servers.
+
+    Raises:
+        FitError: too few ranks.
+    """
+    most = {method: workers + len(method.exchange.servers(workers)) for method in methods}
+    method = max(methods, key=most.__getitem__)
+    if most[method] <= ranks:
+        return workers
+    if workers > 1 and not is_fixed:
+        return _seated(methods, workers - 1, ranks, is_fixed=False)
+    raise FitError(
+        f"{method.text} takes {most[method]} processes, {workers} of them workers, and torchrun started {ranks}; start "
+        f"it with --nproc-per-node {most[method]}, or take fewer workers."
+    )
 
 
 def _graphs(task: FitTask, name: str) -> Callable[[int], OpGraph]:

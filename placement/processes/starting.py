@@ -167,9 +167,13 @@ class Workers:
             raise
         return workers
 
+    def add(self, pipe: Connection) -> None:
+        """Add one that somebody else has started and ends, the next rank."""
+        self._started.append((_Distant(), pipe))
+
     @property
     def pids(self) -> list[int]:
-        """Process ids by rank."""
+        """Process ids by rank, 0 of those that somebody else has started."""
         return [process.pid or 0 for process, _ in self._started]
 
     @property
@@ -290,6 +294,19 @@ class Workers:
 def _live(life: Callable[[Parent], None], pipe: Connection, parent: int) -> None:
     begin_worker(parent)
     life(Parent(pipe))
+
+
+class _Distant:
+    """A process that somebody else has started, of which only the pipe tells whether it lives."""
+
+    pid: int | None = None
+    exitcode: int | None = None
+
+    def kill(self) -> None:
+        """Nothing: it ends when it hears no more."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing."""
 
 
 class _Fresh(subprocess.Popen[bytes]):

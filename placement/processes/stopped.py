@@ -9,7 +9,7 @@ _LOOKS = 16  # in a row, after which a process counts as stopped
 
 
 class StoppedProcesses:
-    """Children of this process, by rank.
+    """Children of this process, by rank; what is no child of it (0) is not looked at.
 
     Args:
         pids: process ids by rank.
@@ -22,7 +22,7 @@ class StoppedProcesses:
     def look(self) -> int | None:
         """Look once: the first rank that has been stopped for so many looks in a row, None for nobody."""
         for rank, pid in enumerate(self._pids):
-            self._looks[rank] = self._looks[rank] + 1 if _is_stopped(pid) else 0
+            self._looks[rank] = self._looks[rank] + 1 if pid and _is_stopped(pid) else 0
         return next((rank for rank, looks in enumerate(self._looks) if looks >= _LOOKS), None)
 
 

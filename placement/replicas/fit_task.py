@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -82,6 +83,13 @@ class FitTask:
         """Of the model's trainable parameters."""
         named = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         return WeightLayout(tuple(name for name, _ in named), tuple(value.shape for _, value in named))
+
+    def fingerprint(self) -> str:
+        """Of the weights at the start and all samples: equal where they are."""
+        found = hashlib.sha256(f"{self.batch} {self.seed}".encode())
+        for each in (self.weights(), *self.data, *self.held_out):
+            found.update(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
 
     def weights(self) -> Tensor:
         """A copy of the model's own parameters."""

@@ -137,6 +137,7 @@ def fit(given: FitOptions) -> None:
         from placement import fit_sweep, fitting
         from placement.inputs.fit_examples import model_and_data
         from placement.inputs.sources import read_cluster
+        from placement.replicas.real.torchrun import is_first
     target = read_cluster(given.cluster)
     with progress(f"reading {given.model}"):
         model, data = model_and_data(given.model, dims, given.seed)
@@ -162,6 +163,8 @@ def fit(given: FitOptions) -> None:
             found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(size, given.batch))
         else:
             found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(given.workers, size))
+    if given.real and not is_first():
+        return
     found = dataclasses.replace(found, command=_command(given))
     with progress("writing"):
         written = list(_write(found, given.html, given.output))

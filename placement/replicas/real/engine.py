@@ -21,8 +21,10 @@ from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
 
 if TYPE_CHECKING:
+    from placement.processes.starting import Parent
     from placement.replicas.fit_result import CurvePoint, FitRun
     from placement.replicas.fit_task import FitTask
+    from placement.replicas.real.torchrun import Ranks
     from placement.replicas.requests import Participant
 
 _LOOK_S = 0.1
@@ -35,12 +37,19 @@ class RealEngine:
 
     Args:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
+        ranks: of `placement.replicas.real.torchrun`, where participants live beside them; all make the same calls.
     """
 
     def __init__(
-        self, task: FitTask, workers: int, participants: Sequence[Participant], delay_s: Callable[[int, int], float]
+        self,
+        task: FitTask,
+        workers: int,
+        participants: Sequence[Participant],
+        delay_s: Callable[[int, int], float],
+        ranks: Ranks | None = None,
     ) -> None:
         self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
+        self._ranks = ranks
         self.pids: list[int] = []
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
@@ -48,17 +57,45 @@ class RealEngine:
 
         Raises:
             RankError: a participant has died, or failed, and the others do not go on without it.
+            FitError: the ranks have other weights or samples.
         """
+        ranks = self._ranks
+        if ranks is None:
+            return self._watched(method, stop, tell)
+        if ranks.rank:
+            return ranks.take_part(self._task.fingerprint(), len(self._participants), partial(self._life, stop))
+        try:
+            found = self._watched(method, stop, tell)
+        except RankError as error:
+            ranks.tell(error)
+            raise
+        ranks.tell(found)
+        return found
+
+    def _life(self, stop: Stop, port: int, parent: Parent) -> None:
+        """Of the participant beside this rank."""
+        assert self._ranks is not None
+        number, host = self._ranks.rank, self._ranks.host
+        plan = LifePlan(self._task, stop, self._workers, len(self._participants), self._delay_s, port, host)
+        life(plan, number, self._participants[number], parent)
+
+    def _started(self, stop: Stop, store: Any) -> Workers:
+        total, ranks = len(self._participants), self._ranks
+        if ranks is not None:
+            first = partial(self._life, stop, store.port)
+            return ranks.begin(self._task.fingerprint(), store.port, total, first)
+        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port)
+        return Workers.forked([partial(life, plan, number, each) for number, each in enumerate(self._participants)])
+
+    def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
+        """Start the participants, and watch them."""
         log = FitLog(stop, self._task.held_out_loss, tell)
         log.evaluate(self._task.weights(), 0.0, 0)
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
         with orderly_end():
-            store = new_store()
-            plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port)
-            workers = Workers.forked(
-                [partial(life, plan, number, each) for number, each in enumerate(self._participants)]
-            )
+            store = new_store() if self._ranks is None else new_store(host=self._ranks.host)
+            workers = self._started(stop, store)
             try:
                 self.pids = workers.pids
                 _meet(workers, names)

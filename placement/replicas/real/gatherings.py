@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from placement.replicas.real.mail import NO_LIMIT, fields_of, head_of
 from placement.replicas.requests import AllGather, AllReduce, ParticipantLost
-from placement.runtime.transport.gloo import LOOPBACK, gloo_group
+from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +32,9 @@ class Gatherings:
         sent_bytes: what it has sent by them, as a ring sends it.
     """
 
-    def __init__(self, store: Any, mail: Mail) -> None:
+    def __init__(self, store: Any, mail: Mail, where: dict[str, str]) -> None:
         self.sent_bytes = 0
-        self._store, self._mail = store, mail
+        self._store, self._mail, self._where = store, mail, where
         self._groups: dict[tuple[int, ...], Any] = {}
         self._left: list[Any] = []  # what nobody waits for any more, but gloo may still write to
 
@@ -91,7 +91,7 @@ class Gatherings:
 
             def meet() -> None:
                 try:
-                    met.set_result(gloo_group(store, rank, len(members), NO_LIMIT, LOOPBACK))
+                    met.set_result(gloo_group(store, rank, len(members), NO_LIMIT, self._where))
                 except RuntimeError as error:
                     met.set_exception(error)
 

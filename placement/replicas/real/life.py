@@ -30,6 +30,7 @@ from placement.replicas.requests import (
     Updated,
 )
 from placement.runtime.ranks.launch import met_store
+from placement.runtime.transport.gloo import LOOPBACK, interface_of
 
 if TYPE_CHECKING:
     from placement.processes.starting import Parent
@@ -46,7 +47,7 @@ class LifePlan:
     Attributes:
         total: participants, the first `workers` of them workers.
         delay_s: (worker, step) -> seconds by which a gradient takes longer.
-        port: of the store where they meet.
+        port, host: of the store where they meet.
     """
 
     task: FitTask
@@ -55,6 +56,7 @@ class LifePlan:
     total: int
     delay_s: Callable[[int, int], float]
     port: int
+    host: str = LOOPBACK["hostname"]
 
 
 def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) -> None:
@@ -63,10 +65,11 @@ def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) 
         cores = usable_cores()
         os.sched_setaffinity(0, {cores[number % len(cores)]})
     torch.set_num_threads(1)
-    store = met_store(plan.port)
-    mail = Mail(store, number, plan.total)
+    store = met_store(plan.port, plan.host)
+    where = interface_of(plan.host)
+    mail = Mail(store, number, plan.total, where)
     parent.say((READY,))
-    hands = _Hands(plan, number, mail, Gatherings(store, mail), parent, parent.hear())
+    hands = _Hands(plan, number, mail, Gatherings(store, mail, where), parent, parent.hear())
     try:
         hands.work(participant)
     except PlacementError as error:

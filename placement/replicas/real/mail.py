@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from graphs.errors import FitError
 from placement.replicas.inbox import Inbox
 from placement.replicas.requests import LOST, Message, ParticipantLost, Post, Receive
-from placement.runtime.transport.gloo import LOOPBACK, gloo_group
+from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Mail:
         sent_bytes: of the tensors that it has posted.
     """
 
-    def __init__(self, store: Any, number: int, total: int) -> None:
+    def __init__(self, store: Any, number: int, total: int, where: dict[str, str]) -> None:
         """Meets all the others, who do the same."""
         self.number, self.sent_bytes = number, 0
         self._inbox, self._changed = Inbox(), threading.Condition()
@@ -44,7 +44,7 @@ class Mail:
         # In ascending order of pairs, so that nobody waits for one who waits for him.
         pairs = {other: (min(number, other), max(number, other)) for other in range(total) if other != number}
         self._groups = {
-            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2, NO_LIMIT, LOOPBACK)
+            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2, NO_LIMIT, where)
             for other, pair in pairs.items()
         }
         for other in self._groups:

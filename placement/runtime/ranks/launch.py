@@ -83,7 +83,7 @@ def launch(
     return found
 
 
-def new_store(port: int = 0) -> Any:
+def new_store(port: int = 0, host: str = _HOST) -> Any:
     """The store by which the processes of a run meet, kept by this one.
 
     Raises:
@@ -95,10 +95,10 @@ def new_store(port: int = 0) -> Any:
         raise RankError("this build of PyTorch has no torch.distributed; install one that has.")
     start: Any = dist.TCPStore  # type: ignore[attr-defined]
     try:
-        return start(_HOST, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_S))
+        return start(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_S))
     except RuntimeError:
         raise RankError(
-            f"cannot listen on port {port} of {_HOST}, another process may be using it; take port 0 for any free one."
+            f"cannot listen on port {port} of {host}, another process may be using it; take port 0 for any free one."
         ) from None
 
 
@@ -188,9 +188,9 @@ def main(task: Mapping[str, Any]) -> None:
         sys.exit(1)
 
 
-def met_store(port: int) -> Any:
+def met_store(port: int, host: str = _HOST) -> Any:
     """The store that the process which started this one keeps."""
     import torch.distributed as dist
 
     connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-    return connect(_HOST, port, is_master=False, timeout=timedelta(seconds=_START_S))
+    return connect(host, port, is_master=False, timeout=timedelta(seconds=_START_S))

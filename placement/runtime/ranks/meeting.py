@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import RankError
 
+START = timedelta(seconds=300)  # until all processes are there
 _ROUND = "placement/round"
 _LOOK_S = 0.01
 

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from itertools import permutations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,11 +25,11 @@ from torch.distributed.rendezvous import rendezvous
 from graphs.errors import MismatchError, PlacementError, RankError
 from graphs.formatting import show_line
 from placement.processes.processes import condition
-from placement.runtime.ranks.meeting import fresh_store
+from placement.runtime.ranks.meeting import START, fresh_store
 from placement.runtime.ranks.watchdog import TELL_S, Activity, Watchdog, named, op_at
 from placement.runtime.transport import nccl
 from placement.runtime.transport.channels import ALWAYS, Channel, PeerEndedError, Pending, Transport
-from placement.runtime.transport.gloo import GlooTransport, gloo_group
+from placement.runtime.transport.gloo import GlooTransport, gloo_group, interface_of
 from placement.runtime.transport.mailbox import Mailbox, MailTransport
 from placement.runtime.transport.packing import Packing
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from placement.processes.starting import Parent
     from placement.runtime.program.routines import Routine
 
-_START = timedelta(seconds=300)  # until all processes are there
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers
 _LAST_WORDS_S = 3.0  # for the watchdog to find out why this process is to end
 _GLOO_ADVICE = " This is typically caused"
@@ -438,7 +436,7 @@ def join(size: int) -> ProcessGroup:
     if _joined is None:
         store, rank, found = _meeting_point(size)
         check_size(found, size)
-        return ProcessGroup.start(fresh_store(store, rank, found, _START), rank, found)
+        return ProcessGroup.start(fresh_store(store, rank, found, START), rank, found)
     check_size(_joined.size, size)
     return _joined
 
@@ -478,7 +476,7 @@ def _meeting_point(size: int) -> tuple[Any, int, int]:
         raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        store, rank, found = next(iter(rendezvous("env://", timeout=_START)))
+        store, rank, found = next(iter(rendezvous("env://", timeout=START)))
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise RankError(f"{where} is in use by another process; take another MASTER_PORT.") from None
@@ -488,12 +486,9 @@ def _meeting_point(size: int) -> tuple[Any, int, int]:
 
 def _connect(store: Any, rank: int, size: int) -> Any:
     """A group of all ranks."""
-    name, address = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("MASTER_ADDR", "")
-    where = {"hostname": address} if address in ("127.0.0.1", "localhost", "::1") else {}
-    if name:
-        where = {"interface": name.split(",")[0]}
+    where = interface_of(os.environ.get("MASTER_ADDR", ""))
     try:
-        group = gloo_group(store, rank, size, _START, where)
+        group = gloo_group(store, rank, size, START, where)
         group.barrier().wait()
     except RuntimeError as error:
         raise RankError(

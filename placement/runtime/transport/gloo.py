@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,14 @@ import torch.distributed as dist
 from placement.runtime.transport.channels import Channel, PeerEndedError, Pending
 
 LOOPBACK = {"hostname": "127.0.0.1"}
+
+
+def interface_of(address: str) -> dict[str, str]:
+    """Where processes that meet at an address reach each other, as `gloo_group` takes it."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME")
+    if name:
+        return {"interface": name.split(",")[0]}
+    return {"hostname": address} if address in ("127.0.0.1", "localhost", "::1") else {}
 
 
 def gloo_group(store: Any, rank: int, size: int, limit: timedelta, where: dict[str, str]) -> Any:
