@@ -10,6 +10,7 @@ is n where all are orthogonal, and 1 where all are equal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,12 @@ class DiversityMeter:
             self._close()
             self._weights, self._samples = weights.clone(), samples
         self._gradients.append(gradient)
+
+    def add_together(self, gradients: Sequence[Tensor], samples: int) -> None:
+        """Mean gradients of several workers at equal weights, over so many samples each."""
+        self._close()
+        self._weights, self._gradients, self._samples = None, list(gradients), samples
+        self._close()
 
     def largest_batch(self) -> float | None:
         """Samples beyond which a larger batch no longer helps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,10 @@ class FitLog:
     def computed(self, weights: Tensor, gradient: Tensor, samples: int) -> None:
         """A worker has the mean gradient of so many samples."""
         self._diversity.add(weights, gradient, samples)
+
+    def computed_together(self, gradients: Sequence[Tensor], samples: int) -> None:
+        """Workers have the mean gradients of so many samples each at equal weights."""
+        self._diversity.add_together(gradients, samples)
 
     def updated(self, request: Updated, seconds: float, sent_bytes: int) -> None:
         """An update was made; its weights, if it is its turn, are evaluated."""

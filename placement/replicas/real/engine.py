@@ -16,7 +16,7 @@ from placement.processes.processes import orderly_end
 from placement.processes.starting import ENDED, FAILURE, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
-from placement.replicas.real.life import READ, READY, UPDATED, LifePlan, life
+from placement.replicas.real.life import COMPUTED, READ, READY, UPDATED, LifePlan, life
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
 _MEETING_S = 120.0
+_MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
 
 
 class RealEngine:
@@ -113,6 +114,7 @@ class RealEngine:
                         log.end()
             finally:
                 workers.end()
+        watch.settle()
         return log.run(method, watch.now_s, watch.bytes)
 
     def _end_stopped(self, processes: StoppedProcesses) -> None:
@@ -144,11 +146,20 @@ class _Watch:
     def __init__(self, log: FitLog, names: Sequence[str]) -> None:
         self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
         self._ended: dict[int, Any] = {}
+        self._gradients: dict[tuple[bytes, int], list[torch.Tensor]] = {}  # by weights and number of samples
 
     @property
     def bytes(self) -> int:
         """Sent by all participants together."""
         return sum(self._sent_bytes)
+
+    def settle(self) -> None:
+        """Take into account what workers have told of their gradients."""
+        for at in list(self._gradients):
+            self._settle(at)
+
+    def _settle(self, at: tuple[bytes, int]) -> None:
+        self._log.computed_together(self._gradients.pop(at), at[1])
 
     def heard(self, number: int, kind: str, content: Any) -> None:
         """One thing that a participant has said, or that it has ended.
@@ -169,6 +180,10 @@ class _Watch:
         match content:
             case (word, _, step, version) if word == READ:
                 self._log.read(number, step, version)
+            case (word, weights, gradient, samples) if word == COMPUTED:
+                self._gradients.setdefault((weights, samples), []).append(torch.from_numpy(gradient))
+                if len(self._gradients) > _MOST_WEIGHTS:
+                    self._settle(next(iter(self._gradients)))
             case (word, seconds, version, staleness, weights, sent_bytes) if word == UPDATED:
                 self._sent_bytes[number], self.now_s = sent_bytes, max(self.now_s, seconds)
                 told = None if weights is None else torch.from_numpy(weights)

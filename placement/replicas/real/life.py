@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_log import Stop
     from placement.replicas.fit_task import FitTask
 
-READY, READ, UPDATED = "ready", "read", "updated"
+READY, READ, COMPUTED, UPDATED = "ready", "read", "computed", "updated"
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,9 @@ class _Hands:
         samples = task.samples_of(request.samples, self._number, self._plan.workers, step)
         with drawing(task.seed, self._number, step):
             loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
+        if step % self._plan.stop.every == 0 and self._plan.workers > 1:
+            at = hashlib.sha256(request.weights.detach().numpy().tobytes()).digest()
+            self._parent.say((COMPUTED, at, gradient.numpy().copy(), len(samples)))
         time.sleep(self._plan.delay_s(self._number, step))
         return Computed(loss, gradient, len(samples))
 

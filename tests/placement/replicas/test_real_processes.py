@@ -63,6 +63,12 @@ def test_synchronous_methods_have_the_results_of_virtual_time(method: str) -> No
     assert here.bytes == pytest.approx(there.bytes, rel=0.3)
 
 
+def test_the_largest_batch_is_that_of_virtual_time() -> None:
+    stop = Stop(updates=20, every=1)  # processes tell their gradients as often as there is an evaluation
+    there, here = virtual("sync", stop=stop), real("sync", stop=stop)
+    assert here.largest_batch == pytest.approx(there.largest_batch, rel=0.1)
+
+
 class Killing:
     """Told of points of the curve; sends a participant a signal at the first one after the start."""
 
