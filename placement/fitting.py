@@ -21,7 +21,7 @@ from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import check_real, delays_of
+from placement.replicas.real.here import check_real, delays_of, gradient_times, is_here
 from placement.replicas.role import Role
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.engine import VirtualEngine
@@ -194,6 +194,7 @@ def fit(
             raise FitError(f"{method.text}: {refused}")
     task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
     graph_of = _graphs(task, type(model).__name__)
+    gradient_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
     if real:
         check_real(cluster, placed)
     runs = []
@@ -202,9 +203,11 @@ def fit(
         participants = participants_of(method, task, several, lr)
         engine: VirtualEngine | RealEngine
         if real:
-            engine = RealEngine(task, several, participants, delays_of(task, delays), ranks)
+            engine = RealEngine(task, several, participants, delays_of(gradient_s(task.batch), delays), ranks)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
+            if is_here(cluster, placed):
+                speeds = speeds.timed(gradient_s, delays)
             engine = VirtualEngine(task, cluster, several, participants, speeds)
         run = engine.run(method.text, stop, _telling(progress, method.text))
         runs.append(_noted(run, task, several))

@@ -115,7 +115,7 @@ class RealEngine:
             finally:
                 workers.end()
         watch.settle()
-        return log.run(method, watch.now_s, watch.bytes)
+        return log.run(method, watch.now_s, watch.bytes_sent)
 
     def _end_stopped(self, processes: StoppedProcesses) -> None:
         """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""
@@ -149,7 +149,7 @@ class _Watch:
         self._gradients: dict[tuple[bytes, int], list[torch.Tensor]] = {}  # by weights and number of samples
 
     @property
-    def bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Sent by all participants together."""
         return sum(self._sent_bytes)
 
@@ -187,4 +187,4 @@ class _Watch:
             case (word, seconds, version, staleness, weights, sent_bytes) if word == UPDATED:
                 self._sent_bytes[number], self.now_s = sent_bytes, max(self.now_s, seconds)
                 told = None if weights is None else torch.from_numpy(weights)
-                self._log.updated(Updated(version, staleness, told), self.now_s, self.bytes)
+                self._log.updated(Updated(version, staleness, told), self.now_s, self.bytes_sent)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from env.gym.named import LOCAL
 from graphs.errors import FitError
+from placement.measuring.workers import run_workers
+from placement.processes.processes import usable_cores
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.transforms.strategy import Strategy
+    from placement.measuring.workers import Worker
     from placement.replicas.fit_task import FitTask
     from placement.replicas.stragglers import Stragglers
 
-_REPEATS = 5
+_TIMED_S, _FEWEST = 0.3, 5  # of a measurement of gradients: its time, and at least so many
 
 
 def check_real(cluster: Cluster, strategy: Strategy) -> None:
@@ -40,17 +45,37 @@ def check_real(cluster: Cluster, strategy: Strategy) -> None:
         )
 
 
-def delays_of(task: FitTask, stragglers: Stragglers) -> Callable[[int, int], float]:
-    """(worker, step) -> seconds that a straggler sleeps: in proportion to a gradient, timed here, on one thread."""
-    threads = torch.get_num_threads()
+def is_here(cluster: Cluster, strategy: Strategy) -> bool:
+    """Whether workers are cores of this machine, one each, whose gradients can be timed instead of simulated."""
+    return cluster.name == LOCAL and strategy.is_none
+
+
+def gradient_times(task: FitTask, workers: int) -> Callable[[int], float]:
+    """(samples) -> seconds of a gradient, measured while so many workers compute at once, each on a core of its own."""
+
+    @cache
+    def seconds(samples: int) -> float:
+        cores = usable_cores()
+        chosen = [cores[worker % len(cores)] for worker in range(workers)]
+        return statistics.mean(run_workers(partial(_gradient_s, task, samples), chosen)) if samples else 0.0
+
+    return seconds
+
+
+def _gradient_s(task: FitTask, samples: int, worker: Worker) -> float:
+    """Of one of several workers, who begin together; the median of as many as fit in the time."""
     torch.set_num_threads(1)
-    try:
-        weights, samples, times_s = task.weights(), torch.arange(task.batch), []
-        for _ in range(1 + _REPEATS):
-            began_s = time.perf_counter()
-            task.gradient(weights, samples)
-            times_s.append(time.perf_counter() - began_s)
-    finally:
-        torch.set_num_threads(threads)
-    gradient_s = statistics.median(times_s[1:])
+    weights, chosen = task.weights(), torch.arange(samples) % len(task.data[0])
+    times_s: list[float] = []
+    worker.barrier()
+    end_s = time.perf_counter() + _TIMED_S
+    while len(times_s) <= _FEWEST or time.perf_counter() < end_s:
+        began_s = time.perf_counter()
+        task.gradient(weights, chosen)
+        times_s.append(time.perf_counter() - began_s)
+    return statistics.median(times_s[1:])
+
+
+def delays_of(gradient_s: float, stragglers: Stragglers) -> Callable[[int, int], float]:
+    """(worker, step) -> seconds that a straggler sleeps, in proportion to a gradient."""
     return lambda worker, step: gradient_s * (stragglers.factor(worker, step) - 1)

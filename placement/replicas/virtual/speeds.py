@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,10 @@ class Speeds:
     device: Sequence[int]
     step_s: Callable[[int, int, int], float]
     update_s: Callable[[int], float]
+
+    def timed(self, gradient_s: Callable[[int], float], stragglers: Stragglers) -> Speeds:
+        """With the times of gradients, (samples) -> seconds, that were measured."""
+        return replace(self, step_s=lambda worker, step, samples: gradient_s(samples) * stragglers.factor(worker, step))
 
 
 @dataclass(frozen=True)

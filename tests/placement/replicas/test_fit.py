@@ -105,6 +105,10 @@ def test_seconds_and_updates_end_runs() -> None:
         ({"seconds": -1.0}, "seconds is -1"),
         ({"lr": 0.0}, "lr is 0"),
         ({"stragglers": "parto"}, "did you mean 'pareto'"),
+        *(
+            ({"methods": f"{name}+qsgd:s=16"}, f"{name} sends weights, not gradients, and cannot compress them")
+            for name in ("gossip", "elastic", "sandblaster")
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(options: dict[str, Any], said: str) -> None:
