@@ -194,7 +194,7 @@ def fit(
             raise FitError(f"{method.text}: {refused}")
     task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
     graph_of = _graphs(task, type(model).__name__)
-    gradient_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
+    gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
     if real:
         check_real(cluster, placed)
     runs = []
@@ -203,11 +203,11 @@ def fit(
         participants = participants_of(method, task, several, lr)
         engine: VirtualEngine | RealEngine
         if real:
-            engine = RealEngine(task, several, participants, delays_of(gradient_s(task.batch), delays), ranks)
+            engine = RealEngine(task, several, participants, delays_of(gradients_s(task.batch), delays), ranks)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
             if is_here(cluster, placed):
-                speeds = speeds.timed(gradient_s, delays)
+                speeds = speeds.timed(gradients_s, delays, seed)
             engine = VirtualEngine(task, cluster, several, participants, speeds)
         run = engine.run(method.text, stop, _telling(progress, method.text))
         runs.append(_noted(run, task, several))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_task import FitTask
     from placement.replicas.stragglers import Stragglers
 
-_TIMED_S, _FEWEST = 0.3, 5  # of a measurement of gradients: its time, and at least so many
+_TIMED_S, _FEWEST = 1.0, 5  # of a measurement of gradients: its time, and at least so many
 
 
 def check_real(cluster: Cluster, strategy: Strategy) -> None:
@@ -50,20 +50,22 @@ def is_here(cluster: Cluster, strategy: Strategy) -> bool:
     return cluster.name == LOCAL and strategy.is_none
 
 
-def gradient_times(task: FitTask, workers: int) -> Callable[[int], float]:
-    """(samples) -> seconds of a gradient, measured while so many workers compute at once, each on a core of its own."""
+def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
+    """(samples) -> seconds of gradients, measured while so many workers compute at once, each on a core of its own."""
 
     @cache
-    def seconds(samples: int) -> float:
+    def seconds(samples: int) -> list[float]:
         cores = usable_cores()
         chosen = [cores[worker % len(cores)] for worker in range(workers)]
-        return statistics.mean(run_workers(partial(_gradient_s, task, samples), chosen)) if samples else 0.0
+        if not samples:
+            return [0.0]
+        return [each for own in run_workers(partial(_gradients_s, task, samples), chosen) for each in own]
 
     return seconds
 
 
-def _gradient_s(task: FitTask, samples: int, worker: Worker) -> float:
-    """Of one of several workers, who begin together; the median of as many as fit in the time."""
+def _gradients_s(task: FitTask, samples: int, worker: Worker) -> list[float]:
+    """Of one of several workers, who begin together: as many as fit in the time."""
     torch.set_num_threads(1)
     weights, chosen = task.weights(), torch.arange(samples) % len(task.data[0])
     times_s: list[float] = []
@@ -73,9 +75,10 @@ def _gradient_s(task: FitTask, samples: int, worker: Worker) -> float:
         began_s = time.perf_counter()
         task.gradient(weights, chosen)
         times_s.append(time.perf_counter() - began_s)
-    return statistics.median(times_s[1:])
+    return times_s[1:]
 
 
-def delays_of(gradient_s: float, stragglers: Stragglers) -> Callable[[int, int], float]:
-    """(worker, step) -> seconds that a straggler sleeps, in proportion to a gradient."""
+def delays_of(gradients_s: Sequence[float], stragglers: Stragglers) -> Callable[[int, int], float]:
+    """(worker, step) -> seconds that a straggler sleeps, in proportion to the mean of measured gradients."""
+    gradient_s = statistics.mean(gradients_s)
     return lambda worker, step: gradient_s * (stragglers.factor(worker, step) - 1)

@@ -38,9 +38,15 @@ class Speeds:
     step_s: Callable[[int, int, int], float]
     update_s: Callable[[int], float]
 
-    def timed(self, gradient_s: Callable[[int], float], stragglers: Stragglers) -> Speeds:
-        """With the times of gradients, (samples) -> seconds, that were measured."""
-        return replace(self, step_s=lambda worker, step, samples: gradient_s(samples) * stragglers.factor(worker, step))
+    def timed(self, gradients_s: Callable[[int], Sequence[float]], stragglers: Stragglers, seed: int) -> Speeds:
+        """With gradients that each take one of the times, (samples) -> seconds, that were measured; which, is drawn."""
+
+        def step_s(worker: int, step: int, samples: int) -> float:
+            measured = gradients_s(samples)
+            drawn = int(np.random.default_rng((seed, worker, step)).integers(len(measured)))
+            return measured[drawn] * stragglers.factor(worker, step)
+
+        return replace(self, step_s=step_s)
 
 
 @dataclass(frozen=True)
