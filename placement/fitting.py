@@ -203,7 +203,8 @@ def fit(
         participants = participants_of(method, task, several, lr)
         engine: VirtualEngine | RealEngine
         if real:
-            engine = RealEngine(task, several, participants, delays_of(gradients_s(task.batch), delays), ranks)
+            measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)  # nobody sleeps
+            engine = RealEngine(task, several, participants, delays_of(measured_s, delays), ranks)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
             if is_here(cluster, placed):

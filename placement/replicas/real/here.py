@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +13,13 @@ import torch
 
 from env.gym.named import LOCAL
 from graphs.errors import FitError
-from placement.measuring.workers import run_workers
-from placement.processes.processes import usable_cores
+from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.starting import Workers
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.transforms.strategy import Strategy
-    from placement.measuring.workers import Worker
+    from placement.processes.starting import Parent
     from placement.replicas.fit_task import FitTask
     from placement.replicas.stragglers import Stragglers
 
@@ -59,23 +60,31 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
         chosen = [cores[worker % len(cores)] for worker in range(workers)]
         if not samples:
             return [0.0]
-        return [each for own in run_workers(partial(_gradients_s, task, samples), chosen) for each in own]
+        with orderly_end():
+            started = Workers.forked([partial(_time_gradients, task, samples, core) for core in chosen])
+            try:
+                started.tell(None)
+                return [each for own in started.collect() for each in own]
+            finally:
+                started.end()
 
     return seconds
 
 
-def _gradients_s(task: FitTask, samples: int, worker: Worker) -> list[float]:
-    """Of one of several workers, who begin together: as many as fit in the time."""
+def _time_gradients(task: FitTask, samples: int, core: int, parent: Parent) -> None:
+    """In one of several processes, which begin together: answer as many times as there is room for."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     weights, chosen = task.weights(), torch.arange(samples) % len(task.data[0])
     times_s: list[float] = []
-    worker.barrier()
+    parent.hear()
     end_s = time.perf_counter() + _TIMED_S
     while len(times_s) <= _FEWEST or time.perf_counter() < end_s:
         began_s = time.perf_counter()
         task.gradient(weights, chosen)
         times_s.append(time.perf_counter() - began_s)
-    return times_s[1:]
+    parent.answer(times_s[1:])
 
 
 def delays_of(gradients_s: Sequence[float], stragglers: Stragglers) -> Callable[[int, int], float]:
