@@ -1,19 +1,21 @@
 """The search over strategies beside one device, pure placement, and the best of what people try by hand.
 
-    python benchmarks/strategies.py --seed 0 [--models a,b] [--clusters a,b] [--budget-s 20] [--out docs/results]
+    python benchmarks/strategies.py --seed 0 [--models a,b] [--clusters a,b] [--budget-s 5] [--out docs/results]
 
 Each row is one training graph on one cluster: one device, `auto` without strategies and the search with the same
 budget, and the best of the full hand grid (`baselines.strategies.searching.grid`): all of it is estimated, and scored
 by the simulator from the best estimate on, until what is left is estimated at more than MARGIN times the best scored;
 with --whole-grid all of it is scored. A row is appended to OUT/strategies.jsonl as soon as it is known, and a run that
-was stopped goes on with what is missing. At the end OUT/strategies.md is written; --render does only that. Losses and
-ties are printed like wins.
+was stopped goes on with what is missing: rows that are not there, or that had a smaller budget (`--losses` takes
+only rows that are worse than the grid, to tell whether time was the cause). At the end OUT/strategies.md is written;
+--render does only that. Losses and ties are printed like wins.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import shlex
 import sys
@@ -28,18 +30,15 @@ from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Estimate, Scored
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
+from env.presets import PRESETS
 from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
+from graphs.zoo import MODELS
 from placement.inputs.sources import read_source
 from placement.optimization import optimize
 
-MODELS = (
-    "resnet50,bert_base,gpt2,vgg16,inception_v3,vit_b16,unet,rnnlm,nmt2,nmt4,s2vt,gpt2_medium,transformer_moe,"
-    "two_tower,llama3_8b,llama3_70b,mixtral_8x7b"
-)
-CLUSTERS = "8xH100-nvswitch,4xV100-pcie,2x8xH100-ib,16xV100-10gbe,8xV100-nvlink,mixed-gpus"
 OUT = Path("docs/results")
 MARGIN = 1.25  # an estimate so much above the best score is not worth scoring
 GRID_S = 15.0  # most seconds for scoring what is left of the grid
@@ -50,13 +49,15 @@ Row = dict[str, Any]
 
 def main() -> None:
     options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
     rows_file, page = options.out / "strategies.jsonl", options.out / "strategies.md"
     rows = read_rows(rows_file, _key)
     for model in options.models.split(",") if not options.render else ():
         graph: OpGraph | None = None
         for name in options.clusters.split(","):
-            key = f"{model} {name} {options.seed} {options.budget_s:g}"
-            if key in rows:
+            key = f"{model} {name} {options.seed}"
+            known = rows.get(key)
+            if (known and known["budget_s"] >= options.budget_s) or (options.losses and not _lost(known)):
                 continue
             graph = graph or read_source(model, train=True).graph
             row = _row(model, graph, Cluster.preset(name), options)
@@ -64,7 +65,7 @@ def main() -> None:
             with rows_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(_line(row), flush=True)
-    wanted = [row for row in rows.values() if row["budget_s"] == options.budget_s and row["seed"] == options.seed]
+    wanted = [row for row in rows.values() if row["seed"] == options.seed]
     command = shlex.join(["python", "benchmarks/strategies.py", *(word for word in sys.argv[1:] if word != "--render")])
     write_atomically(page, _page(wanted, command))
     print(f"{len(wanted)} rows: {page}")
@@ -72,9 +73,10 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     made = parser(__doc__)
-    made.add_argument("--models", default=MODELS)
-    made.add_argument("--clusters", default=CLUSTERS)
-    made.add_argument("--budget-s", type=float, default=20.0, help="seconds of each search (default: %(default)s)")
+    made.add_argument("--models", default=",".join(MODELS), help="some of the zoo's, by commas (default: all)")
+    made.add_argument("--clusters", default=",".join(PRESETS), help="some presets, by commas (default: all)")
+    made.add_argument("--budget-s", type=float, default=5.0, help="seconds of each search (default: %(default)s)")
+    made.add_argument("--losses", action="store_true", help="only rows that are worse than the grid or placement")
     made.add_argument("--out", type=Path, default=OUT)
     made.add_argument("--whole-grid", action="store_true", help="score all of the grid, which takes hours")
     made.add_argument("--render", action="store_true", help="write the page from the rows that are there")
@@ -82,7 +84,11 @@ def _options() -> argparse.Namespace:
 
 
 def _key(row: Row) -> str:
-    return f"{row['model']} {row['cluster']} {row['seed']} {row['budget_s']:g}"
+    return f"{row['model']} {row['cluster']} {row['seed']}"
+
+
+def _lost(row: Row | None) -> bool:
+    return row is not None and (_outcome(row) == "loss" or _worse_than_placement(row))
 
 
 def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Row:
@@ -99,12 +105,26 @@ def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespa
         ).objective_s
     except InfeasibleError:  # the graph fits nowhere without a strategy
         row["auto_s"] = None
-    began_s = time.monotonic()
-    found = optimize(graph, cluster, seed=options.seed, budget_s=options.budget_s)
-    peak = None if found.peak_bytes is None else max(found.peak_bytes.values(), default=0)
-    row |= {"search_s": found.objective_s, "strategy": found.strategy, "peak": peak, "bound_s": found.lower_bound_s}
-    row |= {"took_s": time.monotonic() - began_s, "note": found.note}
+    row |= _search(graph, cluster, options)
     return row | _grid(graph, cluster, options.whole_grid) | {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def _search(graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Row:
+    """What `optimize` answers, or why it has no answer."""
+    began_s = time.monotonic()
+    try:
+        found = optimize(graph, cluster, seed=options.seed, budget_s=options.budget_s)
+    except InfeasibleError as error:
+        none = dict.fromkeys(("search_s", "strategy", "peak", "bound_s"))
+        return none | {"took_s": time.monotonic() - began_s, "note": str(error)}
+    return {
+        "search_s": found.objective_s,
+        "strategy": found.strategy,
+        "peak": None if found.peak_bytes is None else max(found.peak_bytes.values(), default=0),
+        "bound_s": found.lower_bound_s,
+        "took_s": time.monotonic() - began_s,
+        "note": found.note,
+    }
 
 
 def _one_device(graph: OpGraph, cluster: Cluster) -> float | None:
@@ -155,6 +175,10 @@ def _outcome(row: Row) -> str:
     return "tie" if abs(ours - grid) <= EQUAL * grid else "win" if ours < grid else "loss"
 
 
+def _worse_than_placement(row: Row) -> bool:
+    return row["auto_s"] is not None and (row["search_s"] or math.inf) > row["auto_s"] * (1 + EQUAL)
+
+
 def _line(row: Row) -> str:
     return (
         f"{row['model']} on {row['cluster']}: {_time(row['search_s'])} {row.get('strategy', '')}; grid "
@@ -170,7 +194,7 @@ def _time(seconds: float | None) -> str:
 def _page(rows: list[Row], command: str) -> str:
     counts = {word: sum(_outcome(row) == word for row in rows) for word in ("win", "tie", "loss")}
     against = [row for row in rows if row["auto_s"] is not None and row["search_s"] is not None]
-    worse = sum(row["search_s"] > row["auto_s"] * (1 + EQUAL) for row in against)
+    worse = sum(map(_worse_than_placement, against))
     lines = [
         "# The search over strategies",
         "",
@@ -179,19 +203,22 @@ def _page(rows: list[Row], command: str) -> str:
         f"Against the best of the hand grid: better on {counts['win']} of {len(rows)} rows, equal on {counts['tie']}, "
         f"worse on {counts['loss']}. Worse than pure placement with the same budget on {worse} of {len(against)}.",
         "",
-        "x: times as fast as one device. Gap: at most so far from optimal, among all strategies. Grid: "
+        "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
+        "Gap: at most so far from optimal, among all strategies. Grid: "
         f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or "
         f"for {GRID_S:g} s.",
         "",
-        "| model | cluster | one device | placement | strategy found | time | x | peak | gap | grid's best | time | |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | cluster | budget | one device | placement | strategy found | time | x | peak | gap | grid's best "
+        "| time | |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["cluster"], row["model"])):
         ours, one = row["search_s"], row["one_s"]
         times = f"{one / ours:.2f}" if ours and one else "–"
         gap = f"{100 * (ours / row['bound_s'] - 1):.0f} %" if ours and row.get("bound_s") else "–"
         peak = format_bytes(row["peak"]) if row.get("peak") else "–"
-        cells = [row["model"], row["cluster"], _time(one), _time(row["auto_s"]), f"`{_cell(row.get('strategy'))}`"]
+        cells = [row["model"], row["cluster"], f"{row['budget_s']:g} s", _time(one), _time(row["auto_s"])]
+        cells.append(f"`{_cell(row.get('strategy'))}`")
         cells += [
             _time(ours),
             times,
