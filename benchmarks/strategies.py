@@ -168,8 +168,10 @@ def _grid(graph: OpGraph, cluster: Cluster, whole: bool) -> Row:
 
 
 def _outcome(row: Row) -> str:
-    """Win, tie or loss against the grid."""
+    """Win, tie or loss against the grid; a single device has none."""
     ours, grid = row["search_s"], row["grid_s"]
+    if not row["grid_estimated"]:
+        return "no grid"
     if ours is None or grid is None:
         return "tie" if ours == grid else "win" if grid is None else "loss"
     return "tie" if abs(ours - grid) <= EQUAL * grid else "win" if ours < grid else "loss"
@@ -200,7 +202,7 @@ def _page(rows: list[Row], command: str) -> str:
         "",
         f"`{command}` on {machine()}.",
         "",
-        f"Against the best of the hand grid: better on {counts['win']} of {len(rows)} rows, equal on {counts['tie']}, "
+        f"Against the best of the hand grid: better on {counts['win']} of {sum(counts.values())} rows, equal on {counts['tie']}, "
         f"worse on {counts['loss']}. Worse than pure placement with the same budget on {worse} of {len(against)}.",
         "",
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "

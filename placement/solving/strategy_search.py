@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
-PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is
+PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is, or all that is left where that may win
+_RIVAL = 1.5  # times the best strategy: quick placements that are no slower may win
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
@@ -123,12 +124,17 @@ def _placements(
     if isinstance(solver, str):
         nothing = without_answer(graph, cluster, seed, AUTO, solver)
         return nothing, nothing
-    is_beaten = outcome.best is not None and outcome.best.step_time_s <= solver.lower_bound_s
-    seconds = 0.0 if is_beaten or budget.interrupted else min(budget.left_s(), PLACING_SHARE * budget.seconds)
-    evaluations = None if math.isinf(budget.evaluations) else math.ceil(PLACING_SHARE * budget.evaluations)
-    placed = solver.solve(AUTO, None if math.isinf(seconds) else seconds, evaluations)
-    budget.spend(placed.evaluations or 0)
-    budget.interrupted |= placed.interrupted
+    best_s = math.inf if outcome.best is None else outcome.best.step_time_s
+    placed = solver.solve(AUTO, 0.0)
+    if best_s > solver.lower_bound_s and not budget.interrupted:
+        is_rival = placed.objective_s is not None and placed.objective_s <= _RIVAL * best_s
+        seconds = budget.left_s() if is_rival else min(budget.left_s(), PLACING_SHARE * budget.seconds)
+        most = max(budget.evaluations_left() if is_rival else 0, PLACING_SHARE * budget.evaluations)
+        placed = solver.solve(
+            AUTO, None if math.isinf(seconds) else seconds, None if math.isinf(most) else math.ceil(most)
+        )
+        budget.spend(placed.evaluations or 0)
+        budget.interrupted |= placed.interrupted
     return placed, solver.solve(SINGLE)
 
 
