@@ -203,7 +203,8 @@ def _page(rows: list[Row], command: str) -> str:
         f"`{command}` on {machine()}.",
         "",
         f"Against the best of the hand grid: better on {counts['win']} of {sum(counts.values())} rows, "
-        f"equal on {counts['tie']}, worse on {counts['loss']}. Worse than pure placement with the same budget on {worse} of {len(against)}.",
+        f"equal on {counts['tie']}, worse on {counts['loss']}. "
+        f"Worse than pure placement with the same budget on {worse} of {len(against)}.",
         "",
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
         "Gap: at most so far from optimal, among all strategies. Grid: "
