@@ -1,10 +1,11 @@
-"""Runs of replicas in virtual time for `distributed_phenomena.py`: one method, cluster and straggler each."""
+"""Runs of replicas in virtual time for the benchmarks of distributed training: each with a cluster and stragglers."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from env.cluster import Cluster
 from env.device import both_ways
 from placement.replicas.fit_log import Stop
+from placement.replicas.fit_result import FitRun
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
 from placement.replicas.role import Role
@@ -59,7 +61,24 @@ def key(row: Row) -> str:
 
 
 def run(case: Case) -> Row:
-    """The row of a case."""
+    """The row of a case on the usual star."""
+    every = _EVERY if case.loss else max(case.updates // 30, 1)
+    found = fitted(case, star, Stop(loss=case.loss, updates=case.updates, every=every))
+    # The loss goes up and down from one evaluation to the next.
+    end_loss = statistics.fmean(point.loss for point in found.points[-3:])
+    return asdict(case) | {
+        "seconds": found.seconds,
+        "updates_made": found.updates,
+        "bytes": found.bytes,
+        "end_loss": end_loss if math.isfinite(end_loss) else None,
+        "reached": found.reached,
+        "staleness": found.staleness,
+        "largest_batch": found.largest_batch,
+    }
+
+
+def fitted(case: Case, cluster_of: Callable[[int], Cluster], stop: Stop) -> FitRun:
+    """The run of a case in virtual time, on the cluster that has so many devices."""
     task, method = task_of(case.problem, case.batch, case.seed), FitMethod.parse(case.method)
     refusal = method.exchange.refuse(method, case.workers)
     if refusal:
@@ -76,22 +95,8 @@ def run(case: Case) -> Row:
         return samples * SAMPLE_S * stragglers.factor(worker, step)
 
     speeds = Speeds(range(everyone), step_s, lambda _: UPDATE_S)
-    engine = VirtualEngine(task, star(everyone), case.workers, participants, speeds)
-    found = engine.run(
-        case.method,
-        Stop(loss=case.loss, updates=case.updates, every=_EVERY if case.loss else max(case.updates // 30, 1)),
-    )
-    # The loss goes up and down from one evaluation to the next.
-    end_loss = statistics.fmean(point.loss for point in found.points[-3:])
-    return asdict(case) | {
-        "seconds": found.seconds,
-        "updates_made": found.updates,
-        "bytes": found.bytes,
-        "end_loss": end_loss if math.isfinite(end_loss) else None,
-        "reached": found.reached,
-        "staleness": found.staleness,
-        "largest_batch": found.largest_batch,
-    }
+    engine = VirtualEngine(task, cluster_of(everyone), case.workers, participants, speeds)
+    return engine.run(case.method, stop)
 
 
 @cache
@@ -105,9 +110,9 @@ def task_of(problem: str, batch: int, seed: int) -> FitTask:
     return FitTask(model, used, held_out, batch, loss=lambda value: value, seed=seed)
 
 
-def star(devices: int) -> Cluster:
-    """So many GPUs, each on a port of its own to one switch."""
+def star(devices: int, bandwidth: float = BANDWIDTH_BYTES_PER_S, latency_s: float = LATENCY_S) -> Cluster:
+    """So many GPUs, each on a port of its own, of so many bytes per second, to one switch."""
     gpu = Cluster.preset("4xV100-pcie").devices[0]
     names = [f"gpu{number}" for number in range(devices)]
-    links = [link for name in names for link in both_ways(name, "switch", BANDWIDTH_BYTES_PER_S, LATENCY_S)]
+    links = [link for name in names for link in both_ways(name, "switch", bandwidth, latency_s)]
     return Cluster("star", tuple(replace(gpu, name=name) for name in names), tuple(links))

@@ -21,7 +21,7 @@ from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import check_real, delays_of, gradient_times, is_here
+from placement.replicas.real.here import check_real, delays_of, gradient_times, is_here, plans_of
 from placement.replicas.role import Role
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.engine import VirtualEngine
@@ -196,15 +196,17 @@ def fit(
     graph_of = _graphs(task, type(model).__name__)
     gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
     if real:
-        check_real(cluster, placed)
+        check_real(cluster, placed, ranks is not None)
     runs = []
     for method in asked:
         seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
         participants = participants_of(method, task, several, lr)
         engine: VirtualEngine | RealEngine
         if real:
-            measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)  # nobody sleeps
-            engine = RealEngine(task, several, participants, delays_of(measured_s, delays), ranks)
+            # Where there are no stragglers nobody sleeps.
+            measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)
+            plans = plans_of(task, graph_of(task.batch), cluster, seating, placed)
+            engine = RealEngine(task, several, participants, delays_of(measured_s, delays), ranks, plans)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
             if is_here(cluster, placed):

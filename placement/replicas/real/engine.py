@@ -16,6 +16,7 @@ from placement.processes.processes import orderly_end
 from placement.processes.starting import ENDED, FAILURE, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
+from placement.replicas.real.crew import CrewPlan, follow
 from placement.replicas.real.life import COMPUTED, READ, READY, UPDATED, LifePlan, life
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_task import FitTask
     from placement.replicas.real.torchrun import Ranks
     from placement.replicas.requests import Participant
+    from placement.runtime.sharded.plan import StrategyPlan
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
@@ -39,6 +41,7 @@ class RealEngine:
     Args:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
         ranks: of `placement.replicas.real.torchrun`, where participants live beside them; all make the same calls.
+        plans: of each worker's step, where workers lie on several devices; each device is a process.
     """
 
     def __init__(
@@ -48,9 +51,10 @@ class RealEngine:
         participants: Sequence[Participant],
         delay_s: Callable[[int, int], float],
         ranks: Ranks | None = None,
+        plans: Sequence[StrategyPlan] = (),
     ) -> None:
         self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
-        self._ranks = ranks
+        self._ranks, self._plans = ranks, plans
         self.pids: list[int] = []
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
@@ -85,8 +89,18 @@ class RealEngine:
         if ranks is not None:
             first = partial(self._life, stop, store.port)
             return ranks.begin(self._task.fingerprint(), store.port, total, first)
-        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port)
-        return Workers.forked([partial(life, plan, number, each) for number, each in enumerate(self._participants)])
+        # Each crew meets at a store of its own.
+        self._stores = [new_store() for _ in self._plans]
+        crews = tuple(
+            CrewPlan(self._task, worker, plan, met.port)
+            for worker, (plan, met) in enumerate(zip(self._plans, self._stores, strict=True))
+        )
+        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port, crews=crews)
+        lives = [partial(life, plan, number, each) for number, each in enumerate(self._participants)]
+        lives += [
+            partial(follow, crew, rank, plan.core(crew.worker, rank)) for crew in crews for rank in range(1, crew.size)
+        ]
+        return Workers.forked(lives)
 
     def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         """Start the participants, and watch them."""
@@ -105,7 +119,8 @@ class RealEngine:
                 workers.tell(began_s)
                 while not log.is_over:
                     for number, kind, content in workers.hear(_LOOK_S):
-                        watch.heard(number, kind, content)
+                        if number < total:  # if not, its worker finds out
+                            watch.heard(number, kind, content)
                     if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_S:
                         looked_s = time.monotonic()
                         self._end_stopped(processes)
@@ -129,6 +144,8 @@ def _meet(workers: Workers, names: Sequence[str]) -> None:
     total, there, end_s = len(names), 0, time.monotonic() + _MEETING_S
     while there < total:
         for number, kind, content in workers.hear(_LOOK_S):
+            if number >= total:
+                raise RankError(f"a process of a worker's strategy did not begin ({content}); run again.")
             if kind in (ENDED, FAILURE) or content[0] != READY:
                 raise RankError(f"{names[number]} did not begin ({content}); run again.")
             there += 1

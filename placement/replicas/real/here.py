@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from env.gym.named import LOCAL
@@ -18,19 +19,22 @@ from placement.processes.starting import Workers
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from placement.processes.starting import Parent
     from placement.replicas.fit_task import FitTask
     from placement.replicas.stragglers import Stragglers
+    from placement.replicas.virtual.seating import Seating
+    from placement.runtime.sharded.plan import StrategyPlan
 
 _TIMED_S, _FEWEST = 1.0, 5  # of a measurement of gradients: its time, and at least so many
 
 
-def check_real(cluster: Cluster, strategy: Strategy) -> None:
+def check_real(cluster: Cluster, strategy: Strategy, is_torchrun: bool) -> None:
     """Refuse what does not run in processes of this host.
 
     Raises:
-        FitError: the cluster's workers are no CPU cores, or a worker is more than one device.
+        FitError: the cluster's workers are no CPU cores, or workers of several devices are to be ranks of torchrun.
     """
     devices = (cluster.devices[d] for d in cluster.compute_devices.tolist())
     other = next((device for device in devices if device.kind != "cpu"), None)
@@ -39,11 +43,33 @@ def check_real(cluster: Cluster, strategy: Strategy) -> None:
             f"a real run takes workers on CPU cores, and cluster {cluster.name!r} has {other.name!r} of kind "
             f"{other.kind!r}; take the cluster local, or leave out real."
         )
-    if strategy.devices > 1:
+    if is_torchrun and strategy.devices > 1:
         raise FitError(
-            f"a real run takes workers on one device each, and strategy {strategy.text!r} takes {strategy.devices}; "
-            "leave out the strategy, or real."
+            f"under torchrun each worker is one rank, and strategy {strategy.text!r} takes {strategy.devices} devices; "
+            "run it without torchrun, on this host, or leave out the strategy."
         )
+
+
+def plans_of(
+    task: FitTask, graph: OpGraph, cluster: Cluster, seating: Seating, strategy: Strategy
+) -> list[StrategyPlan]:
+    """Of each worker, what the processes of its devices do; empty where each worker is one device.
+
+    Raises:
+        StrategyError: graph or devices do not allow the strategy, or it cannot be run.
+    """
+    if strategy.devices == 1:
+        return []
+    from env.resizing import part_of
+    from graphs.capture import capture_program
+    from placement.runtime.application import plan_of
+    from placement.solving.strategic import strategy_row
+
+    rows = torch.arange(task.batch) % len(task.data[0])
+    arguments = tuple(each[rows] for each in task.data)
+    program = capture_program(task.model, arguments, {}, True, loss=task.loss, optimizer="sgd")
+    parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in seating.workers]
+    return [plan_of(program, strategy_row(graph, part, strategy).result) for part in parts]
 
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphs.errors import PlacementError
+from graphs.errors import PlacementError, RankError
 from placement.processes.processes import usable_cores
 from placement.replicas.fit_log import Turns
 from placement.replicas.fit_task import drawing
+from placement.replicas.real.crew import Crew
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
 from placement.replicas.requests import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from placement.processes.starting import Parent
     from placement.replicas.fit_log import Stop
     from placement.replicas.fit_task import FitTask
+    from placement.replicas.real.crew import CrewPlan
 
 READY, READ, COMPUTED, UPDATED = "ready", "read", "computed", "updated"
 
@@ -49,6 +51,7 @@ class LifePlan:
         total: participants, the first `workers` of them workers.
         delay_s: (worker, step) -> seconds by which a gradient takes longer.
         port, host: of the store where they meet.
+        crews: of each worker, if it lies on several devices.
     """
 
     task: FitTask
@@ -58,24 +61,33 @@ class LifePlan:
     delay_s: Callable[[int, int], float]
     port: int
     host: str = LOOPBACK["hostname"]
+    crews: tuple[CrewPlan, ...] = ()
+
+    def core(self, number: int, rank: int = 0) -> int:
+        """The core of a participant, and of the others that help it: cores are taken one after the other."""
+        sizes = [self.crews[each].size if each < len(self.crews) else 1 for each in range(number)]
+        return sum(sizes) + rank
 
 
 def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) -> None:
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
     if hasattr(os, "sched_setaffinity"):
         cores = usable_cores()
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.sched_setaffinity(0, {cores[plan.core(number) % len(cores)]})
     torch.set_num_threads(1)
     store = met_store(plan.port, plan.host)
     where = interface_of(plan.host)
     mail = Mail(store, number, plan.total, where)
+    crew = Crew(plan.crews[number], 0) if number < len(plan.crews) else None
     parent.say((READY,))
     began_s = parent.hear()
     if plan.host != LOOPBACK["hostname"]:  # clocks of hosts have nothing in common
         began_s = time.monotonic()
-    hands = _Hands(plan, number, mail, Gatherings(store, mail, where), parent, began_s)
+    hands = _Hands(plan, number, mail, Gatherings(store, mail, where), parent, began_s, crew)
     try:
         hands.work(participant)
+    except RankError:  # of the worker's own processes: it is lost, with which some methods go on
+        os._exit(1)
     except PlacementError as error:
         parent.fail(error.sentence(plan.workers) if isinstance(error, ParticipantLost) else str(error))
         return
@@ -87,8 +99,16 @@ class _Hands:
     """Carries out requests of one participant."""
 
     def __init__(
-        self, plan: LifePlan, number: int, mail: Mail, gatherings: Gatherings, parent: Parent, began_s: float
+        self,
+        plan: LifePlan,
+        number: int,
+        mail: Mail,
+        gatherings: Gatherings,
+        parent: Parent,
+        began_s: float,
+        crew: Crew | None,
     ) -> None:
+        self._crew = crew
         self._plan, self._number, self._began_s = plan, number, began_s
         self._mail, self._gatherings, self._parent = mail, gatherings, parent
         self._turns, self._steps = Turns(plan.stop), 0
@@ -131,8 +151,11 @@ class _Hands:
         self._steps += 1
         self._parent.say((READ, self._now_s(), step, request.version))
         samples = task.samples_of(request.samples, self._number, self._plan.workers, step)
-        with drawing(task.seed, self._number, step):
-            loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
+        if self._crew is not None:
+            loss, gradient = self._crew.gradient(request.weights, samples, step)
+        else:
+            with drawing(task.seed, self._number, step):
+                loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
         if step % self._plan.stop.every == 0 and self._plan.workers > 1:
             at = hashlib.sha256(request.weights.detach().numpy().tobytes()).digest()
             self._parent.say((COMPUTED, at, gradient.numpy().copy(), len(samples)))

@@ -149,6 +149,13 @@ class StrategyModule(ModelWrapper):
         """As `torch.nn.utils.clip_grad_norm_`, by the norm over all ranks. All ranks call it."""
         return self._states.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
 
+    def gathered_gradients(self) -> dict[str, torch.Tensor]:
+        """``grad`` of the whole model's parameters by their own keys, 0 where there is none yet, on the CPU of rank 0.
+
+        An empty dict elsewhere. All ranks call it.
+        """
+        return self._states.gathered_gradients()
+
     def gathered_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere. All call it."""
         return self._states.gathered_state_dict()

@@ -77,6 +77,15 @@ class RankStates:
         """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere."""
         return gathered(self._group, self.table, self._own())
 
+    def gathered_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients of the whole model by its own keys, on the CPU of rank 0; an empty dict elsewhere."""
+        own = {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in self._own().items()
+            if isinstance(tensor, nn.Parameter)
+        }
+        return gathered(self._group, self.table, own)
+
     def save(self, path: Path) -> None:
         """Write the whole model to a safetensors file with its own keys, in one step.
 

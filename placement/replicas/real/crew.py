@@ -1,0 +1,118 @@
+"""`Crew`: the processes of one worker that lies on several devices, and compute its gradients together."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore
+
+from graphs.errors import FitError, RankError
+from placement.processes.processes import usable_cores
+from placement.replicas.fit_task import drawing
+from placement.replicas.real.mail import NO_LIMIT
+from placement.runtime.ranks.launch import met_store
+from placement.runtime.transport.gloo import LOOPBACK, gloo_group, interface_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from placement.processes.starting import Parent
+    from placement.replicas.fit_task import FitTask
+    from placement.runtime.sharded.plan import StrategyPlan
+
+
+@dataclass(frozen=True, eq=False)
+class CrewPlan:
+    """What the processes of a worker know.
+
+    Attributes:
+        worker: its number.
+        plan: what each of them does in a step of a mini-batch.
+        port: of the store where they meet.
+    """
+
+    task: FitTask
+    worker: int
+    plan: StrategyPlan
+    port: int
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self.plan.states)
+
+
+class Crew:
+    """One of the processes. The first is the worker itself; the others do what it asks for until they are ended.
+
+    Raises:
+        RankError: they cannot reach each other.
+    """
+
+    def __init__(self, plan: CrewPlan, rank: int) -> None:
+        self._plan, self._task = plan, plan.task
+        from placement.runtime.ranks.process_group import ProcessGroup
+        from placement.runtime.sharded.module import StrategyModule  # loads capture
+
+        where, host = interface_of(LOOPBACK["hostname"]), LOOPBACK["hostname"]
+        group = ProcessGroup.start(met_store(plan.port, host), rank, plan.size, is_quiet=True)
+        store = PrefixStore("orders", met_store(plan.port, host))
+        self._orders = gloo_group(store, rank, plan.size, NO_LIMIT, where)
+        self._module = StrategyModule(self._task.model, plan.plan, group, torch.device("cpu"))
+        self._weights = torch.empty(self._task.layout.size)
+
+    def gradient(self, weights: Tensor, samples: Tensor, step: int) -> tuple[float, Tensor]:
+        """In the first process: as `FitTask.gradient`, of a whole mini-batch.
+
+        Raises:
+            FitError: another number of samples.
+            RankError: another process of the worker has ended or failed.
+        """
+        if len(samples) != self._task.batch:
+            raise FitError(
+                f"a worker on {self._plan.size} devices computes gradients of {self._task.batch} samples, and the "
+                f"method asks for {len(samples)}; take workers on one device each, or another method."
+            )
+        self._weights.copy_(weights)
+        loss, gradients = self._together(samples, torch.tensor([step]))
+        names = self._task.layout.names
+        return loss, torch.cat([gradients[name].reshape(-1).float() for name in names])
+
+    def follow(self) -> None:
+        """In the others: take part in gradients until this process is ended."""
+        while True:
+            self._together(torch.empty(self._task.batch, dtype=torch.int64), torch.empty(1, dtype=torch.int64))
+
+    def _together(self, samples: Tensor, step: Tensor) -> tuple[float, dict[str, Tensor]]:
+        """The loss, and in the first process the whole gradients by name. The arguments are those of the first."""
+        try:
+            for each in (step, samples, self._weights):
+                self._orders.broadcast(each, 0).wait()
+        except RuntimeError as error:
+            raise RankError(f"a process of worker {self._plan.worker} has ended: {error}") from None
+        module, layout = self._module, self._task.layout
+        with torch.no_grad():
+            for name, value in zip(layout.names, layout.views(self._weights), strict=True):
+                own = module.own_part(name, value)
+                if own is not None:
+                    module.get_parameter(name).copy_(own)
+        module.zero_grad()
+        with drawing(self._task.seed, self._plan.worker, int(step)):
+            loss = module.step(*(each[samples] for each in self._task.data))
+        return float(loss), module.gathered_gradients()
+
+
+def follow(plan: CrewPlan, rank: int, core: int, parent: Parent) -> None:
+    """The life of a process that helps a worker. Should it fail, the worker hears of it, and tells."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = usable_cores()
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+    torch.set_num_threads(1)
+    del parent
+    try:
+        Crew(plan, rank).follow()
+    except RankError:
+        os._exit(1)
