@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,10 @@ class Cluster:
         _refuse_mistyped_ends(self)
         check_memories(self)
         _ = self.routes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in another process say, is built anew, so that its arrays are read-only, as kernels expect them."""
+        return Cluster, tuple(getattr(self, each.name) for each in fields(self))
 
     @staticmethod
     def preset(name: str) -> Cluster:

@@ -58,6 +58,10 @@ class Plan:
             if self.order is None:
                 raise MismatchError("a transfer order needs an order of the ops beside it; pass both or neither.")
 
+    def __reduce__(self) -> tuple[type[Plan], tuple[object, ...]]:
+        """A copy, in another process say, is built anew, so that its arrays are read-only, as kernels expect them."""
+        return Plan, (self.device, self.order, self.transfer_order, self.note)
+
     def _keep(self, name: str, array: IntArray | FloatArray) -> None:
         array.setflags(write=False)
         object.__setattr__(self, name, array)

@@ -128,6 +128,10 @@ class RankError(PlacementError):
     """A run on several processes that has failed; the message names rank, op and reason."""
 
 
+class WorkersError(PlacementError):
+    """Workers that cannot begin, or are lost; the message says how to do without them."""
+
+
 class UnknownNameError(PlacementError, ValueError):
     """A name that is not in a registry; the message lists the valid names and the nearest one."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,6 +110,10 @@ class OpGraph:
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in another process say, is built anew, so that its arrays are read-only, as kernels expect them."""
+        return OpGraph, tuple(getattr(self, each.name) for each in fields(self))
 
     # -- construction ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
@@ -12,14 +13,18 @@ from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned, proposer
-from placement.solving.methods import AUTO, METHODS, check_options, check_problem
+from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row
+from placement.workers.islands import island_search
+from placement.workers.runner import Shared, opened
+from placement.workers.scoring import many_scored
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
     from placement.solving.strategy_search import Progress
+    from placement.workers.runner import Runner
 
 __all__ = ["METHODS", "optimize", "solved"]
 
@@ -37,6 +42,8 @@ def optimize(
     scorer: str | ScorerFactory = "simulate",
     strategy: str | Strategy | None = None,
     progress: Progress | None = None,
+    workers: int | None = None,
+    address: str | None = None,
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
@@ -67,6 +74,10 @@ def optimize(
             ops run, so the other arguments keep their defaults. Where a strategy is the answer, the result's graph is
             the rewritten one, and its cluster has lanes where that communicates.
         progress: called by a search over strategies with what it does now, how much of it is done, and of how much.
+        workers: processes of Ray that score strategies side by side, and search placements on islands that exchange
+            their best (docs/scale.md), with method ``"auto"`` or ``"local_search"``. With `evaluations` the answer
+            is the same for any number of them. 1 is this process; so is None, without islands.
+        address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where nothing that fits was found. Of a search over
@@ -79,7 +90,17 @@ def optimize(
         StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
+        WorkersError: workers cannot begin; the sentence says why, and what to do without them.
     """
+    if workers is not None or address is not None:
+        if method not in (AUTO, LOCAL_SEARCH) or scorer != "simulate" or strategy not in (None, NO_STRATEGY):
+            raise MismatchError(
+                f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
+                "workers, or method, scorer and strategy."
+            )
+        with opened(Shared(graph, cluster), 1 if workers is None else workers, address) as runner:
+            limits = budget_s, evaluations
+            return _by_workers(graph, cluster, method, strategy, (seed, objective, priority), limits, progress, runner)
     from placement.solving.strategy_search import best_of_all, has_strategies
 
     check_options([method], seed, objective, priority, budget_s, evaluations)
@@ -118,6 +139,31 @@ def optimize(
         found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
         return fastest_strategy(graph, cluster, found, placed, measuring)
     return placed
+
+
+def _by_workers(
+    graph: OpGraph,
+    cluster: Cluster,
+    method: str,
+    strategy: str | Strategy | None,
+    how: tuple[int, str, str],
+    limits: tuple[float | None, int | None],
+    progress: Progress | None,
+    runner: Runner,
+) -> Result:
+    """`optimize` where a runner does what is worth doing side by side; `how`: seed, objective and priority."""
+    from placement.solving.strategy_search import SearchAids, best_of_all, has_strategies
+
+    seed, objective, priority = how
+    check_options([method], seed, objective, priority, *limits)
+    check_problem(graph, cluster)
+    usual = (objective, priority, method, strategy) == (LATENCY, Priority.LONGEST_PATH.value, AUTO, None)
+    if usual and has_strategies(graph):
+        aids = SearchAids(island_search(runner), partial(many_scored, runner))
+        return best_of_all(graph, cluster, seed, *limits, progress, aids=aids)
+    solver = Solver(graph, cluster, seed, objective, priority)
+    solver.search_by(LOCAL_SEARCH, island_search(runner))
+    return solver.solve(method, *limits)
 
 
 def solved(solver: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:

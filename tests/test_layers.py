@@ -50,6 +50,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "placement": (
         "processes inputs namesakes sizing",
         "solving",
+        "workers",
         "learning runtime exporters",
         "replicas",
         "verification measured_best",

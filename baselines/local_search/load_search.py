@@ -29,7 +29,7 @@ _DEARER, _LEAST_SHARE = 1.05, 0.001  # by how much the share of tensors rises at
 _COOLING = 2e-4  # from the highest to the lowest temperature
 
 
-def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
+def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, chains: int = _CHAINS) -> Found:
     """Simulated annealing of the largest load, for both communication models.
 
     Moves: a unit to another device; two units of different devices swapped; a connected cluster of up to 17 units, all
@@ -41,9 +41,9 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     how long it lasts, so a share of its bytes is charged wherever it is: that which is right for the best start and,
     whenever the best placement of a chain turns out not to fit, for that placement.
 
-    Two chains, one from the best start and one from the second best, run through cycles of growing length: in turn a
-    gentle one from the best placement of both, and a hot one from the chain's own. The answer depends on the seed and
-    the number of changes tried only, each of which is an evaluation. Memory O(U D + T D) for U units and T tensors.
+    So many chains, one from the best start and the others from the next ones, run through cycles of growing length: in
+    turn a gentle one from the best placement of all, and a hot one from the chain's own. The answer depends on the seed
+    and the number of changes tried only, each of which is an evaluation. Memory O(U D + T D) for U units and T tensors.
 
     Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science 220 (1983),
     doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.loads`.
@@ -56,7 +56,7 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     if not (proven or budget.over()) and (units.allowed.sum(axis=1) > 1).any():
         placed = [plan.device[units.first_op] for _, plan in ranked]
         known = Known(units, placed[0], best_loads.value_s if best_loads.feasible else math.inf, _share(best_loads))
-        found = _anneal(units, seed, placed, known, budget)
+        found = _anneal(units, seed, placed, known, budget, chains)
         if found.value_s < (best_loads.value_s if best_loads.feasible else math.inf):
             best = Plan(found.unit_device[problem.unit_of])
     return Found(best, evaluations=budget.spent - began)
@@ -117,11 +117,11 @@ def _share(found: Loads) -> float:
     return float(np.max(lasting / np.maximum(there, 1.0), where=there > 0, initial=0.0))
 
 
-def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budget: Budget) -> Known:
+def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budget: Budget, count: int) -> Known:
     """The best placement of all chains, and that of the best start if none is better."""
     instance = instance_of(units)
     charge(instance, units, known.share)
-    chains = [new_state(instance, int(s)) for s in np.random.SeedSequence(seed).generate_state(_CHAINS, np.uint64)]
+    chains = [new_state(instance, int(s)) for s in np.random.SeedSequence(seed).generate_state(count, np.uint64)]
     for k, state in enumerate(chains):
         place(state, starts[min(k, len(starts) - 1)])
         state.unit["best"] = starts[0]
@@ -129,7 +129,7 @@ def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budge
     n_units, n_devices = instance.unit_s.shape
     top = min(_HOT, _HOT_UNITS * n_devices / n_units)
     length = float(max(_SHORTEST, _PER_UNIT * n_units))
-    with ThreadPoolExecutor(max_workers=_CHAINS) as pool:
+    with ThreadPoolExecutor(max_workers=count) as pool:
         try:
             while not _done(chains, budget):
                 _cycle(pool, instance, chains, int(length), (top * _GENTLE, top * _COOLING), known, budget)
@@ -157,13 +157,13 @@ def _cycle(
     hot, cold = temperature
     done = 0
     while done < length and not _done(chains, budget):
-        tried = int(min(_ROUND, length - done, max(1.0, budget.evaluations_left() / _CHAINS)))
+        tried = int(min(_ROUND, length - done, max(1.0, budget.evaluations_left() / len(chains))))
         since, until = (hot * (cold / hot) ** (at / length) for at in (done, done + tried))
         running = [pool.submit(kernel.anneal, instance, state, tried, since, until) for state in chains]
         for future in running:
             future.result()
         known.look_at(instance, chains)
-        budget.spend(tried * _CHAINS)
+        budget.spend(tried * len(chains))
         done += tried
 
 

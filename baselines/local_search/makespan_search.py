@@ -40,8 +40,15 @@ _SHARED = 3  # every third cycle all chains go on from the best
 _BEHIND = 1.02  # a chain this much slower than the best goes on from the best
 
 
-def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
-    """Anneal placement and order in two chains on two threads, from the best plans, until the budget is spent.
+def makespan_search(
+    problem: Problem,
+    seed: int,
+    starts: Sequence[Plan],
+    budget: Budget,
+    chains: int = _CHAINS,
+    cycle: int | None = None,
+) -> Found:
+    """Anneal placement and order in chains, by default two on two threads, from the best plans on.
 
     A state is a device for every unit and a key for every op: a device starts the ready op with the highest key. Half
     of the cycles keep the keys at the longest remaining paths of the current placement, half search for them too.
@@ -57,6 +64,8 @@ def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget:
 
     Args:
         starts: feasible plans, at least one.
+        chains: how many, a thread for each.
+        cycle: evaluations of the first cycle of a chain; None: as suits the size of the problem.
 
     Returns:
         the best plan found, with its order, or the best start where nothing is better.
@@ -69,16 +78,16 @@ def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget:
     if not ranked or problem.cluster.n_devices == 1 or budget.over() or budget.reached(best_s):
         return Found(best)
     instance = instance_of(problem)
-    seeds = np.random.SeedSequence(seed).generate_state(_CHAINS, np.uint64)
-    chains = [
+    seeds = np.random.SeedSequence(seed).generate_state(chains, np.uint64)
+    annealing = [
         _Chain(instance, new_state(instance, len(problem.cluster.links), int(own)), ranked[min(k, len(ranked) - 1)][1])
         for k, own in enumerate(seeds)
     ]
     try:
-        _anneal(chains, budget)
+        _anneal(annealing, budget, cycle)
     except KeyboardInterrupt:
         budget.interrupted = True
-    found_s, found = min((_scored(simulator, chain.plan()) for chain in chains), key=lambda pair: pair[0])
+    found_s, found = min((_scored(simulator, chain.plan()) for chain in annealing), key=lambda pair: pair[0])
     return Found(_as_run(simulator, found) if found_s < best_s else best, evaluations=budget.spent - began)
 
 
@@ -149,10 +158,10 @@ class _Chain:
         return Plan(self.device, None if self.key is None else -self.key)
 
 
-def _anneal(chains: list[_Chain], budget: Budget) -> None:
+def _anneal(chains: list[_Chain], budget: Budget, cycle_length: int | None) -> None:
     """Cycle after cycle until the budget is over; looks at the clock between rounds."""
     in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
-    length = FIRST_CYCLE * in_round
+    length = FIRST_CYCLE * in_round if cycle_length is None else cycle_length
     per_s = in_round / _FIRST_ROUND_S
 
     def affordable(budget: Budget) -> int:

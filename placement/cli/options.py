@@ -95,6 +95,24 @@ Evaluations = Annotated[
         help="How many placements a method that searches may score: the same answer on any machine.",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="COUNT",
+        show_default=False,
+        help="Processes of Ray that search side by side; with --evaluations the answer is the same for any number.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        show_default=False,
+        help="Of a Ray cluster that runs already, or auto; by default one is started on this machine.",
+    ),
+]
 Communication = Annotated[
     str | None,
     typer.Option(

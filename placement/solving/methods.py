@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from baselines.portfolio import Candidate
 
 AUTO = "auto"
+LOCAL_SEARCH = "local_search"
 SINGLE = "single_device"  # the method whose name says best what a placement on one device is
 HEURISTICS = tuple(baselines.METHODS)
 SEARCHES = tuple(baselines.SEARCHES)

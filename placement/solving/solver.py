@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import baselines
-from baselines.budget import Budget
+from baselines.budget import Budget, Search
 from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
@@ -121,6 +121,11 @@ class Solver:
         self.seed = seed
         self._priority = priority
         self._scorer = Scorer(self.problem)
+        self._instead: dict[str, Search] = {}
+
+    def search_by(self, name: str, search: Search) -> None:
+        """Have a search of `baselines.SEARCHES` done in another way, such as by many workers."""
+        self._instead[name] = search
 
     def solve(
         self,
@@ -201,7 +206,8 @@ class Solver:
 
     def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
-        searches = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
+        usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
+        searches = [(name, self._instead.get(name, search), share) for name, search, share in usual]
         found: list[Candidate] = []
         reason = ""
         try:

@@ -21,14 +21,16 @@ from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
-from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
+from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row, without_answer
 
 if TYPE_CHECKING:
+    from baselines.budget import Search
     from baselines.strategies.searching.records import Scored, StrategyOutcome
+    from baselines.strategies.searching.search import ScoreMany
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
@@ -40,6 +42,19 @@ _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchAids:
+    """What many workers do in place of this process.
+
+    Attributes:
+        local_search: of placements.
+        score_many: strategies, by the simulator.
+    """
+
+    local_search: Search
+    score_many: ScoreMany
 
 
 def has_strategies(graph: OpGraph) -> bool:
@@ -60,10 +75,12 @@ def best_of_all(
     evaluations: int | None = None,
     progress: Progress | None = None,
     propose: Propose | None = None,
+    aids: SearchAids | None = None,
 ) -> Result:
     """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
 
     Args:
+        aids: what many workers do; None: this process does it all, one after the other.
         propose: what the search over strategies begins with, beside what it always does; part of the budget.
 
     Returns:
@@ -73,7 +90,10 @@ def best_of_all(
     solver = solver_or_reason(graph, cluster, seed)
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
-    outcome = find_strategies(graph, cluster, seed, part, progress, propose)
+    if aids is not None and isinstance(solver, Solver):
+        solver.search_by(LOCAL_SEARCH, aids.local_search)
+    score_many = None if aids is None else aids.score_many
+    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many)
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
@@ -145,6 +165,7 @@ def find_strategies(
     budget: Budget,
     progress: Progress | None = None,
     propose: Propose | None = None,
+    score_many: ScoreMany | None = None,
 ) -> StrategyOutcome:
     """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
@@ -158,7 +179,7 @@ def find_strategies(
     with on_interrupt(stop):
         proposed = () if propose is None else propose(graph, cluster, seed, own)
         begins = chain(starts(graph, cluster), proposed)
-        outcome = search_strategies(graph, cluster, seed, own, progress, begins)
+        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many)
     budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome

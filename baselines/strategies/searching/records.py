@@ -47,6 +47,21 @@ class Scored(Figures):
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What became of scoring a strategy.
+
+    Attributes:
+        scored: None where graph or cluster do not allow it.
+        reason: why not.
+        seconds: that scoring took.
+    """
+
+    scored: Scored | None
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class StrategyOutcome:
     """What a search over strategies has found.
 

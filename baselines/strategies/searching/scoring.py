@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import expected_ops, is_to_be_folded
-from baselines.strategies.searching.records import Scored
+from baselines.strategies.searching.records import Scored, Tried
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
+from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 
@@ -24,6 +27,15 @@ def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
     over = score.peak_bytes - what.problem.capacity_bytes
     peak_bytes, missing_bytes = int(np.max(score.peak_bytes)), max(0, int(np.max(over)))
     return Scored(strategy, score.step_time_s, peak_bytes, missing_bytes, what.is_folded)
+
+
+def tried(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Tried:
+    """`scored`, and how long that took; or why it is not possible."""
+    began_s = time.monotonic()
+    try:
+        return Tried(scored(graph, cluster, strategy), seconds=time.monotonic() - began_s)
+    except (StrategyError, InfeasibleError) as error:
+        return Tried(None, str(error))
 
 
 def scored_ops(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> int:

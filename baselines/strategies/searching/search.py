@@ -7,9 +7,9 @@ like; neighbours of the best follow, until none of them promises to be better.
 
 from __future__ import annotations
 
+import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,15 +20,16 @@ from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, 
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome
-from baselines.strategies.searching.scoring import scored, scored_ops
+from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome, Tried
+from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
-from graphs.errors import InfeasibleError, StrategyError
+from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
+ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
 
 _SHARES = {"sketch": 0.2, "climb": 0.35, "grid": 0.5}  # of the time, when each part of the estimating ends
 _CLIMBS = 8  # meshes from which hill climbing starts
@@ -38,6 +39,7 @@ _SLACK = 1.25  # times the best: estimates that are worth scoring
 _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 _HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
+BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
 
@@ -48,6 +50,7 @@ def search_strategies(
     budget: Budget,
     progress: Progress | None = None,
     starts: Iterable[Strategy] = (),
+    score_many: ScoreMany | None = None,
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
 
@@ -56,8 +59,10 @@ def search_strategies(
         budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget.
         progress: called before each strategy that is scored, and before each part of the search.
         starts: strategies to begin with, e.g. those that a policy proposes.
+        score_many: scores `BATCH` strategies at once, such as by many workers; None: one after the other, here, each
+            with all that is known by then.
     """
-    search = _Search(graph, cluster, budget, progress)
+    search = _Search(graph, cluster, budget, progress, score_many)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -116,7 +121,16 @@ def _kin(strategy: Strategy) -> object:
 class _Search:
     """One search and what it has found so far."""
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, budget: Budget, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        budget: Budget,
+        progress: Progress | None,
+        score_many: ScoreMany | None,
+    ) -> None:
+        self.batch = 1 if score_many is None else BATCH
+        self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
         self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), _Pool()
         self.progress = progress or (lambda text, done, total: None)
@@ -233,34 +247,36 @@ class _Search:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
         while not self._is_over():
-            estimate = next((e for e in families if self._is_open(e.strategy)), None)
-            if estimate is not None and self._has_time_for(estimate):
-                self._score(estimate)
-            promising = self._promising() if without < _PATIENCE else None
-            if promising is not None and not self._has_time_for(promising):
-                promising = None
-            if promising is None and estimate is None:
+            due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
+            self._score([estimate for estimate in due if self._has_time_for(estimate)])
+            promising = self._promising() if without < _PATIENCE else []
+            promising = [estimate for estimate in promising if self._has_time_for(estimate)]
+            if not promising and not due:
                 if is_second:
                     return
                 # What was estimated on the way may be better than what a family had at the beginning.
                 families, is_second = iter(self._best_of_families()), True
-            if promising is not None and not self._is_over():
-                without = 0 if self._score(promising) else without + 1
+            if promising and not self._is_over():
+                without = 0 if self._score(promising) else without + len(promising)
 
-    def _promising(self) -> Estimate | None:
+    def _promising(self) -> list[Estimate]:
         """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
         best = self._best()
         if best is not None and best.strategy not in self.explored:
             self.explored.add(best.strategy)
             for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
                 if self._is_over():
-                    return None
+                    return []
                 self._estimate(strategy)
         limit_s = math.inf if best is None else best.step_time_s * _SLACK
         left = (e for e in self._ranked() if e.strategy not in self.pool.scored and self._rank(e)[0] < 2)
         promising = [e for e in left if self.pool.corrected_s(e) <= limit_s]
         # What is estimated to take as long as something that was scored is hardly better than that.
-        return next((e for e in promising if e.step_time_s not in self.told), next(iter(promising), None))
+        new: dict[float, Estimate] = {}
+        for estimate in promising:
+            if estimate.step_time_s not in self.told:
+                new.setdefault(estimate.step_time_s, estimate)
+        return list(new.values() or promising)[: self.batch]
 
     def _has_time_for(self, estimate: Estimate) -> bool:
         """Whether it can be scored in time; there has to be an answer, whatever the time."""
@@ -294,25 +310,29 @@ class _Search:
     def _is_over(self) -> bool:
         return self.budget.over() and bool(self.pool.scored)
 
-    def _score(self, estimate: Estimate) -> bool:
-        """Score a strategy; returns whether it is the best so far."""
+    def _score(self, estimates: Sequence[Estimate]) -> bool:
+        """Score strategies; returns whether one of them is the best so far."""
+        if not estimates:
+            return False
+        self.progress(f"scoring {estimates[0].strategy}", len(self.pool.scored), len(self.pool.estimates))
+        self.budget.spend(len(estimates))
+        found = self.score_many([estimate.strategy for estimate in estimates])
+        gains = [self._learn(estimate, each) for estimate, each in zip(estimates, found, strict=True)]
+        return any(gains)
+
+    def _learn(self, estimate: Estimate, found: Tried) -> bool:
+        """What became of a strategy; returns whether it is the best so far."""
         strategy = estimate.strategy
-        self.progress(f"scoring {strategy}", len(self.pool.scored), len(self.pool.estimates))
-        self.budget.spend(1)
-        began_s = time.monotonic()
-        try:
-            found = scored(self.graph, self.cluster, strategy)
-        except (StrategyError, InfeasibleError) as error:
-            self.pool.refused[strategy] = str(error)
+        if found.scored is None:
+            self.pool.refused[strategy] = found.reason
             del self.pool.estimates[strategy]
             return False
-        taken_s = time.monotonic() - began_s
-        self.op_scoring_s = max(self.op_scoring_s, taken_s / scored_ops(self.graph, self.cluster, strategy))
+        self.op_scoring_s = max(self.op_scoring_s, found.seconds / scored_ops(self.graph, self.cluster, strategy))
         best = self._best()
-        is_gain = found.fits and (best is None or found.step_time_s < best.step_time_s)
-        self.pool.scored[strategy] = found
+        is_gain = found.scored.fits and (best is None or found.scored.step_time_s < best.step_time_s)
+        self.pool.scored[strategy] = found.scored
         self.told.add(estimate.step_time_s)
-        self.pool.learn(estimate, found, is_gain)
+        self.pool.learn(estimate, found.scored, is_gain)
         return is_gain
 
     # -- the outcome ------------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ class OptimizeOptions(HowToSearch, HowToScore):
     objective: options.Objective = "latency"
     budget_s: options.BudgetSeconds = None
     evaluations: options.Evaluations = None
+    workers: options.Workers = None
+    address: options.Address = None
     communication: options.Communication = None
     memory_fraction: options.MemoryFraction = None
     priority: options.PriorityOption = "longest_path"
@@ -89,6 +91,8 @@ def optimize(given: OptimizeOptions) -> None:
             scorer=scorer,
             strategy=given.strategy,
             progress=lambda now, done, _: report(now, done),
+            workers=given.workers,
+            address=given.address,
             **search,
         )
     result = dataclasses.replace(result, command=command_of(given))
@@ -126,6 +130,9 @@ def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
     sweep = sweeps.sweep_of(given)
     if given.strategy not in (None, "none"):
         raise typer.BadParameter("--sweep looks for the best of each row; leave out --strategy, or give none.")
+    for field in ("workers", "address"):
+        if not is_default(given, field):
+            raise typer.BadParameter(f"--sweep searches in this process; leave out {option_of(field)}.")
     if not is_default(given, "scorer"):
         raise typer.BadParameter("--sweep predicts step times; leave out --scorer.")
     searches = is_default(given, "method") and given.strategy is None
@@ -150,7 +157,9 @@ def command_of(given: OptimizeOptions) -> str:
     """The command line that gives the same answer."""
     how = ["method"] if given.strategy in (None, "none") else []
     how += [] if is_default(given, "strategy") else ["strategy"]
-    return again("optimize", [given.graph], given, ("cluster", *how, "sweep", "price", "scorer", *ANSWER_FIELDS))
+    return again(
+        "optimize", [given.graph], given, ("cluster", *how, "sweep", "price", "scorer", "workers", *ANSWER_FIELDS)
+    )
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:

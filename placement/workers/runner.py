@@ -1,0 +1,114 @@
+"""`Runner`: does a round of tasks, each by itself, and gives what they found in the order of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from env.cluster import Cluster
+from env.problem import LATENCY, Problem
+from graphs.errors import WorkersError
+from graphs.opgraph import OpGraph
+
+SharedT = TypeVar("SharedT")
+TaskT = TypeVar("TaskT")
+FoundT = TypeVar("FoundT")
+Told = Callable[[int, Any], None]  # the number of a task, and what was found for it
+MOST_WORKERS = 100_000
+
+
+class Preparing(Protocol):
+    """What all tasks of a run read; it goes to each worker once."""
+
+    def prepare(self) -> None:
+        """Have the kernels that tasks call compiled, or loaded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What every task on one problem reads.
+
+    Attributes:
+        graph, cluster: of the problem.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    _problems: dict[str, Problem] = field(default_factory=dict, repr=False)
+
+    def problem(self, objective: str) -> Problem:
+        """The placement problem with this objective, made once."""
+        if objective not in self._problems:
+            self._problems[objective] = Problem(self.graph, self.cluster, objective)
+        return self._problems[objective]
+
+    def prepare(self) -> None:
+        """As of `Preparing`."""
+        from placement.solving.compiling import compile_for
+
+        compile_for(self.problem(LATENCY), ["local_search"])
+
+    def __reduce__(self) -> tuple[type[Shared], tuple[OpGraph, Cluster]]:
+        """What a worker is sent: no problems, which it makes itself."""
+        return Shared, (self.graph, self.cluster)
+
+
+class Runner(Protocol):
+    """Does tasks. What they find must depend on shared and task alone, never on who does them, or when."""
+
+    def run(
+        self, work: Callable[[SharedT, TaskT], FoundT], tasks: Sequence[TaskT], told: Told | None = None
+    ) -> list[FoundT]:
+        """What `work` finds for each task, in their order.
+
+        Args:
+            work: a function of a module, that workers find there by its name.
+            told: of each task as soon as it is done, in any order.
+
+        Raises:
+            PlacementError: as `work` raised it.
+            WorkersError: workers are lost faster than they can be replaced.
+        """
+
+
+class LocalRunner:
+    """Does tasks in this process, one after the other."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    def run(
+        self, work: Callable[[SharedT, TaskT], FoundT], tasks: Sequence[TaskT], told: Told | None = None
+    ) -> list[FoundT]:
+        """As of any `Runner`."""
+        found = []
+        for number, task in enumerate(tasks):
+            found.append(work(self._shared, task))
+            if told is not None:
+                told(number, found[-1])
+        return found
+
+
+@contextmanager
+def opened(shared: Preparing, workers: int, address: str | None = None) -> Iterator[Runner]:
+    """A runner with so many workers: Ray's actors, of a cluster that runs already or of one that ends with this.
+
+    One worker without an address is this process. Kernels are compiled once on each host.
+
+    Args:
+        address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``; None: one on this machine.
+
+    Raises:
+        WorkersError: fewer than one worker, no Ray, no cluster there, one of another version, or one too small.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
+        raise WorkersError(f"workers is {workers!r}; expected a whole number, 1 or more.")
+    if workers == 1 and address is None:
+        yield LocalRunner(shared)
+        return
+    from placement.workers.ray_runner import ray_runner
+
+    with ray_runner(shared, workers, address) as runner:
+        yield runner

@@ -1,0 +1,211 @@
+"""Tasks done here and by Ray's actors: the same answers in the same order, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import placement
+from graphs.errors import MismatchError, PlacementError, WorkersError
+from graphs.files import save_graph
+from graphs.generators import layered
+from graphs.opgraph import OpGraph
+from placement.cli import run
+from placement.workers import ray_cluster, ray_runner
+from placement.workers.runner import LocalRunner, Shared, opened
+
+# Ray leaves files and processes to Python to close.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+CLUSTER = placement.Cluster.preset("4xV100-pcie")
+EVALUATIONS = 40_000  # two rounds of all islands, on the graph of 600 ops
+
+
+def graph(ops: int = 600) -> OpGraph:
+    return layered(ops, seed=0)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Shared by tasks that need nothing."""
+
+    def prepare(self) -> None:
+        """Nothing to compile."""
+
+
+def squared(shared: object, task: int) -> tuple[int, int]:
+    return task * task, os.getpid()
+
+
+def fatal_once(shared: object, task: tuple[str, int]) -> int:
+    """Ends its worker the first time that this task is done."""
+    mark = Path(task[0]) / str(task[1])
+    if task[1] % 3 == 0 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task[1]
+
+
+def always_fatal(shared: object, task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def failing(shared: object, task: int) -> int:
+    raise MismatchError(f"task {task} is of no use.")
+
+
+def test_what_is_found_comes_in_the_order_of_the_tasks(ray_of_two: Any) -> None:
+    told: dict[int, tuple[int, int]] = {}
+    with opened(Nothing(), 2) as runner:
+        found = runner.run(squared, range(20), told.__setitem__)
+    assert [value for value, _ in found] == [task * task for task in range(20)]
+    assert told == dict(enumerate(found))
+    assert len({process for _, process in found} - {os.getpid()}) == 2
+
+
+def test_one_worker_is_this_process() -> None:
+    with opened(Nothing(), 1) as runner:
+        assert isinstance(runner, LocalRunner)
+        assert runner.run(squared, [3]) == [(9, os.getpid())]
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_done_again(ray_of_two: Any, tmp_path: Path) -> None:
+    tasks = [(str(tmp_path), number) for number in range(8)]
+    with opened(Nothing(), 2) as runner:
+        assert runner.run(fatal_once, tasks) == list(range(8))
+        assert len(list(tmp_path.iterdir())) == 3
+        with pytest.raises(WorkersError, match="a task has ended 3 workers"):
+            runner.run(always_fatal, [0])
+
+
+def test_an_error_of_a_task_is_that_of_the_run(ray_of_two: Any) -> None:
+    with opened(Nothing(), 2) as runner, pytest.raises(MismatchError, match=r"^task 1 is of no use\.$"):
+        runner.run(failing, [1])
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_placements_are_the_same_for_any_number_of_workers(ray_of_two: Any, objective: str) -> None:
+    def found(workers: int, seed: int = 0) -> Any:
+        result = placement.optimize(
+            graph(), CLUSTER, "local_search", objective=objective, evaluations=EVALUATIONS, seed=seed, workers=workers
+        )
+        return result.objective_s, result.placement, result.order
+
+    assert found(1) == found(2)
+
+
+def test_strategies_are_the_same_for_any_number_of_workers(ray_of_two: Any) -> None:
+    from fitted_models import classifier  # workers, which import this file for its tasks, do not find it
+
+    model, data = classifier()
+    captured = placement.capture(model, tuple(each[:16] for each in data), train=True)
+    cluster = placement.Cluster.preset("2xK40-pcie")
+
+    def found(workers: int) -> Any:
+        result = placement.optimize(captured, cluster, evaluations=3_000, workers=workers)
+        return result.strategy, result.objective_s, result.placement, [each.strategy for each in result.alternatives]
+
+    assert found(1) == found(2)
+
+
+def test_a_search_whose_worker_is_killed_has_the_same_answer(ray_of_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = placement.optimize(graph(), CLUSTER, "local_search", evaluations=EVALUATIONS, workers=1)
+    run, rounds = ray_runner.RayRunner.run, []
+
+    def killing(self: Any, work: Any, tasks: Any, told: Any = None) -> Any:
+        rounds.append(len(tasks))
+        if len(rounds) == 2:
+            os.kill(self.processes()[0], signal.SIGKILL)
+            time.sleep(0.1)
+        return run(self, work, tasks, told)
+
+    monkeypatch.setattr(ray_runner.RayRunner, "run", killing)
+    found = placement.optimize(graph(), CLUSTER, "local_search", evaluations=EVALUATIONS, workers=2)
+    assert len(rounds) >= 2
+    assert (found.objective_s, found.placement) == (alone.objective_s, alone.placement)
+
+
+def test_the_command_line_takes_workers(
+    ray_of_two: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+    save_graph(graph(), tmp_path / "g.json")
+    words = ["optimize", str(tmp_path / "g.json"), "--cluster", "4xV100-pcie", "--method", "local_search", "--json"]
+    words += ["--evaluations", str(EVALUATIONS), "--workers"]
+    answers = []
+    for workers in ("1", "2"):
+        assert run([*words, workers]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["placement"] == answers[1]["placement"]
+    assert answers[1]["command"].endswith("--workers 2") or "--workers 2 " in answers[1]["command"]
+    assert run([*words, "0"]) == 2
+    assert "workers is 0; expected a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"workers": 0}, "workers is 0; expected a whole number, 1 or more."),
+        ({"workers": True}, "workers is True; expected a whole number, 1 or more."),
+        ({"workers": 2, "method": "heft"}, "workers search by auto or local_search"),
+        ({"workers": 2, "strategy": "dp2"}, "workers search by auto or local_search"),
+        ({"workers": 2, "address": "here"}, "address here is none; expected auto or HOST:PORT"),
+        ({"workers": 2, "address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1"),
+    ],
+)
+def test_bad_workers_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        placement.optimize(graph(12), CLUSTER, **options)
+    assert sentence in str(caught.value)
+
+
+def test_too_few_cores_are_one_sentence(ray_of_two: Any) -> None:
+    with (
+        pytest.raises(WorkersError, match="3 workers take a core each, and the Ray cluster has 2"),
+        opened(Nothing(), 3),
+    ):
+        pass
+
+
+def test_workers_of_another_version_are_one_sentence(ray_of_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_runner, "own_versions", lambda: {**ORIGINAL(), "placement": "9.9"})
+    with pytest.raises(WorkersError, match=r"the workers are of another version: placement \S+ there, 9\.9 here"):  # noqa: SIM117
+        with opened(Nothing(), 2):
+            pass
+
+
+ORIGINAL = ray_runner.own_versions
+
+
+def test_without_ray_or_shared_memory_the_local_way_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ray_cluster, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(ray_cluster, "_STORE_BYTES", 2**62)
+    with pytest.raises(WorkersError, match="or leave out workers to run in this process"):
+        ray_cluster._check_shared_memory()
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with (
+        pytest.raises(WorkersError, match=r"pip install 'placement\[ray\]', or leave out workers"),
+        opened(Nothing(), 2),
+    ):
+        pass
+
+
+def test_what_is_shared_is_sent_without_what_is_made_of_it() -> None:
+    import pickle
+
+    shared = Shared(graph(), CLUSTER)
+    shared.problem("latency")
+    copy = pickle.loads(pickle.dumps(shared))
+    assert (copy.graph.hash, copy.cluster.hash) == (shared.graph.hash, shared.cluster.hash)
+    assert not copy.graph.kernels.flags.writeable
+    assert copy._problems == {}
