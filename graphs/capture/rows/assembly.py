@@ -250,7 +250,7 @@ def _rows(
         else:
             row = _row(word, parts, call, inputs)
             if row is not None:
-                for operand in one.partial:
+                for operand in one.partial if not one.letter.is_named else ():
                     if operand.value is not None and operand not in inputs:
                         sums.setdefault(operand.value, set()).add(word)
                 yield row

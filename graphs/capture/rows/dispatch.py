@@ -16,7 +16,8 @@ from graphs.capture.rows.letters import Call, Cut, Letter, Slot
 _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")
 _CONVERTS = ("to", "_to_copy", *_COUNTS)
-_GROUPED = ("_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward")
+_BACKWARD = "grouped_mm_fallback_backward"
+_GROUPED = ("_grouped_mm", "grouped_mm_fallback", _BACKWARD)
 
 
 class Places:
@@ -92,20 +93,23 @@ def _shared(slots: list[Slot]) -> Letter:
 
 
 def _grouped(call: Call, found: tuple[Letter, ...], unit: int) -> Iterator[Letter]:
-    """A product by groups: tokens with the sizes of their own groups, or groups with their share of the tokens."""
+    """A product by groups: tokens with the sizes of their own groups, or all tokens with some of the groups.
+
+    How many tokens a group has, the data says. So whoever has some of the groups reads all tokens, and leaves a summand
+    in which the tokens of the other groups are 0.
+    """
     slots = call.inputs
-    sizes = slots[-1]
-    weights = {slot.number for slot in (*slots, *(out for out in call.outputs if out is not None)) if slot.ndim == 3}
+    results = [slot for slot in call.outputs if slot is not None]
+    sizes = slots[-1] if call.name != _BACKWARD else slots[2]
+    weights = {slot.number for slot in (*slots, *results) if slot.ndim == 3}
     tokens = max((slot.shape[0] for slot in slots if slot.ndim == 2), default=0)
-    experts = sizes.shape[0] if sizes.ndim == 1 else 0
     for letter in found:
         is_token = not any(cut.slot in weights for cut in letter.cuts)
         if is_token:
             letter = _of_tokens(replace(letter, partial=(*letter.partial, sizes.number)), tokens // unit)
         yield letter
-    if experts > 1 and tokens % experts == 0:
-        results = [slot for slot in call.outputs if slot is not None]
-        matrices = [Cut(slot.number, (0,)) for slot in (*slots, *results) if slot.ndim == 3]
-        lists = [slot for slot in (*slots, *results) if slot.ndim == 2 and slot.shape[0] == tokens]
-        rows = [Cut(slot.number, (0,), tokens // experts) for slot in lists]
-        yield Letter(experts, (*matrices, *rows), word="experts", is_named=True)
+    experts = sizes.shape[0] if sizes.ndim == 1 else 0
+    if experts > 1 and weights:
+        matrices = tuple(Cut(number, (0,)) for number in sorted(weights))
+        summands = tuple(slot.number for slot in results if slot.ndim == 2)
+        yield Letter(experts, matrices, summands, word="experts", is_named=True)

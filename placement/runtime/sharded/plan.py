@@ -26,6 +26,7 @@ from graphs.transforms.splitting.sharding import GROUPED, SUM, WHOLE
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
+from placement.runtime.sharded.lists import are_ends_of_groups
 from placement.runtime.sharded.order import sequence
 from placement.runtime.sharded.storing.states import StatePart, StateTable
 from placement.runtime.sharded.values import ALL, ONCE, SUMMED, Anchor, Form, Values, info_of
@@ -239,7 +240,8 @@ class StrategyPlan:
         dtype = values.root(before).layout.dtype
         of_before, of_after = ([values.layout(one, place) for place in places] for one in (before, after))
         if kind == "all_reduce":
-            self._check_groups(member.number)
+            if are_ends_of_groups(values, member.number):
+                return self._ends_of_lists(member.number, len(places), dtype)
             return Member(kind, of_before[0], dtype=dtype)
         if kind == "all_gather":
             self._check_held(before, of_after[0], of_before)
@@ -252,20 +254,26 @@ class StrategyPlan:
         )
         return Member(kind, values.layout(together, places[0]), tuple(of_before), tuple(of_after), dtype)
 
-    def _check_groups(self, tensor: int) -> None:
-        """Refuse to add up the sizes of groups of tokens, where what is grouped is a list of each part.
+    def _ends_of_lists(self, tensor: int, n_parts: int, dtype: torch.dtype) -> Member:
+        """Where the groups of tokens end in the list of each part, one list after the other.
+
+        Where they would end in one list of all parts, which the strategy's graph has, no rank needs: there is none.
 
         Raises:
-            StrategyError: a product by groups reads the tensor.
+            StrategyError: an op that is no product by groups reads the numbers.
         """
         graph = self.values.graph
-        readers = [op for op in graph.consumers_of(tensor).tolist() if GROUPED in graph.kinds[op]]
-        dtype = self.values.step.program.tensor_infos[self.values.captured(tensor)].layout.dtype
-        if readers and not dtype.is_floating_point:
-            raise StrategyError(
-                f"op {graph.op_names[readers[0]]!r} multiplies tokens in groups, one for each expert, and needs those "
-                "of all parts in one sorted list, but each part has sorted its own; leave out ep, or sp."
-            )
+        readers = graph.consumers_of(tensor).tolist()
+        for op in readers:
+            if GROUPED not in graph.kinds[op]:
+                raise StrategyError(
+                    f"op {graph.op_names[op]!r} reads where groups of tokens end in a list of all parts, but each part "
+                    "has sorted its own; leave out ep, or sp."
+                )
+        together = whole((n_parts * self.values.root(self.values.written(tensor)).layout.shape[0],))
+        shard = Shard(0, n_parts)
+        before = tuple(together.cut_by(shard, n_parts, number) for number in range(n_parts))
+        return Member("all_gather", together, before=before, dtype=dtype)
 
     def _check_held(self, variant: Form, together: PartLayout, parts: list[PartLayout]) -> None:
         """Refuse what ranks would gather of a micro-batch that is no stretch of all samples.

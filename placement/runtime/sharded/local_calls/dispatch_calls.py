@@ -16,7 +16,6 @@ from torch import fx
 from placement.runtime.sharded.local_calls.part_calls import Handlers, LocalCall, PartCall, ReadTensor, aten
 
 DISPATCHES = Handlers()
-_ALIGNED_BYTES = 16  # of rows, for torch's grouped products
 _COUNTED_OUT = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 
 
@@ -82,19 +81,3 @@ def _is_counted_out(node: fx.Node) -> bool:
             return False
         node = node.all_input_nodes[0]
     return True
-
-
-@DISPATCHES.on("_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward")
-def _grouped_product(call: PartCall) -> LocalCall:
-    """Tokens in groups; how many each expert has, the data says."""
-    if any(operand.part.along(0) for operand in call.operands if len(operand.layout.shape) == 3):
-        raise call.refused("experts in parts have as many tokens each as the data says")
-    if call.name == "_grouped_mm":
-        for operand in call.operands:
-            width = operand.part.local_shape[-1] * operand.layout.dtype.itemsize
-            if len(operand.part.local_shape) > 1 and width % _ALIGNED_BYTES:
-                raise call.refused(
-                    f"its kernel takes rows of a multiple of {_ALIGNED_BYTES} bytes, and parts have {width}; take "
-                    "another number of parts"
-                )
-    return call.plain()

@@ -35,11 +35,14 @@ class Extras:
         label_weight: the weight of all labels, where a loss over a part of them is divided by it.
         sums: of a batch norm, what the parts put together.
         borders: argument -> the neighbours' entries before and after its own, None at the edge of the whole tensor.
+        lists: of a product by groups, of each part that has sorted its own tokens the stretches of these among all
+            that are here; empty for one sorted list.
     """
 
     label_weight: fx.Node | None = None
     sums: fx.Node | None = None
     borders: Mapping[fx.Node, tuple[fx.Node | None, fx.Node | None]] = field(default_factory=dict)
+    lists: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

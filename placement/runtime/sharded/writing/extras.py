@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from graphs.errors import StrategyError
-from graphs.transforms.splitting.sharding import SUM
+from graphs.transforms.splitting.sharding import GROUPED, SUM
 from placement.runtime.program.transfers import Transfer, receive, send
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
+from placement.runtime.sharded.lists import Lists, are_ends_of_groups, lists_read
 from placement.runtime.sharded.local_calls.calls import Extras, LocalCall, borders_needed
 from placement.runtime.sharded.local_calls.loss_calls import label_weight_call
 from placement.runtime.sharded.local_calls.norm_calls import bn_sums_call
@@ -41,7 +42,19 @@ class WithExtras(Reader):
             sides = self._borders(node, argument, op, batch, inputs, parts)
             if sides != (None, None):
                 borders[argument] = sides
-        return Extras(label_weight=labels, sums=self._sums_of(op), borders=borders)
+        return Extras(label_weight=labels, sums=self._sums_of(op), borders=borders, lists=self._lists(node, op, batch))
+
+    def _lists(self, node: fx.Node, op: int, batch: int) -> Lists:
+        """Of a product by groups, the lists of tokens that it reads together."""
+        if GROUPED not in self._graph.kinds[op]:
+            return ()
+        for argument in node.all_input_nodes:
+            anchor = self._values.anchors.get(argument)
+            if anchor is not None and anchor.state < 0:
+                entry = self._values.entry(op, anchor)
+                if are_ends_of_groups(self._values, int(self._graph.inputs[1][entry])):
+                    return lists_read(self._values, entry, op, batch, self._place)
+        return ()
 
     def _borders(
         self,

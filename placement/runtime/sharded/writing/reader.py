@@ -77,7 +77,7 @@ class Reader:
         extras: Extras,
     ) -> LocalCall:
         """`local_call`, each once: micro-batches are alike."""
-        is_special = extras.label_weight is not None or extras.sums is not None or bool(extras.borders)
+        is_special = extras.label_weight is not None or extras.sums is not None or bool(extras.borders or extras.lists)
         if is_special:
             return local_call(node, parts, outputs, extras)
         key = node, tuple(parts.items()), outputs

@@ -132,7 +132,7 @@ def test_each_part_sorts_its_own_tokens_by_expert(mixture: nn.Module, strategy: 
     check(mixture, (), strategy, labelled())
 
 
-@pytest.mark.parametrize("strategy", ["tp2 sp", "ep2"])
-def test_lists_sorted_by_parts_are_not_taken_for_one(mixture: nn.Module, strategy: str) -> None:
-    with pytest.raises(StrategyError, match="each part has sorted its own; leave out ep, or sp"):
-        check(mixture, (), strategy, labelled())
+@pytest.mark.parametrize("strategy", ["ep2", "ep3", "tp2 sp", "tp3", "dp2 | ep2", "ep2 | tp2", "ep2 | mb2"])
+def test_products_by_groups_read_the_lists_of_all_parts(mixture: nn.Module, strategy: str) -> None:
+    """Under ``ep3`` parts have 2, 1 and 1 experts; under ``tp3`` rows of 6 or 5 numbers, odd for torch's kernel."""
+    check(mixture, (), strategy, labelled())
