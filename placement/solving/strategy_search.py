@@ -93,7 +93,9 @@ def best_of_all(
     if aids is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
     score_many = None if aids is None else aids.score_many
-    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many)
+    quick_s = solver.solve(AUTO, 0.0).objective_s if isinstance(solver, Solver) else None
+    rival_s = math.inf if quick_s is None else quick_s
+    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival_s)
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
@@ -166,6 +168,7 @@ def find_strategies(
     progress: Progress | None = None,
     propose: Propose | None = None,
     score_many: ScoreMany | None = None,
+    rival_s: float = math.inf,
 ) -> StrategyOutcome:
     """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
@@ -179,7 +182,7 @@ def find_strategies(
     with on_interrupt(stop):
         proposed = () if propose is None else propose(graph, cluster, seed, own)
         begins = chain(starts(graph, cluster), proposed)
-        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many)
+        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many, rival_s)
     budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome

@@ -40,6 +40,8 @@ _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 _HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
+_FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
+_BEHIND_SHARE = 0.35  # of the time, where all estimates are
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
 
@@ -51,6 +53,7 @@ def search_strategies(
     progress: Progress | None = None,
     starts: Iterable[Strategy] = (),
     score_many: ScoreMany | None = None,
+    rival_s: float = math.inf,
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
 
@@ -61,8 +64,10 @@ def search_strategies(
         starts: strategies to begin with, e.g. those that a policy proposes.
         score_many: scores `BATCH` strategies at once, such as by many workers; None: one after the other, here, each
             with all that is known by then.
+        rival_s: step time of what there is without strategies; where none promises to come near it, the search ends
+            after a part of its time.
     """
-    search = _Search(graph, cluster, budget, progress, score_many)
+    search = _Search(graph, cluster, budget, progress, score_many, rival_s)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -128,7 +133,9 @@ class _Search:
         budget: Budget,
         progress: Progress | None,
         score_many: ScoreMany | None,
+        rival_s: float,
     ) -> None:
+        self.rival_s, self.share = rival_s, 1.0
         self.batch = 1 if score_many is None else BATCH
         self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
@@ -146,6 +153,7 @@ class _Search:
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
         self._estimate_all(self._sketches(), "sketch", least=1)
+        self._look_at_rival()
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
@@ -174,7 +182,13 @@ class _Search:
         """Whether a part of the estimating may go on."""
         if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
             return False
-        return math.isinf(self.all_s) or self.budget.left_s() > (1 - _SHARES[part]) * self.all_s
+        return math.isinf(self.all_s) or self.budget.left_s() > (1 - self.share * _SHARES[part]) * self.all_s
+
+    def _look_at_rival(self) -> None:
+        """Take a part of the time only, where what fits is estimated to be far slower than the rival."""
+        fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
+        if min(fitting, default=math.inf) > _FAR * self.rival_s:
+            self.share = _BEHIND_SHARE
 
     def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> None:
         for strategy in strategies:
@@ -280,7 +294,8 @@ class _Search:
 
     def _has_time_for(self, estimate: Estimate) -> bool:
         """Whether it can be scored in time; there has to be an answer, whatever the time."""
-        return self._best() is None or self._scoring_s(estimate) < self.budget.left_s()
+        kept_s = (1 - self.share) * self.all_s if self.share < 1 and math.isfinite(self.all_s) else 0.0
+        return self._best() is None or self._scoring_s(estimate) < self.budget.left_s() - kept_s
 
     def _best_of_families(self) -> list[Estimate]:
         """The most promising of all, then of the hand grid, then of each family; of hybrids the best of each mesh.
@@ -308,7 +323,12 @@ class _Search:
         return strategy not in self.pool.scored and strategy not in self.pool.refused
 
     def _is_over(self) -> bool:
-        return self.budget.over() and bool(self.pool.scored)
+        left_s = (
+            self.budget.left_s() - (1 - self.share) * self.all_s
+            if self.share < 1 and math.isfinite(self.all_s)
+            else math.inf
+        )
+        return (self.budget.over() or left_s <= 0) and bool(self.pool.scored)
 
     def _score(self, estimates: Sequence[Estimate]) -> bool:
         """Score strategies; returns whether one of them is the best so far."""

@@ -128,7 +128,7 @@ def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest
 
 
 def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, float | None] = {}
+    asked: dict[str, Any] = {}
     solve = Solver.solve
 
     def noted(self: Solver, method: str, budget_s: float | None = None, *limits: Any) -> Result:
@@ -139,7 +139,7 @@ def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.Monkey
     assert optimize(heavy(), CLUSTER, budget_s=20).strategy != "none"
     assert asked["auto"] == 0.0
     assert optimize(heavy(), SLOW, budget_s=20).strategy == "none"
-    assert asked["auto"] == pytest.approx(4.0)
+    assert asked["auto"] > 4.0  # all that is left, as no strategy is near
 
 
 def test_what_fits_only_as_a_strategy_is_found() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from baselines.budget import Budget
-from baselines.strategies.searching import search as searching
+from baselines.strategies.searching import scoring
 from baselines.strategies.searching.bound import ALL, strategy_bounds
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, family_of
@@ -79,7 +79,7 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
             raise KeyboardInterrupt
         return scored(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(searching, "scored", impatient)
+    monkeypatch.setattr(scoring, "scored", impatient)
     outcome = search_strategies(graph, cluster, 0, Budget(evaluations=30))
     assert outcome.interrupted
     assert outcome.scored == 2
@@ -97,7 +97,7 @@ def test_what_the_simulator_refuses_is_asked_for_once(monkeypatch: pytest.Monkey
             raise StrategyError("one device only")
         return scored(graph, cluster, strategy)
 
-    monkeypatch.setattr(searching, "scored", one_device_only)
+    monkeypatch.setattr(scoring, "scored", one_device_only)
     outcome = search_strategies(graph, cluster, 0, Budget(evaluations=60))
     assert outcome.best is not None
     assert len(tried) == len(set(tried))
@@ -122,7 +122,7 @@ def test_the_best_of_the_hand_grid_is_scored_and_one_hybrid_of_each_near_mesh(
         tried.append(strategy)
         return scored(graph, cluster, strategy)
 
-    monkeypatch.setattr(searching, "scored", noted)
+    monkeypatch.setattr(scoring, "scored", noted)
     search_strategies(graph, cluster, 0, Budget(evaluations=14))
     estimator = Estimator(graph, cluster)
     estimates = []
