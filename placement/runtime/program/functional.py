@@ -171,7 +171,7 @@ class _Rewriter:
             result.names[made] = self._paths.get(old, old.name)
         if old in program.op_of:
             result.made_by[made] = program.op_of[old]
-        elif old.target is operator.getitem and made.args[0] in result.made_by:
+        elif made.target is operator.getitem and made.args[0] in result.made_by:
             result.made_by[made] = result.made_by[made.args[0]]  # type: ignore[index]
         if _is_random(made):
             result.random.add(made)
@@ -206,10 +206,14 @@ class _Rewriter:
         return made
 
     def _copy(self, node: fx.Node) -> fx.Node:
+        viewed: Any = node.args[0] if node.args else None
         sized = _SIZED.get(node.target)
+        if node.target is operator.getitem and viewed.target is _BROADCAST:
+            # Each result is a view of its own argument, wherever the others are.
+            viewed, sized = viewed.args[0][node.args[1]], torch.ops.aten.expand.default
         if sized is None:
             return self.result.graph.node_copy(node, self._current)
-        made = self._call(sized, (self._current(node.args[0]), list(value_of(node).layout.shape)), node)  # type: ignore[arg-type]
+        made = self._call(sized, (self._current(viewed), list(value_of(node).layout.shape)), node)
         made.meta = dict(node.meta)
         return made
 
@@ -295,6 +299,7 @@ class _Rewriter:
 
 
 # Of their second argument they read the sizes alone, which are known.
+_BROADCAST = torch.ops.aten.broadcast_tensors.default
 _SIZED: dict[Any, Any] = {
     torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
     torch.ops.aten.view_as.default: torch.ops.aten.view.default,

@@ -48,3 +48,21 @@ def test_own_losses_and_the_model_s(form: Callable[..., Any], strategy: str) -> 
     check(Answering(form), args, strategy)
     check(Answering(form), args, strategy, loss=lambda outputs: -logits_of(outputs).sigmoid().log().mean())
     check_inference(Answering(form), args, strategy.replace("1f1b", "gpipe"))
+
+
+class Regression(nn.Module):
+    """Its loss broadcasts two tensors together, of which each has memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.body(x), labels)
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "tp2", "pp2 gpipe mb2"])
+def test_a_squared_error_inside_the_model(strategy: str) -> None:
+    args = torch.randn(8, 8), torch.randn(8, 4)
+    check(Regression(), args, strategy)
+    check_inference(Regression(), args, strategy)
