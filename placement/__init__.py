@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from placement.measuring.profiling import profile
     from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
+    from placement.problem_suite import Suite, suite
     from placement.runtime.application import apply
     from placement.runtime.sharded.storing.samples import ShardSampler, shard_of
     from placement.solving.result import Result
@@ -47,6 +48,7 @@ __all__ = [
     "ShardSampler",
     "Strategy",
     "StrategyComparison",
+    "Suite",
     "Training",
     "Verification",
     "apply",
@@ -62,6 +64,7 @@ __all__ = [
     "profile",
     "save_graph",
     "shard_of",
+    "suite",
     "train",
     "verify",
 ]
@@ -79,6 +82,7 @@ _HOME = {
     "ShardSampler": "placement.runtime.sharded.storing.samples",
     "Strategy": "graphs.transforms.strategy",
     "StrategyComparison": "placement.strategy_comparison",
+    "Suite": "placement.problem_suite",
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
     "apply": "placement.runtime.application",
@@ -94,6 +98,7 @@ _HOME = {
     "profile": "placement.measuring.profiling",
     "save_graph": "graphs.files",
     "shard_of": "placement.runtime.sharded.storing.samples",
+    "suite": "placement.problem_suite",
     "train": "placement.learning.training",
     "verify": "placement.verification",
 }

@@ -1,0 +1,187 @@
+"""`suite`: many graphs on many clusters, one `Suite` with a row for each problem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from env.cluster import Cluster
+from env.problem import LATENCY
+from graphs.disk import check_target
+from graphs.errors import PlacementError
+from graphs.opgraph import OpGraph
+from placement.comparison import Comparison, compare
+from placement.solving.methods import check_options, default_methods
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SuiteRow:
+    """What came of one problem.
+
+    Attributes:
+        graph, cluster, graph_hash, cluster_hash, methods, seed, budget_s, evaluations: the problem and how it was
+            searched; a row is the same as another if all of these are.
+        best: the method with the smallest step time; None where nothing fits.
+        step_time_s, single_device_s: of the best method and of the best single device, in seconds; None where
+            it does not fit.
+        gap: (step time - bound) / step time; None without a step time.
+        ties: methods that reach the best one's step time too.
+        reason: why there is no step time, in a sentence.
+    """
+
+    graph: str
+    cluster: str
+    graph_hash: str
+    cluster_hash: str
+    methods: tuple[str, ...]
+    seed: int
+    budget_s: float | None
+    evaluations: int | None
+    best: str | None = None
+    step_time_s: float | None = None
+    single_device_s: float | None = None
+    gap: float | None = None
+    ties: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells this problem from another one: contents, methods, seed and limits."""
+        return (self.graph_hash, self.cluster_hash, self.methods, self.seed, self.budget_s, self.evaluations)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than the best single device; None where either does not fit or takes no time."""
+        return self.single_device_s / self.step_time_s if self.single_device_s and self.step_time_s else None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The rows of a suite, graph by graph, in the order asked for.
+
+    Attributes:
+        rows: of the problems that are done.
+        interrupted: whether Ctrl-C ended it, so that rows are missing.
+    """
+
+    rows: tuple[SuiteRow, ...]
+    interrupted: bool = False
+
+    def to_json(self) -> str:
+        """JSON text of all fields."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+
+def suite(
+    graphs: Sequence[OpGraph],
+    clusters: Sequence[Cluster],
+    methods: Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    file: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Suite:
+    """Place every graph on every cluster with every method, by step time; no strategies.
+
+    Args:
+        methods: as of `placement.compare`.
+        seed, budget_s, evaluations: as of `placement.compare`; the limits are for each method of each problem.
+        file: a line of JSON is appended to it for each row as soon as it is known; rows that it has already are taken
+            from there, so that a suite that was stopped goes on with what is missing.
+        progress: called before each problem with its name, how many are done and how many there are.
+
+    Raises:
+        UnknownNameError, ValueError: as `placement.compare`, before any work. What is wrong with one problem is the
+            reason in its row.
+        OSError: the file cannot be written; before any work.
+        PlacementError: the file has lines that are no rows of a suite.
+    """
+    names = tuple(dict.fromkeys(default_methods(LATENCY) if methods is None else methods))
+    check_options(names, seed, LATENCY, "longest_path", budget_s, evaluations)
+    path = None if file is None else Path(file)
+    known: dict[tuple[object, ...], SuiteRow] = {}
+    if path is not None:
+        check_target(path)
+        known = {row.key: row for row in _read(path)}
+    problems = [(graph, cluster) for graph in graphs for cluster in clusters]
+    rows: list[SuiteRow] = []
+    for done, (graph, cluster) in enumerate(problems):
+        blank = SuiteRow(graph.name, cluster.name, graph.hash, cluster.hash, names, seed, budget_s, evaluations)
+        if progress is not None:
+            progress(f"{graph.name} on {cluster.name}", done, len(problems))
+        if blank.key not in known:
+            row = _solved(blank, graph, cluster)
+            if row is None:
+                return Suite(tuple(rows), interrupted=True)
+            known[row.key] = row
+            if path is not None:
+                with path.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+        rows.append(known[blank.key])
+    return Suite(tuple(rows))
+
+
+def _solved(blank: SuiteRow, graph: OpGraph, cluster: Cluster) -> SuiteRow | None:
+    """The row with its outcome; None where Ctrl-C came, for half a search is no row to keep."""
+    limits: dict[str, Any] = {"seed": blank.seed, "budget_s": blank.budget_s, "evaluations": blank.evaluations}
+    try:
+        found = compare(graph, cluster, blank.methods, strategies=False, **limits)
+    except KeyboardInterrupt:
+        return None
+    except PlacementError as error:
+        return replace(blank, reason=str(error))
+    if any(result.interrupted for result in found.results):
+        return None
+    return replace(blank, **_outcome(found))
+
+
+def _outcome(found: Comparison) -> dict[str, Any]:
+    best = found.best
+    if best is None:
+        return {"single_device_s": found.single_device_s, "reason": found.results[0].reason}
+    return {
+        "best": best.method,
+        "step_time_s": best.objective_s,
+        "single_device_s": found.single_device_s,
+        "gap": best.gap,
+        "ties": tuple(name for name, other in found.ties.items() if other == best.method),
+    }
+
+
+def _read(path: Path) -> list[SuiteRow]:
+    """The rows of a file, none where there is none; a last line that a killed run left half written is cut off."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    rows = [_row(line, path, number) for number, line in enumerate(whole.splitlines(), start=1)]
+    if whole != text:
+        if rows or text.startswith(b'{"graph": '):  # nobody else's file is cut
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+        else:
+            raise PlacementError(_no_rows(path, 1))
+    return rows
+
+
+def _row(line: bytes, path: Path, number: int) -> SuiteRow:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or set(values) != {field.name for field in fields(SuiteRow)}:
+        raise PlacementError(_no_rows(path, number))
+    if not all(isinstance(values[name], list) for name in ("methods", "ties")):
+        raise PlacementError(_no_rows(path, number))
+    return SuiteRow(**values | {"methods": tuple(values["methods"]), "ties": tuple(values["ties"])})
+
+
+def _no_rows(path: Path, number: int) -> str:
+    return f"{path}, line {number}, should be a row of a suite and is not; give another file."
