@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from env.cluster import Cluster
-from env.problem import LATENCY
+from env.problem import LATENCY, Problem
 from graphs.disk import check_target
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from placement.comparison import Comparison, compare
+from placement.solving.compiling import compile_for
 from placement.solving.methods import check_options, default_methods
+from placement.workers.runner import opened
 
 Progress = Callable[[str, int, int], None]
 
@@ -72,9 +76,25 @@ class Suite:
     rows: tuple[SuiteRow, ...]
     interrupted: bool = False
 
+    def headline(self) -> str:
+        """The advice in a sentence: which method is best most often, and what placing gains."""
+        placed = [row for row in self.rows if row.best is not None]
+        if not placed:
+            return "No problem has a placement that fits." if self.rows else "No problem was solved."
+        wins = Counter(name for row in placed for name in (row.best, *row.ties) if name is not None)
+        best, count = max(wins.items(), key=lambda each: (each[1], each[0]))
+        gains = [row.speedup for row in placed if row.speedup]
+        gained = f"; in the median {statistics.median(gains):.2f}x as fast as one device" if gains else ""
+        return f"{best} is best, or as good, on {count} of {len(placed)} problems{gained}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        rows = [asdict(row) | {"speedup": row.speedup} for row in self.rows]
+        return {"advice": self.headline(), "interrupted": self.interrupted, "results": rows}
+
     def to_json(self) -> str:
-        """JSON text of all fields."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 def suite(
@@ -87,6 +107,8 @@ def suite(
     evaluations: int | None = None,
     file: str | Path | None = None,
     progress: Progress | None = None,
+    workers: int | None = None,
+    address: str | None = None,
 ) -> Suite:
     """Place every graph on every cluster with every method, by step time; no strategies.
 
@@ -95,13 +117,16 @@ def suite(
         seed, budget_s, evaluations: as of `placement.compare`; the limits are for each method of each problem.
         file: a line of JSON is appended to it for each row as soon as it is known; rows that it has already are taken
             from there, so that a suite that was stopped goes on with what is missing.
-        progress: called before each problem with its name, how many are done and how many there are.
+        progress: called after each problem with its name, how many are done and how many there are.
+        workers, address: as of `placement.optimize`; each problem is a task for one of them. With `evaluations` the
+            rows are the same for any number.
 
     Raises:
         UnknownNameError, ValueError: as `placement.compare`, before any work. What is wrong with one problem is the
             reason in its row.
         OSError: the file cannot be written; before any work.
         PlacementError: the file has lines that are no rows of a suite.
+        WorkersError: as `placement.optimize`.
     """
     names = tuple(dict.fromkeys(default_methods(LATENCY) if methods is None else methods))
     check_options(names, seed, LATENCY, "longest_path", budget_s, evaluations)
@@ -110,22 +135,51 @@ def suite(
     if path is not None:
         check_target(path)
         known = {row.key: row for row in _read(path)}
-    problems = [(graph, cluster) for graph in graphs for cluster in clusters]
-    rows: list[SuiteRow] = []
-    for done, (graph, cluster) in enumerate(problems):
-        blank = SuiteRow(graph.name, cluster.name, graph.hash, cluster.hash, names, seed, budget_s, evaluations)
+    problems = [(graph, cluster) for graph in range(len(graphs)) for cluster in range(len(clusters))]
+    blanks = [
+        SuiteRow(graphs[g].name, clusters[c].name, graphs[g].hash, clusters[c].hash, names, seed, budget_s, evaluations)
+        for g, c in problems
+    ]
+    missing = {row.key: (row, g, c) for row, (g, c) in zip(blanks, problems, strict=True) if row.key not in known}
+    tasks, is_whole = list(missing.values()), True
+
+    def tell(number: int, row: SuiteRow | None) -> None:
+        if row is None:
+            raise KeyboardInterrupt
+        known[row.key] = row
+        if path is not None:
+            with path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(asdict(row), allow_nan=False) + "\n")
         if progress is not None:
-            progress(f"{graph.name} on {cluster.name}", done, len(problems))
-        if blank.key not in known:
-            row = _solved(blank, graph, cluster)
-            if row is None:
-                return Suite(tuple(rows), interrupted=True)
-            known[row.key] = row
-            if path is not None:
-                with path.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(asdict(row), allow_nan=False) + "\n")
-        rows.append(known[blank.key])
-    return Suite(tuple(rows))
+            done = len(blanks) - sum(blank.key not in known for blank in blanks)
+            progress(f"{row.graph} on {row.cluster}", done, len(blanks))
+
+    shared = Problems(tuple(graphs), tuple(clusters))
+    try:
+        if tasks:
+            with opened(shared, 1 if workers is None else workers, address) as runner:
+                runner.run(solve_problem, tasks, tell)
+    except KeyboardInterrupt:
+        is_whole = False
+    return Suite(tuple(known[blank.key] for blank in blanks if blank.key in known), interrupted=not is_whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Problems:
+    """What the tasks of a suite share: its graphs and clusters."""
+
+    graphs: tuple[OpGraph, ...]
+    clusters: tuple[Cluster, ...]
+
+    def prepare(self) -> None:
+        """Have the kernels compiled that every search calls."""
+        compile_for(Problem(self.graphs[0], self.clusters[0]), ["local_search"])
+
+
+def solve_problem(shared: Problems, task: tuple[SuiteRow, int, int]) -> SuiteRow | None:
+    """The row of one problem, graph and cluster by number; None where Ctrl-C came."""
+    blank, graph, cluster = task
+    return _solved(blank, shared.graphs[graph], shared.clusters[cluster])
 
 
 def _solved(blank: SuiteRow, graph: OpGraph, cluster: Cluster) -> SuiteRow | None:

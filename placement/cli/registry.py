@@ -17,6 +17,7 @@ from placement.cli.commands.fit import fit
 from placement.cli.commands.models import models
 from placement.cli.commands.optimize import optimize
 from placement.cli.commands.profile import profile
+from placement.cli.commands.suite import suite
 from placement.cli.commands.train import train
 from placement.cli.commands.verify import verify
 from placement.cli.output import emit
@@ -37,6 +38,7 @@ EXAMPLES: dict[Callable[[Any], None], str] = {
     profile: "placement profile rnnlm --dim batch=4 -o graph.json",
     compare: "placement compare nmt4 --cluster 8xV100-nvlink --html report.html",
     optimize: "placement optimize nmt4 --cluster mine.toml --budget-s 60 -o placement.json",
+    suite: "placement suite nmt4 gpt2 --clusters 4xV100-pcie,8xV100-nvlink --methods heft,auto -o rows.jsonl",
     verify: "placement verify placement.json",
     apply: "placement apply rnnlm --cluster local --dim batch=4",
     export: "placement export placement.json --to device_map",

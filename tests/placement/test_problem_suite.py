@@ -30,7 +30,7 @@ def test_every_graph_on_every_cluster_has_its_row() -> None:
     assert [row.speedup for row in found.rows] == pytest.approx([2, 4, 1, 1])
     assert [(row.best, row.ties) for row in found.rows] == [("heft", ())] * 2 + [("single_device", ("heft",))] * 2
     assert not found.interrupted
-    assert len(json.loads(found.to_json())["rows"]) == 4
+    assert len(json.loads(found.to_json())["results"]) == 4
 
 
 def test_what_is_wrong_with_one_problem_is_a_row_that_says_why() -> None:

@@ -42,10 +42,27 @@ OPTIONS = {
             "GRAPH",
         ],
     ],
+    "suite": [
+        *COMMON,
+        *["--address", "--budget-s", "--clusters", "--evaluations", "--methods", "--output", "--seed", "--workers"],
+        *["-o", "GRAPHS"],
+    ],
     "optimize": [
         *COMMON,
         *SEARCHING,
-        *["--cluster", "--html", "--method", "--objective", "--output", "--priority", "--scorer", "--seed", "--trace"],
+        *[
+            "--address",
+            "--workers",
+            "--cluster",
+            "--html",
+            "--method",
+            "--objective",
+            "--output",
+            "--priority",
+            "--scorer",
+            "--seed",
+            "--trace",
+        ],
         *["--price", "--strategy", "--sweep", "-o", "GRAPH"],
     ],
     "apply": [

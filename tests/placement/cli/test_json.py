@@ -76,6 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
         ("compare --sweep figures", ["compare", "g.json", *CLUSTER, "--sweep", "figures", "--evaluations", "0"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
+        ("suite", ["suite", "g.json", "--clusters", "2xK40-pcie", "--methods", "heft,single_device"]),
         ("fit", ["fit", "fitted.py:make", "--cluster", "4xV100-pcie", "--updates", "2", "--every", "1"]),
         (
             "fit --sweep",

@@ -1,0 +1,136 @@
+"""``placement suite``: many graphs on many clusters, a row for each problem; a stopped suite goes on from its file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placement.cli import completion, options
+from placement.cli.output import emit, emit_json, emit_rich, progress
+from placement.cli.reading import HowToRead, read_graph
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from placement.problem_suite import Suite, SuiteRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions(HowToRead):
+    """Options of ``placement suite``."""
+
+    graphs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="GRAPH...",
+            autocompletion=completion.one_of(completion.MODELS),
+            show_default=False,
+            help="Built-in models, files and file.py:function, as `placement optimize` takes one.",
+        ),
+    ]
+    clusters: Annotated[
+        str,
+        typer.Option(
+            "--clusters",
+            metavar="A,B,...",
+            autocompletion=completion.list_of(completion.CLUSTERS),
+            show_default=False,
+            help="Presets and TOML files; each graph is placed on each of them.",
+        ),
+    ]
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B,...",
+            autocompletion=completion.list_of(completion.METHODS),
+            show_default=False,
+            help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+        ),
+    ] = None
+    seed: options.Seed = 0
+    budget_s: options.BudgetSeconds = None
+    evaluations: options.Evaluations = None
+    workers: options.Workers = None
+    address: options.Address = None
+    train: options.Train = False
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    as_json: options.Json = False
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A line of JSON for each row is appended here; rows that it has are not made again.",
+        ),
+    ] = None
+
+
+def suite(given: SuiteOptions) -> None:
+    """Place many graphs on many clusters, a row for each; with -o a suite that was stopped goes on."""
+    with progress("importing"):
+        from placement import problem_suite
+        from placement.inputs.sources import read_cluster
+    clusters = [read_cluster(name) for name in _names("--clusters", given.clusters)]
+    methods = None if given.methods is None else _names("--methods", given.methods)
+    graphs = [read_graph(name, given).graph for name in given.graphs]
+    with progress("placing", len(graphs) * len(clusters)) as report:
+        found = problem_suite.suite(
+            graphs,
+            clusters,
+            methods,
+            seed=given.seed,
+            budget_s=given.budget_s,
+            evaluations=given.evaluations,
+            file=given.output,
+            progress=lambda now, done, _: report(now, done),
+            workers=given.workers,
+            address=given.address,
+        )
+    if given.as_json:
+        emit_json(found.to_dict())
+        return
+    emit(found.headline())
+    emit_rich(_table(found))
+    reasons = [f"{row.graph} on {row.cluster}: {row.reason}" for row in found.rows if row.reason]
+    if reasons:
+        emit("\n".join(reasons))
+    if found.interrupted:
+        again = " The same command goes on with the others." if given.output else ""
+        emit(f"interrupted: {len(found.rows)} of {len(graphs) * len(clusters)} problems are done.{again}")
+
+
+def _names(option: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise typer.BadParameter(f"{option} {text!r} has an empty name; give names with commas between them.")
+    return names
+
+
+def _table(found: Suite) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("graph", "cluster", "best method"):
+        table.add_column(name)
+    for name in ("step time", "vs one", "gap"):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: SuiteRow) -> list[str]:
+    from graphs.formatting import format_seconds
+
+    if row.step_time_s is None:
+        return [row.graph, row.cluster, "does not fit", "", "", ""]
+    best = row.best if not row.ties else f"{row.best} (ties: {', '.join(row.ties)})"
+    gap = "" if row.gap is None else f"{row.gap:.1%}"
+    speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
+    return [row.graph, row.cluster, best or "", format_seconds(row.step_time_s), speedup, gap]
