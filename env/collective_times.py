@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 
 import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.collectives import fused_s
+from env.collectives import EXPANDED_RANKS, fused_s
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Score, Simulator
+from graphs.arrays import IntArray
 from graphs.errors import ClusterError
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.transforms.collectives import ALGORITHMS, reduce
+from graphs.transforms.collectives.expansion import ITEM_BYTES, MOVED_PER_BYTE
+from graphs.transforms.collectives.template import template
 from graphs.transforms.derived import Collective, Derived
 
 SIZES = tuple(2**k for k in range(10, 31))  # 1 KiB to 1 GiB
@@ -115,7 +119,7 @@ def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = 
     Args:
         groups: how many such collectives there are, side by side; their ranks are numbered one group after the other.
     """
-    given = size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
+    given = given_bytes(kind, ranks, size_bytes)
     total = groups * ranks
     of_group = [range(g * ranks, (g + 1) * ranks) for g in range(groups)]
     ops = [Op(f"make{r}", kernels=0) for r in range(total)]
@@ -126,6 +130,11 @@ def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = 
     collectives = (Collective(kind, "dp", tuple(total + r for r in members), size_bytes) for members in of_group)
     alone = Derived.identity(OpGraph.build(ops, tensors, name=kind))
     return replace(alone, part=np.tile(np.arange(total), 2), collectives=tuple(collectives))
+
+
+def given_bytes(kind: str, ranks: int, size_bytes: int) -> int:
+    """What each rank gives to a collective of so many bytes."""
+    return size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
 
 
 def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
@@ -154,11 +163,60 @@ def side_by_side(
 
     Memory is that of what arrives from other ranks; what is given, and the result, lie in bytes that are kept.
     """
-    alone = lone_collective(kind, len(groups[0]), size_bytes, in_place=True, groups=len(groups))
-    fused = fused_s(cluster, alone.collectives, [algorithm] * len(groups), groups)
-    derived = reduce(alone, algorithm, fused)
-    device = np.array([d for group in groups for d in group], dtype=np.int64)[derived.part]
-    return Simulator(Problem(derived.graph, cluster)).score(Plan(device))
+    members, ranks = tuple(tuple(group) for group in groups), len(groups[0])
+    if ranks <= EXPANDED_RANKS and cluster.measured(kind, ranks) is None:
+        return _spelt_out(cluster, members, kind, algorithm).score(size_bytes)
+    alone = lone_collective(kind, ranks, size_bytes, in_place=True, groups=len(groups))
+    derived = reduce(alone, algorithm, fused_s(cluster, alone.collectives, [algorithm] * len(groups), groups))
+    return Simulator(Problem(derived.graph, cluster)).score(_placed(members, derived))
+
+
+class _SpeltOut:
+    """Equal collectives side by side as ops and tensors: made once, and scored at any size.
+
+    The simulator takes a small part of the time that making such a graph takes.
+    """
+
+    def __init__(self, cluster: Cluster, groups: tuple[tuple[int, ...], ...], kind: str, algorithm: str) -> None:
+        ranks = len(groups[0])
+        self.kind, self.ranks, self.groups = kind, ranks, len(groups)
+        self.form = template(kind, algorithm, ranks)
+        derived = _without_bytes(kind, algorithm, ranks, len(groups))
+        self.plan = _placed(groups, derived)
+        self.simulator = Simulator(Problem(derived.graph, cluster))
+        self.by_producer = np.argsort(self.form.tensor_producer, kind="stable")
+        dtype = derived.graph.dtypes[0]
+        self.flops_per_s = np.array([device.flops_per_s(dtype) for device in cluster.devices])
+        self.bytes_per_s = np.array([device.bytes_per_s for device in cluster.devices])
+
+    def score(self, size_bytes: int) -> Score:
+        """What `side_by_side` returns."""
+        size = np.array([size_bytes], dtype=np.int64)
+        # First what ranks give; then of each group what the algorithm makes of it, and what its ranks have in the end.
+        adds = self._laid_out(0, self.form.op_bytes(size)[0], 0)[:, None]
+        seconds = np.maximum(adds / ITEM_BYTES / self.flops_per_s, MOVED_PER_BYTE * adds / self.bytes_per_s)
+        given = given_bytes(self.kind, self.ranks, size_bytes)
+        tensors = self._laid_out(given, self.form.tensor_bytes(size)[0][self.by_producer], size_bytes)
+        return self.simulator.resized(seconds, tensors).score(self.plan)
+
+    def _laid_out(self, first: int, between: IntArray, last: int) -> IntArray:
+        """One number for each op, or tensor, of the graph."""
+        group = np.concatenate([between, np.full(self.ranks, last)])
+        return np.concatenate([np.full(self.ranks * self.groups, first), np.tile(group, self.groups)])
+
+
+@lru_cache(maxsize=1024)
+def _spelt_out(cluster: Cluster, groups: tuple[tuple[int, ...], ...], kind: str, algorithm: str) -> _SpeltOut:
+    return _SpeltOut(cluster, groups, kind, algorithm)
+
+
+@lru_cache(maxsize=1024)
+def _without_bytes(kind: str, algorithm: str, ranks: int, groups: int) -> Derived:
+    return reduce(lone_collective(kind, ranks, 0, in_place=True, groups=groups), algorithm)
+
+
+def _placed(groups: tuple[tuple[int, ...], ...], derived: Derived) -> Plan:
+    return Plan(np.array([d for group in groups for d in group], dtype=np.int64)[derived.part])
 
 
 def with_hosts(algorithm: str, cluster: Cluster, devices: Sequence[int]) -> str:

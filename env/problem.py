@@ -134,26 +134,30 @@ class Problem:
         graph, cluster = self.graph, self.cluster
         result = np.tile([device.kind != LANE for device in cluster.devices], (graph.n_ops, 1))
         labels = [{device.name, device.model, device.kind} - {""} for device in cluster.devices]
-        suits = {pins: [not own.isdisjoint(pins) for own in labels] for pins in set(graph.pins) if pins}
+        pinned: dict[tuple[str, ...], list[int]] = {}
         for i, pins in enumerate(graph.pins):
             if pins:
-                result[i] = suits[pins]
-                if not any(suits[pins]):
-                    kinds = sorted({device.kind for device in cluster.devices})
-                    raise InfeasibleError(
-                        f"op {graph.op_names[i]!r} may only run on {' or '.join(pins)}, but cluster {cluster.name!r} "
-                        f"has no such device; kinds {', '.join(kinds)}; names {', '.join(cluster.device_index)}."
-                    )
-        for members in self.units:
-            if len(members) > 1:
-                common = result[members].all(axis=0)
-                if not common.any():
-                    names = ", ".join(repr(graph.op_names[i]) for i in members[:3])
-                    raise InfeasibleError(
-                        f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits "
-                        "all of them."
-                    )
-                result[members] = common
+                pinned.setdefault(pins, []).append(i)
+        for pins, members in pinned.items():
+            result[members] = suits = [not own.isdisjoint(pins) for own in labels]
+            if not any(suits):
+                kinds = sorted({device.kind for device in cluster.devices})
+                raise InfeasibleError(
+                    f"op {graph.op_names[members[0]]!r} may only run on {' or '.join(pins)}, but cluster "
+                    f"{cluster.name!r} has no such device; kinds {', '.join(kinds)}; names "
+                    f"{', '.join(cluster.device_index)}."
+                )
+        group = np.where(graph.colocation < 0, 0, graph.colocation + 1)
+        common = np.ones((int(group.max(initial=0)) + 1, cluster.n_devices), dtype=np.bool_)
+        np.logical_and.at(common, group, result)
+        result[group > 0] = common[group[group > 0]]
+        stuck = np.flatnonzero(~result.any(axis=1))
+        if len(stuck):
+            together = np.flatnonzero(group == group[stuck[0]])
+            names = ", ".join(repr(graph.op_names[i]) for i in together[:3].tolist())
+            raise InfeasibleError(
+                f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits all of them."
+            )
         return frozen(result)
 
     @cached_property

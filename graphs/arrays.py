@@ -30,6 +30,12 @@ def sums(index: IntArray, values: NDArray[Number], size: int) -> NDArray[Number]
     return result
 
 
+def distinct(values: IntArray) -> IntArray:
+    """The different values of a long array, increasing; `numpy.unique` takes several times as long for these."""
+    ordered = np.sort(values, axis=None)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
 def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
     """Labels as numbers 0, 1, ... by first appearance, and the place where each appears first."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)

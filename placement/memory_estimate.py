@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from baselines.strategies.searching.space import EACH_LAYER, can_recompute
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.device import Device
 from env.presets import PRESETS
@@ -17,7 +18,7 @@ from graphs.formatting import format_bytes, show
 from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.sizing.fewest_devices import EACH_LAYER, FewestDevices, can_recompute, fewest_devices
+from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)

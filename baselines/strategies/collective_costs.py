@@ -71,7 +71,7 @@ class CollectiveCosts:
             names = [algorithm] if algorithm else list(different.values())
             networks = self.networks(axis, stage)
             rows = [[_curve(network, kind, name) for network in networks] or [np.zeros(len(SIZES))] for name in names]
-            self._curves[key] = np.array([np.max(row, axis=0) for row in rows])
+            self._curves[key] = _quickest_somewhere(np.array([np.max(row, axis=0) for row in rows]))
         result = np.min([_interpolated(size_bytes, curve) for curve in self._curves[key]], axis=0)
         return float(result) if np.ndim(size_bytes) == 0 else result
 
@@ -186,6 +186,16 @@ def _numbered(cluster: Cluster) -> Cluster:
 def _curve(network: Network, kind: str, algorithm: str) -> FloatArray:
     """float64: seconds at each of `SIZES`."""
     return np.array([network.seconds(kind, network.named(algorithm), size) for size in SIZES])
+
+
+def _quickest_somewhere(curves: FloatArray) -> FloatArray:
+    """Of curves [k, sizes] those to which no other one is equal or below everywhere; of equal ones the first."""
+    kept: list[FloatArray] = []
+    for k, curve in enumerate(curves):
+        others = [*kept, *curves[k + 1 :][(curves[k + 1 :] < curve).any(axis=1)]]
+        if not any((other <= curve).all() for other in others):
+            kept.append(curve)
+    return np.array(kept)
 
 
 def _interpolated(size_bytes: float | FloatArray | IntArray, seconds: FloatArray) -> FloatArray:

@@ -6,6 +6,7 @@ The meaning of every number is docs/score.md; the compiled loop is `env.simulati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation import kernel, sequence_kernel
+from graphs.arrays import frozen, sums
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
 
@@ -95,6 +97,25 @@ class Simulator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._arrays = _arrays(problem)
+
+    def resized(self, op_s: FloatArray, tensor_bytes: IntArray) -> Simulator:
+        """A simulator of the same graph with other figures, which nobody checks; its `problem` is still the first.
+
+        Args:
+            op_s: float64 [n, D], seconds of each op on each device.
+            tensor_bytes: int64 [m]; tensors whose transfers were measured take as long as they did.
+        """
+        graph, arrays = self.problem.graph, self._arrays
+        held = np.where(graph.tensor_in_place, 0, tensor_bytes)
+        result = copy(self)
+        result._arrays = arrays._replace(
+            op_s=frozen(op_s),
+            edge_bytes=np.where(arrays.edge_latency > 0, tensor_bytes[arrays.edge_tensor], 0).astype(np.float64),
+            tensor_bytes=frozen(tensor_bytes),
+            memory_bytes=frozen(held),
+            output_bytes=sums(graph.tensor_producer, held, graph.n_ops),
+        )
+        return result
 
     def score(self, plan: Plan, priority: Priority | str = Priority.LONGEST_PATH) -> Score:
         """Score one plan.

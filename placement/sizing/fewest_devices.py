@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from baselines.strategies.searching.space import divisors, has_batch_statistics
+from baselines.strategies.searching.space import frugal_strategies
 from env.cluster import Cluster
 from env.resizing import resized
 from graphs.errors import ClusterError, StrategyError
 from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
-from graphs.transforms.recomputing import unmatched
-from graphs.transforms.strategy import MeshRule, Strategy
 
 if TYPE_CHECKING:
     from baselines.strategies.searching.records import Estimate
 
 MOST_DEVICES = 1024  # no more are tried
-EACH_LAYER = ("*",)  # as `Strategy.recompute`
 
 
 @dataclass(frozen=True)
@@ -95,34 +92,6 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
         if best is not None and best.fits:
             return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
     return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
-
-
-def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
-    """Strategies for so many devices that take little memory: each way to cut model and batch.
-
-    Micro-batches of one sample, layers that run again and all storage in parts, where the graph is trained; a batch
-    whose statistics count stays whole.
-    """
-    samples = graph.origin.batch_size or 1
-    again = EACH_LAYER if can_recompute(graph) else ()
-    has_statistics = has_batch_statistics(graph)
-    for tensor in divisors(count):
-        for stages in divisors(count // tensor):
-            replicas = count // tensor // stages
-            if replicas > samples:
-                continue
-            sizes = {"dp": replicas, "tp": tensor}
-            mesh = tuple(MeshRule(name, size) for name, size in sizes.items() if size > 1)
-            # Statistics of a batch are put together, and so cannot be taken micro-batch by micro-batch.
-            micro_batches = samples // replicas if graph.is_training and not has_statistics else 1
-            zero = 3 if replicas > 1 and graph.is_training else 0
-            statistics = "sync" if has_statistics and replicas > 1 else "exact"
-            yield Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, recompute=again, statistics=statistics)
-
-
-def can_recompute(graph: OpGraph) -> bool:
-    """Whether it has a backward pass, and modules whose forward pass could run again."""
-    return graph.is_training and not unmatched(graph, EACH_LAYER)
 
 
 def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimate]:

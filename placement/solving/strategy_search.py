@@ -18,7 +18,7 @@ from graphs.formatting import format_bytes
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
+from placement.sizing.fewest_devices import fewest_devices
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
@@ -241,7 +241,7 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
-    """What the search begins with: all devices along one axis, then each mesh at its most frugal."""
+    """What the search begins with: all devices along one axis."""
     from baselines.strategies.searching.space import Space
 
     n, space = len(cluster.compute_devices), Space(graph, cluster)
@@ -249,7 +249,6 @@ def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
         for zero in range(4) if graph.is_training else (0,):
             yield space.strategy({"dp": n}, zero=zero)
         yield space.strategy({"tp": n})
-    yield from frugal_strategies(graph, n)
 
 
 def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs.arrays import frozen, numbered, pointers, sums
+from graphs.arrays import distinct, frozen, numbered, pointers, sums
 from graphs.capture.trace import row_major
 from graphs.module_paths import prefixes
 
@@ -18,9 +18,9 @@ LABELS = st.lists(st.integers(-3, 6), max_size=12)
 @given(LABELS)
 def test_labels_are_numbered_by_first_appearance(labels: list[int]) -> None:
     number, first = numbered(np.array(labels, dtype=np.int64))
-    distinct = list(dict.fromkeys(labels))
-    assert number.tolist() == [distinct.index(label) for label in labels]
-    assert first.tolist() == [labels.index(label) for label in distinct]
+    different = list(dict.fromkeys(labels))
+    assert number.tolist() == [different.index(label) for label in labels]
+    assert first.tolist() == [labels.index(label) for label in different]
 
 
 @given(st.lists(st.integers(0, 6), max_size=12))
@@ -48,3 +48,8 @@ def test_a_frozen_array_cannot_be_written() -> None:
 def test_prefixes_of_a_module_path() -> None:
     assert prefixes("a.b") == ["a.b", "a", ""]
     assert prefixes("") == [""]
+
+
+@given(st.lists(st.integers(-5, 5), max_size=20))
+def test_distinct_values(values: list[int]) -> None:
+    assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))

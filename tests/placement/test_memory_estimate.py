@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, zeros
 
+from baselines.strategies.searching.space import frugal_strategies
 from env.cluster import Cluster, Device, both_ways
 from graphs.capture import capture
 from graphs.errors import UnknownNameError
 from graphs.kept import activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
 from placement.memory_estimate import estimate_memory, least_devices, preset_devices
-from placement.sizing.fewest_devices import fewest_devices, frugal_strategies
+from placement.sizing.fewest_devices import fewest_devices
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome, Tried
 from baselines.strategies.searching.scoring import scored_ops, tried
-from baselines.strategies.searching.space import Space
+from baselines.strategies.searching.space import Space, frugal_strategies
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
@@ -41,7 +41,7 @@ _HOPE = 0.25  # quantile of how far estimates were off that counts where nothing
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
-_BEHIND_SHARE = 0.35  # of the time, where all estimates are
+_BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
 
@@ -116,6 +116,10 @@ def _like(strategy: Strategy) -> object:
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
 
 
+def _shape(strategy: Strategy) -> object:
+    return tuple(sorted((rule.name, rule.size) for rule in strategy.mesh)), strategy.stages
+
+
 def _kin(strategy: Strategy) -> object:
     """The family of a strategy; of a hybrid its mesh, too."""
     family = family_of(strategy)
@@ -152,13 +156,17 @@ class _Search:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
-        self._estimate_all(self._sketches(), "sketch", least=1)
-        self._look_at_rival()
+        is_whole = self._estimate_all(self._sketches(), "sketch", least=1)
+        if not any(estimate.fits for estimate in self.pool.estimates.values()):
+            frugal = frugal_strategies(self.graph, self.space.n_devices)
+            is_whole &= self._estimate_all(frugal, "sketch", least=len(self.pool.estimates) + 1)
+        if is_whole:  # else the best may not have been looked at
+            self._look_at_rival()
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
         self.by_hand = set(hand_grid(self.graph, self.cluster))
-        self._estimate_all(hand_grid(self.graph, self.cluster), "grid")
+        self._estimate_all(self._best_meshes_first(), "grid")
         self.progress("scoring", 3, 4)
         self._score_best()
 
@@ -185,16 +193,27 @@ class _Search:
         return math.isinf(self.all_s) or self.budget.left_s() > (1 - self.share * _SHARES[part]) * self.all_s
 
     def _look_at_rival(self) -> None:
-        """Take a part of the time only, where what fits is estimated to be far slower than the rival."""
+        """Take a part of the time only, where what fits is estimated to be slower than the rival; less the slower."""
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
-        if min(fitting, default=math.inf) > _FAR * self.rival_s:
-            self.share = _BEHIND_SHARE
+        behind = min(fitting, default=math.inf) / (_FAR * self.rival_s)
+        if behind > 1:
+            self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
 
-    def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> None:
+    def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> bool:
+        """Estimate strategies while there is time, and until there are `least`; returns whether it was enough."""
         for strategy in strategies:
             if not self._is_time(part) and len(self.pool.estimates) >= least:
-                return
+                return False
             self._estimate(strategy)
+        return True
+
+    def _best_meshes_first(self) -> list[Strategy]:
+        """The hand grid, in the order of what was estimated of each mesh so far."""
+        best: dict[object, int] = {}
+        for place, estimate in enumerate(self._ranked()):
+            best.setdefault(_shape(estimate.strategy), place)
+        grid = hand_grid(self.graph, self.cluster)
+        return sorted(grid, key=lambda strategy: best.get(_shape(strategy), len(self.pool.estimates)))
 
     def _sketches(self) -> Iterator[Strategy]:
         """A few options of every mesh: what saves memory follows only where the plain one does not fit."""

@@ -12,8 +12,10 @@ from functools import cached_property
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import AXES, MeshRule, Strategy
 
+EACH_LAYER = ("*",)  # as `Strategy.recompute`
 _MOST_EXACT = 32  # devices; with more, meshes of powers of two and of all devices only
 
 
@@ -108,10 +110,12 @@ class Space:
         """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.
 
         One other axis, such as experts or the height of images, may stand beside data parallelism or stages. Meshes of
-        all devices come first, and of those the ones with few stages and much data parallelism.
+        all devices come first, then those of a part of them that divides them or is a power of two; of those with
+        equally many the ones with few stages and much data parallelism.
         """
         n = self.n_devices
-        totals = [n, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT or (k & (k - 1)) == 0)]
+        regular = [k for k in range(n, 1, -1) if n % k == 0 or (k & (k - 1)) == 0]
+        totals = [*regular, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT and k not in regular)]
         others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
         for total in totals:
             shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
@@ -130,3 +134,31 @@ def has_batch_statistics(graph: OpGraph) -> bool:
 def divisors(n: int) -> list[int]:
     """All numbers that divide n, in order."""
     return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
+    """Strategies for so many devices that take little memory: each way to cut model and batch.
+
+    Micro-batches of one sample, layers that run again and all storage in parts, where the graph is trained; a batch
+    whose statistics count stays whole.
+    """
+    samples = graph.origin.batch_size or 1
+    again = EACH_LAYER if can_recompute(graph) else ()
+    has_statistics = has_batch_statistics(graph)
+    for tensor in divisors(count):
+        for stages in divisors(count // tensor):
+            replicas = count // tensor // stages
+            if replicas > samples:
+                continue
+            sizes = {"dp": replicas, "tp": tensor}
+            mesh = tuple(MeshRule(name, size) for name, size in sizes.items() if size > 1)
+            # Statistics of a batch are put together, and so cannot be taken micro-batch by micro-batch.
+            micro_batches = samples // replicas if graph.is_training and not has_statistics else 1
+            zero = 3 if replicas > 1 and graph.is_training else 0
+            statistics = "sync" if has_statistics and replicas > 1 else "exact"
+            yield Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, recompute=again, statistics=statistics)
+
+
+def can_recompute(graph: OpGraph) -> bool:
+    """Whether it has a backward pass, and modules whose forward pass could run again."""
+    return graph.is_training and not unmatched(graph, EACH_LAYER)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import IntArray, pointers
+from graphs.arrays import IntArray, distinct, pointers
 
 
 def rewired(
@@ -25,7 +25,7 @@ def rewired(
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     tensor, consumer = (np.concatenate(part) for part in zip(*edges, strict=True))
-    pairs = np.unique(rank[tensor] * len(number) + number[consumer])
+    pairs = distinct(rank[tensor] * len(number) + number[consumer])
     read = pairs // len(number)
     return {
         "tensor_producer": number[producer][order],

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import translate
+from functools import lru_cache
 
 import numpy as np
 
@@ -59,14 +60,24 @@ def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
 
 def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
-    paths = {path for module in set(graph.modules) for path in prefixes(module)[:-1]}
-    kinds = set(graph.kinds)
     found = []
     for pattern in patterns:
-        match, names = _matcher(pattern.removeprefix(_KIND)), kinds if pattern.startswith(_KIND) else paths
+        names = _all(graph.kinds) if pattern.startswith(_KIND) else _paths(graph.modules)
+        match = _matcher(pattern.removeprefix(_KIND))
         if not any(match(name) for name in names):
             found.append(pattern)
     return found
+
+
+@lru_cache(maxsize=16)
+def _all(kinds: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(kinds)
+
+
+@lru_cache(maxsize=16)
+def _paths(modules: tuple[str, ...]) -> frozenset[str]:
+    """Modules, and those around them but for the whole model."""
+    return frozenset(path for module in set(modules) for path in prefixes(module)[:-1])
 
 
 def computes_forward(graph: OpGraph) -> BoolArray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graphs.arrays import FloatArray, IntArray, groups, pointers
+from graphs.arrays import FloatArray, IntArray, distinct, groups, pointers
 from graphs.opgraph import OpGraph
 
 _OPS: dict[str, Any] = {
@@ -60,17 +60,16 @@ class Emission:
         self._names.extend(names)
         for key, dtype in _OPS.items():
             value = columns.get(key, _DEFAULTS.get(key, 0))
-            if dtype is object:
-                column = np.empty(n, dtype=object)
-                if isinstance(value, (str, tuple)):
-                    column.fill(value)
-                else:
-                    column[:] = value
+            column = np.empty(n, dtype=dtype)
+            if dtype is object and isinstance(value, (str, tuple)):
+                column.fill(value)
             else:
-                column = np.broadcast_to(np.asarray(value, dtype=dtype), (n,))
+                column[:] = value
             self._columns[key].append(column)
         for times, given in ((self._times, time_s), (self._fixed, fixed_s)):
-            times.append(np.broadcast_to(np.asarray(given, dtype=np.float64), (n, len(self._time_keys))))
+            column = np.empty((n, len(self._time_keys)))
+            column[:] = given
+            times.append(column)
         return numbers
 
     def tensors(
@@ -80,9 +79,8 @@ class Emission:
         n = len(producer)
         numbers = np.arange(self.n_tensors, self.n_tensors + n)
         self.n_tensors += n
-        sizes = np.broadcast_to(np.rint(np.asarray(size, dtype=np.float64)).astype(np.int64), (n,))
-        flags = np.broadcast_to(np.asarray(in_place, dtype=np.bool_), (n,))
-        times = np.broadcast_to(np.asarray(transfer_s, dtype=np.float64), (n,))
+        sizes, flags, times = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.bool_), np.empty(n)
+        sizes[:], flags[:], times[:] = np.rint(np.asarray(size, dtype=np.float64)), in_place, transfer_s
         self._tensors.append((np.asarray(producer, dtype=np.int64), sizes, flags, times))
         return numbers
 
@@ -99,7 +97,7 @@ class Emission:
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         edges = [np.concatenate(part) for part in zip(*self._edges, strict=True)] or [np.zeros(0, np.int64)] * 2
-        pairs = np.unique(rank[edges[0]] * self.n_ops + edges[1])
+        pairs = distinct(rank[edges[0]] * self.n_ops + edges[1])
         tensor, consumer = pairs // self.n_ops, pairs % self.n_ops
         texts: dict[str, Any] = {
             key: tuple(columns.pop(key).tolist()) for key in ("kinds", "dtypes", "modules", "pins")

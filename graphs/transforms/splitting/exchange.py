@@ -46,15 +46,11 @@ class Exchanges:
         self.is_released = np.zeros(layout.graph.n_tensors, dtype=np.bool_)  # gradients that are not kept in full
         self._made: dict[tuple[object, ...], tuple[IntArray, IntArray]] = {}
         self._names: dict[str, int] = {}
+        self._spots = [_spot(layout, place) for place in range(layout.places)]
 
     def spot(self, place: int) -> str:
         """``"@dp0.tp1"``: a place of the mesh in names; "" without a mesh."""
-        sizes = self.layout.sizes
-        if not sizes:
-            return ""
-        coordinates = np.unravel_index(place, sizes)
-        axes = [f"{sharding.axis.name}{int(c)}" for sharding, c in zip(self.layout.mesh, coordinates, strict=True)]
-        return "@" + ".".join(axes)
+        return self._spots[place]
 
     def converted(
         self, tensor: int, targets: Sequence[int | None], summed: bool, phase: Phase, gates: Sequence[int] = ()
@@ -210,6 +206,14 @@ class Exchanges:
         count = self._names[base] = self._names.get(base, 0) + 1
         mark = "" if count == 1 else f"_{count}"
         return [f"{base}{mark}{end}" for end in ends]
+
+
+def _spot(layout: Copies, place: int) -> str:
+    if not layout.sizes:
+        return ""
+    coordinates = np.unravel_index(place, layout.sizes)
+    axes = [f"{sharding.axis.name}{int(c)}" for sharding, c in zip(layout.mesh, coordinates, strict=True)]
+    return "@" + ".".join(axes)
 
 
 def cut_evenly(size_bytes: IntArray, parts: int) -> IntArray:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from parallel.collective_graphs import star
 
 from env.cluster import Cluster
-from env.collective_times import collective_times, host_size, lone_collective, quickest
+from env.collective_times import collective_times, host_size, lone_collective, quickest, side_by_side
 from env.collectives import Interconnect, collective_s
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS, reduce
+from graphs.transforms.collectives.rounds import KINDS
 from graphs.transforms.derived import Collective
 
 
@@ -98,3 +102,24 @@ def test_memory_of_a_collective(kind: str, algorithm: str, in_place: bool, share
     derived = reduce(lone_collective(kind, 8, size, in_place=in_place), algorithm)
     score = Simulator(Problem(derived.graph, star(8, 1e-6, 1e-9, 1e-10))).score(Plan(derived.part))
     assert score.peak_bytes.max() == pytest.approx(share * size)
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    algorithm=st.sampled_from(ALGORITHMS),
+    ranks=st.integers(2, 4),
+    groups=st.integers(1, 2),
+    size_bytes=st.integers(0, 2**31),
+    preset=st.sampled_from(("8xH100-nvswitch", "16xV100-10gbe", "8xK40-pcie")),
+)
+def test_a_collective_made_once_scores_at_any_size_as_if_made_for_it(
+    kind: str, algorithm: str, ranks: int, groups: int, size_bytes: int, preset: str
+) -> None:
+    cluster = Cluster.preset(preset)
+    devices = cluster.compute_devices[: ranks * groups]
+    found = side_by_side(cluster, devices.reshape(groups, ranks).tolist(), kind, size_bytes, algorithm)
+    derived = reduce(lone_collective(kind, ranks, size_bytes, in_place=True, groups=groups), algorithm)
+    wanted = Simulator(Problem(derived.graph, cluster)).score(Plan(devices[derived.part]))
+    assert found.step_time_s == wanted.step_time_s
+    for key in ("busy_s", "peak_bytes", "link_bytes"):
+        assert np.array_equal(getattr(found, key), getattr(wanted, key))
