@@ -18,8 +18,8 @@ from checks import Found, Row, Summary, median
 from scipy.optimize import nnls
 
 from env.cluster import Cluster
-from env.collective_times import collective_times
-from env.collectives import Interconnect
+from env.communication.formulas import Interconnect
+from env.communication.times import collective_times
 from env.device import both_ways
 from graphs.formatting import format_seconds
 

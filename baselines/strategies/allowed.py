@@ -8,6 +8,7 @@ import numpy as np
 
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
+from graphs.arrays import BoolArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
@@ -59,12 +60,37 @@ def check_flush(chunked: Derived, strategy: Strategy) -> None:
     forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
     found = np.flatnonzero(forward & (batch[producer] >= 0) & (batch[consumer] < 0))
     if len(found):
-        reader, writer = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (consumer, producer))
-        raise StrategyError(
-            f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
-            f"{writer!r} makes of all samples of the batch, so no backward pass can begin before the last forward pass "
-            f"has ended; take the order {FLUSHING}, which waits for it, or leave out the pipeline."
-        )
+        writer, reader = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (producer, consumer))
+        raise needs_flush(strategy, writer, reader)
+
+
+def needs_flush(strategy: Strategy, writer: str, reader: str) -> StrategyError:
+    """Why a pipeline that does not flush is not possible: an op reads what another one makes of all samples."""
+    return StrategyError(
+        f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what {writer!r} "
+        "makes of all samples of the batch, so no backward pass can begin before the last forward pass has ended; take "
+        f"the order {FLUSHING}, which waits for it, or leave out the pipeline."
+    )
+
+
+def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray) -> tuple[str, str] | None:
+    """``(writer, reader)`` where backward passes of micro-batches wait for the forward passes of all; None for nowhere.
+
+    Args:
+        is_chunked: bool [n], ops that run for each micro-batch.
+    """
+    producer, consumer, _ = graph.edge_list
+    forward = graph.phase == Phase.FORWARD
+    joins = forward[producer] & forward[consumer] & is_chunked[producer] & ~is_chunked[consumer]
+    waits = np.zeros(graph.n_ops, dtype=np.bool_)
+    waits[consumer[joins]] = True
+    ptr, tensors = graph.inputs
+    for op in graph.topological_order.tolist() if joins.any() else ():
+        waits[op] |= waits[graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].any()
+    if not (waits & is_chunked & (graph.phase == Phase.BACKWARD)).any():
+        return None
+    at = int(np.argmax(joins))
+    return graph.op_names[producer[at]], graph.op_names[consumer[at]]
 
 
 def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, places: int = 1) -> str:

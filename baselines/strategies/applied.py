@@ -13,8 +13,8 @@ from baselines.strategies.folding import check_folded, folded_note, grid_of, wit
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.stage_cuts import pipeline_stages
 from env.cluster import LANE, Cluster
-from env.collective_times import quickest
-from env.collectives import buffer_bytes, fused_s
+from env.communication.formulas import buffer_bytes, fused_s
+from env.communication.times import quickest
 from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of

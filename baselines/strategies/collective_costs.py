@@ -8,6 +8,7 @@ alike one is simulated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
@@ -16,11 +17,12 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.collective_times import host_size, side_by_side, with_hosts
-from env.collectives import EXPANDED_RANKS, ManyRanks
+from env.communication.formulas import EXPANDED_RANKS, ManyRanks
+from env.communication.least_times import different, first_quickest
+from env.communication.times import at_least_s, host_size, side_by_side, with_hosts
 from env.resizing import part_of
 from graphs.arrays import FloatArray, IntArray
-from graphs.transforms.collectives import ALGORITHMS, carried_out_by
+from graphs.transforms.collectives import ALGORITHMS
 
 SIZES = (0, 2**14, 2**18, 2**22, 2**26, 2**30)  # bytes for which times are simulated; linear in between and beyond
 SIMULATED_DEVICES = 64  # of groups that share links; more of them are timed by formula
@@ -67,11 +69,8 @@ class CollectiveCosts:
         """
         key = kind, axis, algorithm, stage
         if key not in self._curves:
-            different = {carried_out_by(kind, name): name for name in ALGORITHMS}
-            names = [algorithm] if algorithm else list(different.values())
-            networks = self.networks(axis, stage)
-            rows = [[_curve(network, kind, name) for network in networks] or [np.zeros(len(SIZES))] for name in names]
-            self._curves[key] = _quickest_somewhere(np.array([np.max(row, axis=0) for row in rows]))
+            names = [algorithm] if algorithm else different(kind, ALGORITHMS)
+            self._curves[key] = _quickest_somewhere(self.networks(axis, stage), kind, names)
         result = np.min([_interpolated(size_bytes, curve) for curve in self._curves[key]], axis=0)
         return float(result) if np.ndim(size_bytes) == 0 else result
 
@@ -86,9 +85,12 @@ class CollectiveCosts:
     def quickest(self, kind: str, axis: int, size_bytes: int, stage: int = 0) -> str:
         """The quickest algorithm at one size, rounded up to a power of two. Arguments as of `seconds`."""
         size = 1 << max(size_bytes - 1, 0).bit_length()
-        names = {name: self.networks(axis, stage)[0].named(name) for name in ALGORITHMS}.values()
-        # Times that differ by rounding alone are equal.
-        return min(names, key=lambda name: float(f"{self.exactly(kind, axis, size, name, stage)[0]:.9e}"))
+        networks = self.networks(axis, stage)
+        return first_quickest(
+            different(kind, (networks[0].named(name) for name in ALGORITHMS)),
+            lambda name: max(float(network.least_s(kind, name, (size,))[0]) for network in networks),
+            lambda name: self.exactly(kind, axis, size, name, stage)[0],
+        )
 
     def networks(self, axis: int, stage: int = 0) -> tuple[Network, ...]:
         """The groups along an axis: those that share links in one network, and of equal networks one.
@@ -123,6 +125,10 @@ class SideBySide:
     def seconds(self, kind: str, algorithm: str, size_bytes: int) -> float:
         """Of one collective of each group, all at a time."""
         return self._outcome(kind, algorithm, size_bytes)[0]
+
+    def least_s(self, kind: str, algorithm: str, sizes: Sequence[int]) -> FloatArray:
+        """float64 [sizes]: seconds that they take at least."""
+        return at_least_s(self.cluster, self.groups, kind, algorithm, sizes)
 
     def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
         """What a rank holds, at most, of what others sent."""
@@ -188,14 +194,24 @@ def _curve(network: Network, kind: str, algorithm: str) -> FloatArray:
     return np.array([network.seconds(kind, network.named(algorithm), size) for size in SIZES])
 
 
-def _quickest_somewhere(curves: FloatArray) -> FloatArray:
-    """Of curves [k, sizes] those to which no other one is equal or below everywhere; of equal ones the first."""
-    kept: list[FloatArray] = []
-    for k, curve in enumerate(curves):
-        others = [*kept, *curves[k + 1 :][(curves[k + 1 :] < curve).any(axis=1)]]
-        if not any((other <= curve).all() for other in others):
-            kept.append(curve)
+def _quickest_somewhere(networks: Sequence[Network], kind: str, names: Sequence[str]) -> FloatArray:
+    """float64 [k, sizes]: seconds by each algorithm that is the quickest at one of `SIZES`, and maybe by others."""
+    none = np.zeros(len(SIZES))
+    least = {name: np.max([_least(each, kind, name) for each in networks] or [none], axis=0) for name in names}
+    kept, quickest = [], np.full(len(SIZES), np.inf)
+    for name in sorted(names, key=lambda name: float(np.log1p(1e9 * least[name]).sum())):
+        if (least[name] < quickest).any():
+            curve = np.max([_curve(each, kind, name) for each in networks] or [none], axis=0)
+            if (curve < quickest).any():
+                kept.append(curve)
+                quickest = np.minimum(quickest, curve)
     return np.array(kept)
+
+
+@lru_cache(maxsize=4096)
+def _least(network: Network, kind: str, algorithm: str) -> FloatArray:
+    """float64: seconds that it takes at least at each of `SIZES`."""
+    return network.least_s(kind, network.named(algorithm), SIZES)
 
 
 def _interpolated(size_bytes: float | FloatArray | IntArray, seconds: FloatArray) -> FloatArray:

@@ -15,7 +15,7 @@ import numpy as np
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.devices import devices_of
 from env.cluster import Cluster
-from env.collectives import Interconnect
+from env.communication.formulas import Interconnect
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph

@@ -26,7 +26,7 @@ from placement.solving.result import NO_STRATEGY
 from placement.solving.strategy_words import family_in_words
 
 if TYPE_CHECKING:
-    from env.collective_times import CollectiveTimes
+    from env.communication.times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
     from placement.comparison import Comparison

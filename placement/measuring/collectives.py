@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from env.cluster import Cluster
-from env.collective_times import lone_collective_s
+from env.communication.times import lone_collective_s
 from env.device import MeasuredCollective
 from placement.measuring.figures import MOST_LINK_SPREAD, Figure
 from placement.measuring.speeds import Effort

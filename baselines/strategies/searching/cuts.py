@@ -19,7 +19,10 @@ from graphs.opgraph import OpGraph
 from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Shard
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.cutting import cut
+from graphs.transforms.splitting.joint import in_time
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+
+MICRO_BATCHES = "mb"  # name of the axis that cuts the batch in time
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,7 @@ class Cuts:
     def __init__(self, graph: OpGraph, runs: Derived | None = None, first: Cuts | None = None) -> None:
         self.graph, self._first = graph, first
         self._origins = None if runs is None else _Origins.of(runs)
+        self._walked: dict[tuple[object, ...], Sharding] = {}
         self._made: dict[tuple[object, ...], AxisCut] = {}
         self._failed: dict[tuple[object, ...], StrategyError] = {}
         self._extents: dict[str, list[int]] = {}
@@ -107,18 +111,21 @@ class Cuts:
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
         size = axis.size if axis.cuts_weights or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
-        key = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small)
+        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small)
+        key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made and self._first is not None and self._origins is not None:
             self._made[key] = self._origins.cut_alike(self._first.along(axis, others))
         if key not in self._made:
-            try:
-                made = cut(self.graph, axis, others)
-            except StrategyError as error:
-                self._failed[key] = error
-                raise
-            self._made[key] = _kept(self.graph, made, key)
+            if walk not in self._walked:
+                try:
+                    self._walked[walk] = cut(self.graph, axis, others)
+                except StrategyError as error:
+                    self._failed[key] = error
+                    raise
+            made = self._walked[walk]
+            self._made[key] = _kept(self.graph, in_time(self.graph, made) if key[-1] else made, key)
         return self._made[key]
 
 

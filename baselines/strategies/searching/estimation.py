@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.strategies.allowed import check_allowed
+from baselines.strategies.allowed import FLUSHING, check_allowed, needs_flush
 from baselines.strategies.costs import PipelineCosts
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
@@ -20,7 +20,7 @@ from baselines.strategies.searching.block_kernel import (
     run_in_turn,
     run_pipeline,
 )
-from baselines.strategies.searching.cuts import AxisCut
+from baselines.strategies.searching.cuts import MICRO_BATCHES, AxisCut
 from baselines.strategies.searching.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.searching.records import Estimate
 from baselines.strategies.searching.step import (
@@ -85,6 +85,10 @@ class Estimation:
         self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
+        if strategy.stages > 1 and strategy.micro_batches > 1 and strategy.order != FLUSHING:
+            joined = estimator.joined(strategy.recompute, is_chunked)
+            if joined is not None:
+                raise needs_flush(strategy, *joined)
         self.grid = grid_of(estimator.cluster, strategy)
         stage, is_late = np.zeros(len(is_chunked), dtype=np.int64), np.zeros(len(is_chunked), dtype=np.bool_)
         if strategy.stages > 1:
@@ -101,7 +105,7 @@ class Estimation:
         axes = [axis for axis in (rule.axis() for rule in strategy.mesh) if axis.size > 1]
         if (axes or strategy.micro_batches > 1) and not any(graph.split_rows):
             raise StrategyError(f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut.")
-        chunking = Axis("mb", strategy.micro_batches, ("batch",))
+        chunking = Axis(MICRO_BATCHES, strategy.micro_batches, ("batch",))
         made: list[AxisCut] = []
         for number, axis in enumerate(axes):
             others = axes[:number] if axis.words else [*axes[:number], *axes[number + 1 :], chunking]

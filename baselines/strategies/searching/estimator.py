@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from baselines.strategies.allowed import joins_micro_batches
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.devices import are_alike, problem_of, recomputed
 from baselines.strategies.memory_order import order_of
@@ -96,6 +97,7 @@ class Estimator:
         self._steps: dict[tuple[object, ...], tuple[LocalStep, tuple[BlockArrays, ...]]] = {}
         self._orders: dict[tuple[object, ...], PipelineOrder] = {}
         self._networks: dict[tuple[object, ...], CollectiveCosts] = {}
+        self._joined: dict[tuple[object, ...], tuple[str, str] | None] = {}
 
     def estimate(self, strategy: Strategy) -> Estimate:
         """What a strategy takes.
@@ -121,6 +123,13 @@ class Estimator:
         if key not in self._orders:
             self._orders[key] = order_of(strategy)
         return self._orders[key]
+
+    def joined(self, patterns: tuple[str, ...], is_chunked: BoolArray) -> tuple[str, str] | None:
+        """As `joins_micro_batches`."""
+        key = patterns, is_chunked.tobytes()
+        if key not in self._joined:
+            self._joined[key] = joins_micro_batches(self.source(patterns).graph, is_chunked)
+        return self._joined[key]
 
     def network(self, grid: IntArray) -> CollectiveCosts:
         key = (grid.shape, grid.tobytes())

@@ -20,7 +20,7 @@ from baselines.strategies.searching.step import (
     States,
 )
 from env.cluster import Cluster
-from env.collectives import Interconnect
+from env.communication.formulas import Interconnect
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from baselines.budget import Budget
+from baselines.strategies.allowed import FLUSHING
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
 from baselines.strategies.searching.grid import hand_grid
@@ -40,6 +41,7 @@ _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 _HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
+_MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
 _FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
@@ -89,6 +91,7 @@ class _Pool:
         default_factory=dict
     )  # what estimates are multiplied by; under None all others
     tried: dict[object, int] = field(default_factory=dict)  # of like ones, how many were scored since the last gain
+    vain: dict[object, int] = field(default_factory=dict)  # of like ones, how many the simulator refused
 
     def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
         """Remember how far an estimate was off, and whether trying its like has paid."""
@@ -225,7 +228,10 @@ class _Search:
             ways = (True, False) if sizes.get("tp", 1) > 1 and space.has_sequence else (False,)
             for m in sorted(some):
                 for sequence in ways:
-                    yield from self._frugal(space.strategy(sizes, stages, sequence, micro_batches=m))
+                    plain = space.strategy(sizes, stages, sequence, micro_batches=m)
+                    yield from self._frugal(plain)
+                    if plain in self.pool.refused and stages > 1 and m > 1:  # the loss may be one of the whole batch
+                        yield from self._frugal(replace(plain, order=FLUSHING))
             if parts == space.n_devices > 1:  # replicas that cut the weights of one block
                 plain = space.strategy(sizes)
                 for modules in patterns(self.graph).weights:
@@ -268,6 +274,8 @@ class _Search:
     def _rank(self, estimate: Estimate) -> tuple[int, float, int]:
         """Those that fit first, then those that may, by time; of equal ones the shorter text."""
         lacks = 0 if estimate.fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
+        if self.pool.vain.get(_like(estimate.strategy), 0) >= _MOST_VAIN:
+            lacks = 3
         time_s = self.pool.corrected_s(estimate) if lacks < 2 else float(estimate.missing_bytes)
         return lacks, float(f"{time_s:.6e}"), len(estimate.strategy.text)
 
@@ -365,6 +373,7 @@ class _Search:
         if found.scored is None:
             self.pool.refused[strategy] = found.reason
             del self.pool.estimates[strategy]
+            self.pool.vain[_like(strategy)] = self.pool.vain.get(_like(strategy), 0) + 1
             return False
         self.op_scoring_s = max(self.op_scoring_s, found.seconds / scored_ops(self.graph, self.cluster, strategy))
         best = self._best()

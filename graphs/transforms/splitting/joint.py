@@ -6,8 +6,14 @@ import numpy as np
 
 from graphs.arrays import BoolArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.splitting.masks import of_integer_inputs
-from graphs.transforms.splitting.sharding import SUM, Sharding
+from graphs.transforms.splitting.masks import of_integer_inputs, with_whole_masks
+from graphs.transforms.splitting.sharding import SUM, Sharding, shard
+
+
+def in_time(graph: OpGraph, chunks: Sharding) -> Sharding:
+    """A cut into micro-batches, but for what is done once for all of them."""
+    once = joint_ops(graph, chunks)
+    return with_whole_masks(graph, shard(graph, chunks.axis, ~once) if once.any() else chunks)
 
 
 def joint_ops(graph: OpGraph, chunks: Sharding) -> BoolArray:

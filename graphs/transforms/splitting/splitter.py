@@ -21,9 +21,8 @@ from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.joint import joint_ops
-from graphs.transforms.splitting.masks import with_whole_masks
-from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding, shard
+from graphs.transforms.splitting.joint import in_time
+from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -74,18 +73,11 @@ def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, f
         )
     chunking = Axis("mb", micro_batches, (BATCH,))
     mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
-    chunks = _in_time(graph, chunking, axes) if micro_batches > 1 else None
+    chunks = in_time(graph, cut(graph, chunking, axes)) if micro_batches > 1 else None
     if folded:
         _refuse_borders(graph, mesh)
         mesh = [sharding.first for sharding in mesh]
     return Copies(graph, mesh, chunks)
-
-
-def _in_time(graph: OpGraph, chunking: Axis, axes: Sequence[Axis]) -> Sharding:
-    """The cut into micro-batches, but for what is done once for all of them."""
-    found = cut(graph, chunking, axes)
-    once = joint_ops(graph, found)
-    return with_whole_masks(graph, shard(graph, found.axis, ~once) if once.any() else found)
 
 
 def split_as(copies: Copies, zero: Zero | None = None, *, synchronised: bool = False) -> Derived:

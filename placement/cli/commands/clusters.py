@@ -13,7 +13,7 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from env.collective_times import CollectiveTimes
+    from env.communication.times import CollectiveTimes
     from placement.measuring.figures import MeasuredMachine
 
 
@@ -145,7 +145,7 @@ def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
 
 
 def _show_collectives(cluster: Cluster, given: ClustersOptions) -> None:
-    from env.collective_times import collective_times
+    from env.communication.times import collective_times
 
     found = collective_times(cluster, given.ranks)
     if given.as_json:

@@ -10,7 +10,7 @@ from training_steps import mlp
 from baselines.strategies.applied import applied
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
-from env.collectives import EXPANDED_RANKS
+from env.communication.formulas import EXPANDED_RANKS
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
 from graphs.errors import StrategyError

@@ -10,8 +10,8 @@ from parallel.collective_graphs import star
 
 from baselines.strategies.collective_costs import SIZES, CollectiveCosts, SideBySide
 from env.cluster import Cluster, both_ways
-from env.collective_times import lone_collective_s, side_by_side
-from env.collectives import ManyRanks, buffer_bytes
+from env.communication.formulas import ManyRanks, buffer_bytes
+from env.communication.times import lone_collective_s, side_by_side
 from env.presets import H100
 from graphs.errors import UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS

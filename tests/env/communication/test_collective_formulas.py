@@ -9,8 +9,8 @@ import pytest
 from parallel.collective_graphs import star, step_s
 
 from env.cluster import Cluster
-from env.collective_times import lone_collective, lone_collective_s
-from env.collectives import EXPANDED_RANKS, Interconnect, ManyRanks, collective_s, fused_s
+from env.communication.formulas import EXPANDED_RANKS, Interconnect, ManyRanks, collective_s, fused_s
+from env.communication.times import lone_collective, lone_collective_s
 from graphs.transforms.collectives import ALGORITHMS, KINDS, carried_out_by, reduce
 from graphs.transforms.derived import Collective
 

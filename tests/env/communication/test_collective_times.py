@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from parallel.collective_graphs import star
 
 from env.cluster import Cluster
-from env.collective_times import collective_times, host_size, lone_collective, quickest, side_by_side
-from env.collectives import Interconnect, collective_s
+from env.communication.formulas import Interconnect, collective_s
+from env.communication.times import collective_times, host_size, lone_collective, quickest, side_by_side
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from source_tree import ROOT
 
-from env.collectives import Interconnect, collective_s
+from env.communication.formulas import Interconnect, collective_s
 
 A100_ADDING = 3 / 2039e9  # s per byte, of the preset's GPU
 

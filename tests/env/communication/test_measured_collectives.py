@@ -14,7 +14,7 @@ from baselines.strategies.applied import applied
 from baselines.strategies.collective_costs import CollectiveCosts
 from env.checking.checker import check_schedule
 from env.cluster import Cluster, Device, MeasuredCollective, both_ways
-from env.collective_times import collective_times, lone_collective_s
+from env.communication.times import collective_times, lone_collective_s
 from env.resizing import part_of, resized
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.collective_graphs import star, step_s
 
-from env.collective_times import lone_collective
-from env.collectives import buffer_bytes
+from env.communication.formulas import buffer_bytes
+from env.communication.times import lone_collective
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator

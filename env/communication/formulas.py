@@ -129,6 +129,10 @@ class ManyRanks:
         collect = spread + (inner + outer) * self.flat.adding_s_per_byte
         return float({"all_reduce": collect + spread, "reduce_scatter": collect}.get(kind, spread))
 
+    def least_s(self, kind: str, algorithm: str, sizes: Sequence[int]) -> FloatArray:
+        """float64 [sizes]: as `seconds`, which leaves nothing open."""
+        return np.array([self.seconds(kind, algorithm, size) for size in sizes])
+
     def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
         """What a rank holds, at most, of what others sent."""
         return buffer_bytes(kind, algorithm, size_bytes, self.ranks)
