@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.routes import ROUTE_BYTES
-from graphs.arrays import frozen, sums
+from graphs.arrays import distinct_rows, frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
 from graphs.records import LANE
@@ -159,6 +159,11 @@ class Problem:
                 f"ops {names} must run on one device, but no device of cluster {cluster.name!r} suits all of them."
             )
         return frozen(result)
+
+    @cached_property
+    def choices(self) -> tuple[BoolArray, IntArray]:
+        """bool [c, D] and int64 [n]: the different rows of `allowed`, and which of them each op has."""
+        return distinct_rows(self.allowed)
 
     @cached_property
     def units(self) -> tuple[IntArray, ...]:

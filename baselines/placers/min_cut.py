@@ -12,6 +12,7 @@ from baselines.network_levels import network_levels
 from env.plan import Plan
 from env.problem import BoolArray, Problem
 from env.units import Units
+from graphs.arrays import distinct_rows
 from graphs.opgraph import FloatArray, IntArray
 
 _TOTAL_WEIGHT = 2**28  # METIS takes whole numbers, whose sum must stay below 2**31 in some builds
@@ -92,10 +93,10 @@ def _parts(units: Units, edges: UnitGraph, allowance: Allowance, memory_share: f
     main[units.problem.cluster.compute_devices] = True
     on_main = units.allowed & main
     choices = np.where(on_main.any(axis=1, keepdims=True), on_main, units.allowed)
-    kinds, kind_of = np.unique(choices, axis=0, return_inverse=True)
+    kinds, kind_of = distinct_rows(choices)
     result = np.empty(units.n_units, dtype=np.int64)
     for kind, choice in enumerate(kinds):
-        chosen = np.flatnonzero(kind_of.reshape(-1) == kind)
+        chosen = np.flatnonzero(kind_of == kind)
         _, devices = network_levels(units.problem, np.flatnonzero(choice))
         op_s, size = units.op_s[np.ix_(chosen, devices)], allowance.unit_bytes[chosen].astype(np.float64)
         weight = (1 - memory_share) * _shares(op_s.mean(axis=1)) + memory_share * _shares(size)

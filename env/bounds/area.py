@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphs.arrays import distinct_rows
+
 if TYPE_CHECKING:
     from env.problem import BoolArray, Problem
     from graphs.opgraph import FloatArray, IntArray
@@ -111,12 +113,12 @@ def _joined(totals: FloatArray, most: int) -> FloatArray:
     if len(totals) <= most:
         return totals
     allowed = np.isfinite(totals)
-    _, pattern = np.unique(np.packbits(allowed, axis=1), axis=0, return_inverse=True)
+    pattern = distinct_rows(allowed)[1]
     logs = np.log(np.where(allowed, totals, 1.0))
     logs -= logs.sum(axis=1, keepdims=True) / allowed.sum(axis=1, keepdims=True)
     by = np.where(allowed, logs, 0.0)
-    order = np.lexsort((by[:, by.var(axis=0).argmax()], pattern.reshape(-1)))
-    kind = pattern.reshape(-1)[order]
+    order = np.lexsort((by[:, by.var(axis=0).argmax()], pattern))
+    kind = pattern[order]
     begins = np.arange(len(order)) % -(-len(order) // most) == 0
     begins[1:] |= kind[1:] != kind[:-1]
     return np.add.reduceat(totals[order], np.flatnonzero(begins), axis=0)

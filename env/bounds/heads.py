@@ -99,8 +99,7 @@ class Pairs:
 
 def _least_transfer_s(problem: Problem, producer: IntArray, consumer: IntArray, tensor: IntArray) -> FloatArray:
     """float64 [e]: least seconds to move a tensor between two different devices where both its ends may run."""
-    choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
-    choice_of = choice_of.reshape(-1)
+    choices, choice_of = problem.choices
     graph, n = problem.graph, problem.cluster.n_devices
     kind = choice_of[producer] * len(choices) + choice_of[consumer]
     result = np.full(len(tensor), np.inf)

@@ -49,15 +49,15 @@ def _group_too_large(problem: Problem, working: IntArray) -> str | None:
 
 def _kinds_too_small(problem: Problem) -> str | None:
     graph = problem.graph
-    choices, choice_of = np.unique(problem.allowed, axis=0, return_inverse=True)
-    by_choice = sums(choice_of.reshape(-1), graph.kept_bytes, len(choices))
+    choices, choice_of = problem.choices
+    by_choice = sums(choice_of, graph.kept_bytes, len(choices))
     for choice in choices:
         if choice.all():
             continue  # no restriction: `_cluster_too_small` counts these, and more
         inside = ~(choices & ~choice).any(axis=1)  # ops with no other devices than these
         needed, room = int(by_choice[inside].sum()), problem.room_bytes(choice)
         if needed > room:
-            i = _largest(graph.kept_bytes, inside[choice_of.reshape(-1)])
+            i = _largest(graph.kept_bytes, inside[choice_of])
             names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
             more = " ..." if choice.sum() > 4 else ""
             return (

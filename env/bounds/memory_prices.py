@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.arrays import distinct_rows
 from graphs.opgraph import FloatArray, IntArray
 
 _COLUMNS = 6_000  # of a linear programme, solved in a tenth of a second
@@ -154,8 +155,7 @@ class Programme:
 
 def _kinds(rows: NDArray[np.bool_]) -> IntArray:
     """int64 [G]: a number for each distinct row."""
-    kind: IntArray = np.unique(np.packbits(rows, axis=1), axis=0, return_inverse=True)[1]
-    return kind.reshape(-1)
+    return distinct_rows(rows)[1]
 
 
 def _runs(order: IntArray, kind: IntArray, most: int) -> IntArray:

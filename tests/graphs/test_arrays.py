@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs.arrays import distinct, frozen, numbered, pointers, sums
+from graphs.arrays import distinct, distinct_rows, frozen, numbered, pointers, sums
 from graphs.capture.trace import row_major
 from graphs.module_paths import prefixes
 
@@ -53,3 +53,12 @@ def test_prefixes_of_a_module_path() -> None:
 @given(st.lists(st.integers(-5, 5), max_size=20))
 def test_distinct_values(values: list[int]) -> None:
     assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
+
+
+@given(st.integers(1, 70), st.lists(st.integers(0, 2**70), max_size=12))
+def test_distinct_rows(width: int, numbers: list[int]) -> None:
+    flags = np.array([[bool(n >> k & 1) for k in range(width)] for n in numbers], dtype=np.bool_).reshape(-1, width)
+    rows, which = distinct_rows(flags)
+    wanted, inverse = np.unique(flags, axis=0, return_inverse=True)
+    assert np.array_equal(rows, wanted)
+    assert np.array_equal(which, inverse.reshape(-1))
