@@ -43,6 +43,7 @@ _WEARY = 0.01  # more of the estimate for each of its like that was scored and w
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
 _FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
+_FAR_BEHIND = 2.0  # times as slow again, where only some were estimated
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
@@ -163,13 +164,13 @@ class _Search:
         if not any(estimate.fits for estimate in self.pool.estimates.values()):
             frugal = frugal_strategies(self.graph, self.space.n_devices)
             is_whole &= self._estimate_all(frugal, "sketch", least=len(self.pool.estimates) + 1)
-        if is_whole:  # else the best may not have been looked at
-            self._look_at_rival()
+        self._look_at_rival(is_whole)
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
         self.by_hand = set(hand_grid(self.graph, self.cluster))
         self._estimate_all(self._best_meshes_first(), "grid")
+        self._look_at_rival(is_whole=True)
         self.progress("scoring", 3, 4)
         self._score_best()
 
@@ -195,11 +196,15 @@ class _Search:
             return False
         return math.isinf(self.all_s) or self.budget.left_s() > (1 - self.share * _SHARES[part]) * self.all_s
 
-    def _look_at_rival(self) -> None:
-        """Take a part of the time only, where what fits is estimated to be slower than the rival; less the slower."""
+    def _look_at_rival(self, is_whole: bool) -> None:
+        """Take a part of the time only, where what fits is estimated to be slower than the rival; less the slower.
+
+        Args:
+            is_whole: every mesh was looked at; else the best may not have been, and what was must be far slower.
+        """
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
         behind = min(fitting, default=math.inf) / (_FAR * self.rival_s)
-        if behind > 1:
+        if behind > (1 if is_whole else _FAR_BEHIND):
             self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
 
     def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> bool:
