@@ -49,6 +49,8 @@ CASES = [
     ("bert_base", "16xV100-10gbe", "pp16 zb-h2 mb16"),
     ("bert_base", "16xV100-10gbe", "pp8 1f1b mb8"),
     ("bert_base", "16xV100-10gbe", "pp8 zbv mb8"),
+    # The loss compares all samples of the batch with each other: it runs once, after the last forward pass.
+    ("two_tower", "4xV100-pcie", "pp4 gpipe mb16"),
 ]
 
 
@@ -123,3 +125,17 @@ def folded_score(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> int:
     """Peak bytes, by the simulator, of one place of the mesh."""
     what = applied(graph, cluster, strategy, folded=True)
     return int(Simulator(what.problem).score(what.plan).peak_bytes.max())
+
+
+def test_a_loss_of_the_whole_batch_is_refused_as_the_simulator_refuses_it() -> None:
+    graph, cluster = model_graph("two_tower", train=True), Cluster.preset("4xV100-pcie")
+    strategy = Strategy.parse("pp4 1f1b mb4")
+    sentences = []
+    for judge in (Estimator(graph, cluster).estimate, lambda each: scored(graph, cluster, each)):
+        with pytest.raises(StrategyError, match="take the order gpipe") as refused:
+            judge(strategy)
+        sentences.append(str(refused.value))
+    assert sentences[0] == sentences[1]
+    Estimator(graph, cluster).estimate(
+        Strategy.parse("pp4 1f1b mb1")
+    )  # of one micro-batch there is nothing to wait for

@@ -8,6 +8,7 @@ import pytest
 
 from baselines.budget import Budget
 from baselines.strategies.searching import scoring
+from baselines.strategies.searching import search as search_module
 from baselines.strategies.searching.bound import ALL, strategy_bounds
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, family_of
@@ -138,3 +139,30 @@ def test_the_best_of_the_hand_grid_is_scored_and_one_hybrid_of_each_near_mesh(
 
 def mesh_of(strategy: Strategy) -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple((rule.name, rule.size) for rule in strategy.mesh), strategy.stages
+
+
+def test_a_loss_of_the_whole_batch_leaves_the_pipelines_that_wait_for_it() -> None:
+    graph, cluster = model_graph("two_tower", train=True), Cluster.preset("4xV100-pcie")
+    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=12))
+    assert outcome.best_of.keys() >= {"pp gpipe"}
+    assert outcome.scored >= 10  # evaluations do not go into orders that cannot be
+
+
+@pytest.mark.parametrize(
+    ("rival", "is_whole", "share"),
+    [
+        (2.0, True, 1.0),
+        (0.5, True, 0.35 / (2 / 1.1)),
+        (0.001, True, 0.35 / 4),
+        (0.6, False, 1.0),
+        (0.25, False, 0.35 / (4 / 1.1)),
+    ],
+)
+def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_whole: bool, share: float) -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    strategy = Strategy.parse("dp4")
+    step_s = Estimator(graph, cluster).estimate(strategy).step_time_s
+    search = search_module._Search(graph, cluster, Budget(), None, None, rival * step_s)
+    search._estimate(strategy)
+    search._look_at_rival(is_whole)
+    assert search.share == pytest.approx(share)
