@@ -141,11 +141,10 @@ def mesh_of(strategy: Strategy) -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple((rule.name, rule.size) for rule in strategy.mesh), strategy.stages
 
 
-def test_a_loss_of_the_whole_batch_leaves_the_pipelines_that_wait_for_it() -> None:
-    graph, cluster = model_graph("two_tower", train=True), Cluster.preset("4xV100-pcie")
-    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=12))
-    assert outcome.best_of.keys() >= {"pp gpipe"}
-    assert outcome.scored >= 10  # evaluations do not go into orders that cannot be
+def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_wait_for_it() -> None:
+    graph, cluster = model_graph("two_tower", train=True, batch_size=4), Cluster.preset("2xK40-pcie")
+    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=10))
+    assert outcome.scored >= 9
 
 
 @pytest.mark.parametrize(
