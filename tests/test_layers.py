@@ -67,7 +67,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "policies",
         "learners",
         "strategies",
-        "by_name checkpoint event_log placing session training strategy_training",
+        "by_name checkpoint event_log islands placing session training strategy_training",
         "__init__",
     ),
 }

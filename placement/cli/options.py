@@ -104,6 +104,16 @@ Workers = Annotated[
         help="Processes of Ray that search side by side; with --evaluations the answer is the same for any number.",
     ),
 ]
+TrainWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="COUNT",
+        show_default=False,
+        help="Processes of Ray that learn side by side and average what they learn; with --evaluations the policy "
+        "depends on the seed and on their number.",
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(

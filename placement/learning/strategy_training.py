@@ -6,16 +6,17 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from baselines.strategies.searching.bound import ALL, strategy_bounds
 from env.cluster import Cluster
 from env.plan import Priority
-from env.problem import LATENCY
+from env.problem import LATENCY, Problem
 from graphs.errors import UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
+from placement.learning.islands import Learning, on_islands
 from placement.learning.session import Session
 from placement.learning.strategies.environment import StrategyEnv
 from placement.learning.strategies.policies import POLICIES
@@ -29,6 +30,7 @@ from placement.learning.training import (
     check_training,
     files_of,
     finished,
+    islands_of,
     limits,
     pairs_of,
 )
@@ -77,6 +79,8 @@ class RunOptions:
     budget_s: float | None = None
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
     restart: bool = False
+    workers: int | None = None
+    address: str | None = None
     command: str = ""
 
 
@@ -113,23 +117,32 @@ def train_on_strategies(
         "seed": how.seed,
         "graphs": [f"{graph.name} ({graph.hash[:12]})" for graph, _ in pairs],
         "clusters": [f"{cluster.name} ({cluster.hash[:12]})" for _, cluster in pairs],
-    }
+    } | islands_of(how.workers)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not how.restart else None
     most_samples, most_s = limits(how.evaluations, how.budget_s)
-    session = Session(
-        run=run,
-        learner=StrategyLearner(StrategyEnv(graphs, clusters, STEPS, masks=MASKS), policy, how.seed),
-        targets=[SearchTarget(*pair, how.seed) for pair in pairs],
-        files=files,
-        most_samples=most_samples,
-        most_s=most_s,
-        command=how.command,
-        samples_are="moves",
-        proves=False,
-    )
-    if checkpoint is not None:
-        session.resume(checkpoint)
-    if begin is not None:
-        begin(session)
-    session.train(how.checkpoint_every_s, None, progress)
+    make = partial(_learner, graphs, clusters, policy, how.seed)
+    learning = Learning(make, Problem(*pairs[0]))
+    with on_islands(make(), learning, how.seed, how.workers, how.address) as trainee:
+        session = Session(
+            run=run,
+            learner=trainee,
+            targets=[SearchTarget(*pair, how.seed) for pair in pairs],
+            files=files,
+            most_samples=most_samples,
+            most_s=most_s,
+            command=how.command,
+            samples_are="moves",
+            proves=False,
+        )
+        if checkpoint is not None:
+            session.resume(checkpoint)
+        if begin is not None:
+            begin(session)
+        session.train(how.checkpoint_every_s, None, progress)
     return finished(session, save_strategy_policy)
+
+
+def _learner(
+    graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Cluster], policy: str, seed: int
+) -> StrategyLearner:
+    return StrategyLearner(StrategyEnv(graphs, clusters, STEPS, masks=MASKS), policy, seed)

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from env.gym.batch import ScorerFactory
 from env.plan import Priority
 from env.problem import LATENCY
 from graphs.disk import check_target, remove_leftovers
-from graphs.errors import MissingPackageError, UnknownNameError
+from graphs.errors import MismatchError, MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
+from placement.learning.islands import Learning, on_islands
+from placement.learning.learners.learner import Learner
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
 from placement.learning.learners.threads import single_threaded
+from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, PlacementTarget, Point, Session, Status
 from placement.solving.methods import check_count, check_problem, check_seconds
@@ -84,6 +88,8 @@ def train(
     log_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     restart: bool = False,
+    workers: int | None = None,
+    address: str | None = None,
     command: str = "",
     begin: Begin | None = None,
     progress: Progress | None = None,
@@ -109,6 +115,9 @@ def train(
         log_dir: folder for TensorBoard; no log without.
         checkpoint_every_s: seconds between checkpoints.
         restart: begin anew, whatever checkpoint there is.
+        workers: processes of Ray that learn side by side (`placement.learning.islands`); `evaluations` are then rounded
+            up to whole rounds, and the outcome depends on their number, too. One, or None: this process alone.
+        address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
         command: the command line, for the record.
         begin: called once before the first update, with the run as it stands.
         progress: called after every update.
@@ -121,41 +130,63 @@ def train(
         PolicyFileError: the checkpoint beside `output` is damaged or of another run, or `start_from` cannot be used.
         MismatchError: problems that one policy cannot serve together, or those that `start_from` cannot place.
         ValueError: a seed, number or time below 0, no graph, or no cluster.
+        WorkersError: workers cannot begin; the sentence says why, and what to do without them.
         InfeasibleError: a graph fits nowhere on a cluster.
         MissingPackageError: `log_dir` without the package tensorboard.
         OSError: `output` cannot be written.
     """
     check_training(policy, preset, seed, evaluations, budget_s, checkpoint_every_s)
+    is_measured = scorer != "simulate"
+    if is_measured and (workers, address) != (None, None):
+        raise MismatchError("workers score by the simulator; leave out workers, or scorer.")
     pairs = pairs_of(graphs, clusters)
     files = files_of(output, len(pairs), log_dir)
     trained = None if start_from is None else load_policy(start_from).policy.train()
-    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs)
+    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs) | islands_of(workers)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
-    is_measured = scorer != "simulate"
-    solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
+    solvers = [_solver(pair, seed) for pair in pairs]
     problems = [solver.problem for solver in solvers]
     with single_threaded():
         learner = make_learner(
             policy, problems, seed, preset=preset, warm_start=warm_start, scorer=scorer, trained=trained
         )
+    learning = Learning(partial(_island_learner, policy, pairs, seed, preset, trained), problems[0])
     most_samples, most_s = limits(evaluations, budget_s)
-    session = Session(
-        run=run,
-        learner=learner,
-        targets=[PlacementTarget(solver, is_measured) for solver in solvers],
-        files=files,
-        most_samples=most_samples,
-        most_s=most_s,
-        command=command,
-        proves=not is_measured,
-    )
-    if checkpoint is not None:
-        session.resume(checkpoint)
-    if begin is not None:
-        begin(session)
-    session.train(checkpoint_every_s, log_dir, progress)
+    with on_islands(learner, learning, seed, workers, address) as trainee:
+        session = Session(
+            run=run,
+            learner=trainee,
+            targets=[PlacementTarget(solver, is_measured) for solver in solvers],
+            files=files,
+            most_samples=most_samples,
+            most_s=most_s,
+            command=command,
+            proves=not is_measured,
+        )
+        if checkpoint is not None:
+            session.resume(checkpoint)
+        if begin is not None:
+            begin(session)
+        session.train(checkpoint_every_s, log_dir, progress)
     found = finished(session, save_policy)
     return replace(found, measured_s=session.best_s) if is_measured else found
+
+
+def islands_of(workers: int | None) -> dict[str, int]:
+    """What workers add to the identity of a run: nothing where there is one, or none."""
+    return {} if workers in (None, 1) else {"workers": workers}
+
+
+def _solver(pair: tuple[OpGraph, Cluster], seed: int) -> Solver:
+    return Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value)
+
+
+def _island_learner(
+    policy: str, pairs: Sequence[tuple[OpGraph, Cluster]], seed: int, preset: str, trained: PlacementPolicy | None
+) -> Learner:
+    """The learner of an island, whose state is then put in, so that it begins with nothing."""
+    problems = [_solver(pair, seed).problem for pair in pairs]
+    return make_learner(policy, problems, seed, preset=preset, warm_start=False, trained=trained)
 
 
 def limits(evaluations: int | None, budget_s: float | None) -> tuple[float, float]:

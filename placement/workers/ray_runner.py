@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import numba
+
 from graphs.errors import WorkersError
 from placement.workers.compiling_once import compiled_once
 from placement.workers.ray_cluster import joined
@@ -37,6 +39,7 @@ class Actor:
 
     def work(self, work: Callable[[Any, Any], Any], task: Any) -> Any:
         """Do a task."""
+        numba.set_num_threads(1)  # of this thread of Python; compiled parallel loops would take all cores of the host
         return work(self._shared, task)
 
     def process(self) -> int:

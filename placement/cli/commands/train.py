@@ -124,6 +124,8 @@ class TrainOptions(HowToScore):
         Path | None,
         typer.Option("--log-dir", metavar="DIR", show_default=False, help="Write a log for TensorBoard there."),
     ] = None
+    workers: options.TrainWorkers = None
+    address: options.Address = None
     train: options.Train = False
     granularity: options.Granularity = "op"
     dim: options.Dims = None
@@ -160,6 +162,8 @@ def train(given: TrainOptions) -> None:
             log_dir=given.log_dir,
             checkpoint_every_s=given.checkpoint_every_s,
             restart=given.restart,
+            workers=given.workers,
+            address=given.address,
             command=command_of(given),
             begin=begin,
             progress=show,
@@ -178,6 +182,8 @@ def _on_strategies(given: TrainOptions, graphs: list[OpGraph], targets: list[Clu
         budget_s=given.budget_s,
         checkpoint_every_s=given.checkpoint_every_s,
         restart=given.restart,
+        workers=given.workers,
+        address=given.address,
         command=command_of(given),
     )
     with reason_as_json(given.as_json), training_display() as (begin, show):
@@ -196,7 +202,7 @@ def command_of(given: TrainOptions) -> str:
     """The command line that trains the same policy, into the same file."""
     fields = (
         *("cluster", "policy", "env", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
-        *("train", "granularity", "output", "log_dir", "dim"),
+        *("train", "granularity", "output", "log_dir", "dim", "workers"),
     )
     return again("train", given.graphs, given, fields)
 

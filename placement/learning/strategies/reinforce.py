@@ -7,7 +7,7 @@ with the mean return of the other episodes of a batch, which begin alike, for a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from baselines.strategies.searching.records import Estimate, Figures
 from graphs.errors import UnknownNameError
 from graphs.transforms.strategy import Strategy
-from placement.learning.learners.learner import LearnerState, Update, adam_tensors, restore_adam, tensors_under
+from placement.learning.learners.learner import LearnerState, Update, adam_tensors, better, restore_adam, tensors_under
 from placement.learning.strategies.environment import StrategyEnv, StrategyTask
 from placement.learning.strategies.policies import POLICIES, Policy, entropy
 
@@ -120,6 +120,20 @@ class StrategyLearner:
         self._moves = state.values["moves"]
         read = (None if one is None else BestStrategy(Strategy.parse(one[0]), one[1]) for one in state.values["best"])
         self.best = list(read)
+
+    @property
+    def averaged(self) -> frozenset[str]:
+        """As of `placement.learning.learners.learner.IslandLearner`."""
+        return frozenset(f"policy.{name}" for name, _ in self.policy.named_parameters()) | set(adam_tensors(self._adam))
+
+    def reseed(self, seed: int) -> None:
+        """As of `placement.learning.learners.learner.IslandLearner`."""
+        self._generator.manual_seed(seed)
+        self.env.reset(seed=seed)
+
+    def adopt(self, best: Sequence[BestStrategy | None]) -> None:
+        """As of `placement.learning.learners.learner.IslandLearner`."""
+        self.best = [better(own, other) for own, other in zip(self.best, best, strict=True)]
 
     def _episode(self, options: dict[str, object]) -> _Episode:
         log_p, entropies, rewards = [], [], []

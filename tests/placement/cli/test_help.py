@@ -103,8 +103,8 @@ OPTIONS = {
     ],
     "train": [
         *COMMON,
-        *["--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch", "--log-dir"],
-        *["--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
+        *["--address", "--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch"],
+        *["--log-dir", "--workers", "--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
     ],
 }
 
