@@ -104,7 +104,8 @@ OPTIONS = {
     "train": [
         *COMMON,
         *["--address", "--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch"],
-        *["--log-dir", "--workers", "--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed", "-o", "GRAPHS"],
+        *["--log-dir", "--workers", "--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed"],
+        *["-o", "GRAPHS"],
     ],
 }
 
