@@ -16,11 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from env.cluster import UNLIMITED_BYTES
 from env.simulation.timeline import memory_steps
 from graphs.opgraph import IntArray, OpGraph, Phase
+from placement.report.drawn import Drawn, link_seconds
 from placement.report.layout import layered_layout
 from placement.solving.methods import SINGLE
 from placement.solving.result import schedule_of
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
     from env.problem import Problem
     from env.simulation.simulator import Schedule, Score
     from placement.comparison import Comparison
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each
 MAX_MEMORY_STEPS = 4000  # per device; beyond, the largest of each stretch
+MAX_ALL_STEPS = 32_000  # of all devices
 MAX_KINDS = 10
 FEW_MODULES = 24  # beyond, modules are not split further
 MAX_MODULES = 160
@@ -45,56 +48,76 @@ class Shown:
 
 def shown_schedules(problem: Problem, comparison: Comparison) -> list[Shown]:
     """The best distinct schedules, best first, and one device: what the page has room for."""
-    room = max(1, min(MAX_SCHEDULES, MAX_SCHEDULED_OPS // problem.graph.n_ops))
+    room = MAX_SCHEDULED_OPS // problem.graph.n_ops
     distinct = [r for r in comparison.results if r.answer is not None and r.method not in comparison.ties]
-    chosen = distinct[:room] + [r for r in distinct[room:] if r.method == SINGLE]
-    return [Shown(result, *schedule_of(problem, result)) for result in chosen]
+    best = distinct[: max(1, min(MAX_SCHEDULES, room))]
+    single = [r for r in distinct[len(best) :] if r.method == SINGLE and room > 1]
+    return [Shown(result, *schedule_of(problem, result)) for result in best + single]
+
+
+def drawn_of(problem: Problem, shown: Sequence[Shown]) -> Drawn:
+    """What is drawn one by one, by the best schedule."""
+    busy_s = shown[0].score.busy_s if shown else np.zeros(problem.cluster.n_devices)
+    return Drawn.of(problem.graph, problem.cluster, [one.schedule for one in shown], busy_s)
 
 
 def page_data(problem: Problem, shown: Sequence[Shown], lower_bound_s: float) -> dict[str, Any]:
     """Everything the page draws, as JSON values."""
     graph, cluster = problem.graph, problem.cluster
+    drawn = drawn_of(problem, shown)
     return {
         "lower_bound_s": lower_bound_s,
-        "devices": [
-            {
-                "name": d.name,
-                "kind": d.kind,
-                "model": d.model,
-                "capacity": d.usable_bytes if d.memory_bytes < UNLIMITED_BYTES else None,
-            }
-            for d in cluster.devices
-        ],
-        "links": [{"source": link.src, "target": link.dst} for link in cluster.links],
-        "routes": [
-            list(cluster.routes[a, b].links) if a != b else []
-            for a in range(cluster.n_devices)
-            for b in range(cluster.n_devices)
-        ],
-        "ops": _ops(graph, problem.mean_op_s),
-        "graph": _drawing(problem, shown),
-        "schedules": [_schedule(problem, one) for one in shown],
+        "devices": _devices(cluster, drawn),
+        "links": [{"source": cluster.links[i].src, "target": cluster.links[i].dst} for i in drawn.links.tolist()],
+        "routes": drawn.routes(cluster),
+        "n_ops": graph.n_ops,
+        "ops": _ops(graph, problem.mean_op_s, drawn),
+        "graph": _drawing(problem, shown, drawn),
+        "schedules": [_schedule(problem, one, drawn) for one in shown],
     }
 
 
-def _ops(graph: OpGraph, weight: NDArray[np.float64]) -> dict[str, Any]:
+def _devices(cluster: Cluster, drawn: Drawn) -> list[dict[str, Any]]:
+    """Those on the page, and last all others as one, where there are any."""
+    devices = (cluster.devices[d] for d in drawn.devices.tolist())
+    result: list[dict[str, Any]] = [
+        {
+            "name": d.name,
+            "kind": d.kind,
+            "model": d.model,
+            "capacity": d.usable_bytes if d.memory_bytes < UNLIMITED_BYTES else None,
+        }
+        for d in devices
+    ]
+    if drawn.has_others:
+        count = cluster.n_devices - len(result)
+        name = f"{count:,} other device{'s' * (count > 1)}"
+        result.append({"name": name, "kind": "mean, largest peak", "model": "", "capacity": None})
+    return result
+
+
+def _ops(graph: OpGraph, weight: NDArray[np.float64], drawn: Drawn) -> dict[str, Any]:
     """Names and the colour groups: kinds by total time, modules by first appearance, phases."""
     kinds = [kind.removeprefix("aten.") for kind in graph.kinds]
     kind_names, kind_of = _top(kinds, weight)
     module_names, module_of = _modules(graph, weight)
-    modules = {name: i for i, name in enumerate(dict.fromkeys(graph.modules))}
-    all_kinds = {name: i for i, name in enumerate(dict.fromkeys(kinds))}
+    ops = drawn.op.tolist()
+    modules = {name: i for i, name in enumerate(dict.fromkeys(graph.modules[i] for i in ops))}
+    all_kinds = {name: i for i, name in enumerate(dict.fromkeys(kinds[i] for i in ops))}
     phases = [phase for phase in Phase if np.any(graph.phase == phase)]
     return {
-        "names": list(graph.op_names),
+        "names": drawn.names(graph),
         "kinds": list(all_kinds),
-        "kind": _packed([all_kinds[kind] for kind in kinds], "<u4"),
+        "kind": _packed([all_kinds[kinds[i]] for i in ops], "<u4"),
         "modules": list(modules),
-        "module": _packed([modules[module] for module in graph.modules], "<u4"),
+        "module": _packed([modules[graph.modules[i]] for i in ops], "<u4"),
         "colours": {
-            "kind": {"names": kind_names, "of": _packed(kind_of, "u1")},
-            "module": {"names": module_names, "of": _packed(module_of, "u1")},
-            "phase": {"names": [p.name.lower() for p in phases], "of": _packed(_positions(graph.phase, phases), "u1")},
+            "kind": {"names": kind_names, "of": _packed(kind_of[drawn.op], "u1")},
+            "module": {"names": module_names, "of": _packed(module_of[drawn.op], "u1")},
+            "phase": {
+                "names": [p.name.lower() for p in phases],
+                "of": _packed(_positions(graph.phase[drawn.op], phases), "u1"),
+            },
         },
     }
 
@@ -168,15 +191,16 @@ def _positions(values: IntArray, among: Sequence[int]) -> IntArray:
     return np.searchsorted(np.array(among), values).astype(np.int64)
 
 
-def _drawing(problem: Problem, shown: Sequence[Shown]) -> dict[str, Any]:
+def _drawing(problem: Problem, shown: Sequence[Shown], drawn: Drawn) -> dict[str, Any]:
     """The layered drawing; a node's device under a schedule is where most of its time is spent."""
     layout = layered_layout(problem.graph)
-    n_nodes, n_devices = len(layout.x), problem.cluster.n_devices
+    n_nodes, n_devices = len(layout.x), len(drawn.devices) + drawn.has_others
     everyone = np.arange(problem.graph.n_ops)
     devices = []
     for one in shown:
         spent = problem.op_s[everyone, one.schedule.device] + 1e-30  # ops that take no time still have a device
-        per_node = np.bincount(layout.node_of * n_devices + one.schedule.device, spent, n_nodes * n_devices)
+        where = layout.node_of * n_devices + drawn.place[one.schedule.device]
+        per_node = np.bincount(where, spent, n_nodes * n_devices)
         devices.append(_packed(per_node.reshape(n_nodes, n_devices).argmax(axis=1), "<u2"))
     representative = np.full(n_nodes, -1)
     representative[layout.node_of[::-1]] = everyone[::-1]
@@ -185,42 +209,58 @@ def _drawing(problem: Problem, shown: Sequence[Shown]) -> dict[str, Any]:
         "y": _packed(layout.y, "<f4"),
         "weight": _packed(np.bincount(layout.node_of, problem.mean_op_s, n_nodes), "<f4"),
         "members": _packed(np.bincount(layout.node_of, minlength=n_nodes), "<u4"),
-        "op": _packed(representative, "<u4"),
+        "op": _packed(drawn.bar_of[representative], "<u4"),
         "source": _packed(layout.source, "<u4"),
         "target": _packed(layout.target, "<u4"),
         "device": devices,
     }
 
 
-def _schedule(problem: Problem, one: Shown) -> dict[str, Any]:
+def _schedule(problem: Problem, one: Shown, drawn: Drawn) -> dict[str, Any]:
     schedule, score = one.schedule, one.score
-    n_devices = problem.cluster.n_devices
+    n_devices = len(drawn.devices) + drawn.has_others
+    source, target = drawn.place[schedule.transfer_source], drawn.place[schedule.transfer_target]
     sent = problem.graph.tensor_bytes[schedule.transfer_tensor]
-    pair = schedule.transfer_source * n_devices + schedule.transfer_target
+    start_s, end_s = drawn.spans(schedule)
+    shown = drawn.transfers(schedule)
+    producer = drawn.bar_of[problem.graph.tensor_producer[schedule.transfer_tensor[shown]]]
+    busy_s, peak_bytes = score.busy_s[drawn.devices], score.peak_bytes[drawn.devices]
+    steps = memory_steps(problem, schedule)
+    most = MAX_ALL_STEPS // n_devices
+    memory = [_steps(steps[d][0], steps[d][1], most) for d in drawn.devices.tolist()]
+    if drawn.has_others:
+        others = np.setdiff1d(np.arange(len(drawn.place)), drawn.devices)
+        busy_s = np.append(busy_s, score.busy_s[others].mean())
+        peak_bytes = np.append(peak_bytes, score.peak_bytes[others].max())
+        memory.append(_steps(np.zeros(1), np.zeros(1, dtype=np.int64)))
     return {
         "method": one.result.method,
         "step_time_s": score.step_time_s,
-        "busy_s": score.busy_s.tolist(),
-        "peak_bytes": score.peak_bytes.tolist(),
-        "link_bytes": score.link_bytes.tolist(),
-        "pair_bytes": np.bincount(pair, sent, n_devices * n_devices).tolist(),
-        "device": _packed(schedule.device, "<u2"),
-        "start": _packed(schedule.op_start_s, "<f4"),
-        "end": _packed(schedule.op_end_s, "<f4"),
-        "producer": _packed(problem.graph.tensor_producer[schedule.transfer_tensor], "<u4"),
-        "bytes": _packed(sent, "<f4"),
-        "source": _packed(schedule.transfer_source, "<u2"),
-        "target": _packed(schedule.transfer_target, "<u2"),
-        "sent": _packed(schedule.transfer_start_s, "<f4"),
-        "arrived": _packed(schedule.transfer_end_s, "<f4"),
-        "memory": [_steps(time_s, used) for time_s, used in memory_steps(problem, schedule)],
+        "busy_s": busy_s.tolist(),
+        "peak_bytes": peak_bytes.tolist(),
+        "link_bytes": score.link_bytes[drawn.links].tolist(),
+        "link_busy_s": link_seconds(problem.cluster, schedule)[drawn.links].tolist(),
+        "pair_bytes": np.bincount(source * n_devices + target, sent, n_devices * n_devices).tolist(),
+        "op_counts": np.bincount(drawn.place[schedule.device], minlength=n_devices).tolist(),
+        "n_transfers": len(schedule.transfer_tensor),
+        "device": _packed(drawn.place[schedule.device[drawn.op]], "<u2"),
+        "start": _packed(start_s, "<f4"),
+        "end": _packed(end_s, "<f4"),
+        "producer": _packed(producer, "<u4"),
+        "bytes": _packed(sent[shown], "<f4"),
+        "source": _packed(source[shown], "<u2"),
+        "target": _packed(target[shown], "<u2"),
+        "sent": _packed(schedule.transfer_start_s[shown], "<f4"),
+        "arrived": _packed(schedule.transfer_end_s[shown], "<f4"),
+        "memory": memory,
     }
 
 
-def _steps(time_s: NDArray[np.float64], used_bytes: IntArray) -> dict[str, str]:
+def _steps(time_s: NDArray[np.float64], used_bytes: IntArray, most: int = MAX_MEMORY_STEPS) -> dict[str, str]:
     """A step function, with the largest of each stretch where it has too many steps to draw."""
-    if len(time_s) > MAX_MEMORY_STEPS:
-        first = np.linspace(0, len(time_s), MAX_MEMORY_STEPS, endpoint=False).astype(np.int64)
+    most = min(most, MAX_MEMORY_STEPS)
+    if len(time_s) > most:
+        first = np.linspace(0, len(time_s), most, endpoint=False).astype(np.int64)
         time_s, used_bytes = time_s[first], np.maximum.reduceat(used_bytes, first)
     return {"time": _packed(time_s, "<f4"), "bytes": _packed(used_bytes, "<f8")}
 

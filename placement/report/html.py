@@ -17,7 +17,7 @@ from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
 from placement.report.alternatives import alternatives_cards
-from placement.report.content import page_data, shown_schedules
+from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
 from placement.report.page import asset, page
 from placement.report.words import NO_GAP, format_percent, headline, leaders
@@ -48,7 +48,9 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     """The page as text."""
     graph, cluster = comparison.graph, comparison.cluster
     problem = Problem(graph, cluster, comparison.objective)
-    data = page_data(problem, shown_schedules(problem, comparison), comparison.lower_bound_s)
+    shown = shown_schedules(problem, comparison)
+    left_out = drawn_of(problem, shown).left_out(graph, [one.schedule for one in shown])
+    data = page_data(problem, shown, comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
         "graph": escape(graph.name),
@@ -61,7 +63,7 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         "alternatives": "" if comparison.overall is None else alternatives_cards(comparison.overall),
         "notes": notes(comparison),
         "bars": bars(comparison),
-        "facts": _facts(comparison, comparison.command if command is None else command),
+        "facts": _facts(comparison, comparison.command if command is None else command, left_out),
         "script": "\n".join(asset(name) for name in SCRIPTS),
         "data": text.replace("<", "\\u003c"),  # so that no name can end the script element
     }
@@ -100,8 +102,8 @@ def _tiles(comparison: Comparison) -> str:
     )
 
 
-def _facts(comparison: Comparison, command: str) -> str:
-    """Versions, hashes and the command that repeat the comparison."""
+def _facts(comparison: Comparison, command: str, left_out: str) -> str:
+    """Versions, hashes and the command that repeat the comparison, and what the page does not draw one by one."""
     graph, cluster = comparison.graph, comparison.cluster
     memory = dict.fromkeys(d.usable_bytes for d in cluster.devices if d.memory_bytes < UNLIMITED_BYTES)
     kept = format_bytes(int(graph.kept_bytes.sum()))
@@ -114,6 +116,7 @@ def _facts(comparison: Comparison, command: str) -> str:
         "its figures": cluster.source,
         "cluster hash": cluster.hash,
         "memory": f"{' or '.join(map(format_bytes, memory))} per device" if memory else "not modelled",
+        "drawn": left_out,
         "objective": comparison.objective,
         "seed": str(comparison.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),

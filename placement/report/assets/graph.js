@@ -157,15 +157,14 @@ function hoverGraph(event) {
 }
 
 function buildGraphLegend(schedule) {
-  const count = devices.map(() => 0);
-  schedule.device.forEach((d) => { count[d]++; });
+  const count = schedule.op_counts;
   const entries = devices.map((device, d) => {
     const entry = element("span", count[d] ? "" : "off");
     entry.append(swatch(deviceColour(d)), ` ${device.name}: ${count[d].toLocaleString("en")} ops`);
     return entry;
   });
   document.getElementById("graph-legend").replaceChildren(...entries);
-  const drawn = drawing.x.length < ops.names.length ? `${ops.names.length.toLocaleString("en")} ops drawn as ${drawing.x.length.toLocaleString("en")} groups` : "";
+  const drawn = drawing.x.length < page.n_ops ? `${page.n_ops.toLocaleString("en")} ops drawn as ${drawing.x.length.toLocaleString("en")} groups` : "";
   document.getElementById("graph-note").textContent = drawn;
 }
 

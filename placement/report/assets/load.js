@@ -57,12 +57,7 @@ function buildMatrix(schedule) {
 }
 
 function buildLinks(schedule) {
-  const busy = links.map(() => 0);
-  for (let x = 0; x < schedule.sent.length; x++) {
-    for (const link of page.routes[schedule.source[x] * devices.length + schedule.target[x]]) {
-      busy[link] += schedule.arrived[x] - schedule.sent[x];
-    }
-  }
+  const busy = schedule.link_busy_s;
   const order = links.map((_, i) => i).filter((i) => busy[i] > 0).sort((a, b) => busy[b] - busy[a]);
   if (order.length === 0) return [];
   const grid = element("div", "links");
@@ -79,7 +74,7 @@ function buildLinks(schedule) {
 function buildTraffic(schedule) {
   const sent = schedule.pair_bytes.reduce((a, b) => a + b, 0);
   const nothing = element("p", "empty", "Nothing is sent: every op runs where its inputs are.");
-  const note = element("p", "note", `${bytes(sent)} in ${schedule.sent.length.toLocaleString("en")} transfers; each tensor goes once to each device that needs it.`);
+  const note = element("p", "note", `${bytes(sent)} in ${schedule.n_transfers.toLocaleString("en")} transfers; each tensor goes once to each device that needs it.`);
   document.querySelector("#traffic .body").replaceChildren(...(sent ? [buildMatrix(schedule), note] : [nothing]));
 }
 

@@ -29,7 +29,7 @@ from graphs import generators
 from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from placement.comparison import Comparison, compare
-from placement.report import schedule_of, write_html, write_trace
+from placement.report import content, drawn, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, page_data, shown_schedules
 from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
@@ -403,6 +403,7 @@ const at = (canvas, type, x, y) => {
   seen.covered = headBox().top < document.getElementById("picker").getBoundingClientRect().bottom - 1;
   seen.barHeight = document.getElementById("picker").offsetHeight;
   seen.reason = document.querySelector(".infeasible .reason").textContent;
+  seen.legend = document.getElementById("graph-legend").textContent;
   seen.hit = window.hit ?? null;
   seen.wide = document.documentElement.scrollWidth <= innerWidth;
   seen.done = true;
@@ -508,6 +509,21 @@ class TestBrowser:
         assert console == []
         assert seen["cards"] == 3
         assert "No method found a placement that fits." in seen["text"]
+
+    def test_a_very_large_problem(
+        self, comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in {"MAX_OPS": 50, "MAX_BARS": 40, "MAX_TRANSFERS": 5, "MAX_DEVICES": 2}.items():
+            monkeypatch.setattr(drawn, name, value)
+        monkeypatch.setattr(content, "MAX_SCHEDULED_OPS", 150)
+        seen, console = _browse(render_html(comparison), tmp_path)
+        assert console == []
+        assert "error" not in seen
+        (view,) = seen["views"]
+        assert view["load"] == 3  # two devices and all others
+        assert view["timeline"] > 10
+        assert view["graph"] == comparison.graph.n_ops
+        assert "1 other device:" in seen["legend"]
 
     def test_a_step_of_no_time(self, tmp_path: Path) -> None:
         graph = OpGraph.build([Op("a", kernels=0), Op("b", kernels=0)], [Tensor("a", 0, ("b",))])
