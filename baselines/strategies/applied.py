@@ -22,7 +22,7 @@ from env.simulation.simulator import Simulator
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce
+from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
@@ -115,6 +115,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
         stage, is_apart = pipeline_stages(again.graph, cluster, strategy, grid.reshape(-1))
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
+    exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
     unordered = _spelt_out(exchanged, strategy.reduce, cluster, grid, rank, folded)
     used, devices = cluster, grid.reshape(strategy.stages, -1)

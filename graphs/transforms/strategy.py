@@ -117,6 +117,7 @@ class Strategy:
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
+        fused_updates: whether parameters whose gradients share a bucket are updated in one launch.
         statistics: of a batch: ``"exact"`` refuses what would change them, ``"sync"`` puts those of all parts together,
             ``"local"`` takes those of each part.
         device_names: of the devices to use, stages first, then the axes of the mesh, ``tp`` innermost; empty for the
@@ -138,6 +139,7 @@ class Strategy:
     recompute: tuple[str, ...] = ()
     reduce: str = ""
     bucket_bytes: int = 25_000_000
+    fused_updates: bool = False
     statistics: str = "exact"
     device_names: tuple[str, ...] = ()
     cuts: tuple[str, ...] = ()
@@ -229,6 +231,8 @@ class Strategy:
             yield f"reduce={self.reduce}"
         if self.bucket_bytes != Strategy.bucket_bytes:
             yield f"bucket={self.bucket_bytes}"
+        if self.fused_updates:
+            yield "updates=fused"
         if self.statistics != Strategy.statistics:
             yield f"statistics={self.statistics}"
         for key, names in (("devices", self.device_names), ("cuts", self.cuts)):

@@ -17,6 +17,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
 _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
+_OPTIONS = ("updates=fused", "devices=gpu0+gpu1", "cuts=OP")
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields
 
 
@@ -136,6 +137,8 @@ class _Reader:
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:
             return replace(strategy, statistics=value)
+        if key == "updates" and value == "fused":
+            return replace(strategy, fused_updates=True)
         if key in _NAMES and value:
             self.listed[_NAMES[key]] = tuple(unquote(name) for name in value.split("+"))
             return strategy
@@ -143,7 +146,7 @@ class _Reader:
         if key == "bucket" and found:
             return replace(strategy, bucket_bytes=int(found[1]) * _UNITS[found[2]])
         names = [f"reduce={name}" for name in ALGORITHMS] + [f"statistics={name}" for name in STATISTICS]
-        raise self._unknown(word, ["recompute=layers.*", *names, "bucket=25MB", "devices=gpu0+gpu1", "cuts=OP"])
+        raise self._unknown(word, ["recompute=layers.*", *names, "bucket=25MB", *_OPTIONS])
 
     def _once(self, word: re.Match[str], what: str) -> None:
         """Of two answers to one question the second would silently win."""

@@ -79,6 +79,8 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         yield f"on {', '.join(few)}{f' and {len(names) - _FEW} more' if len(names) > _FEW else ''}"
     if strategy.reduce:
         yield f"collectives by {strategy.reduce}"
+    if strategy.fused_updates:
+        yield "updates of a bucket in one launch"
     if strategy.statistics in _STATISTICS:
         yield _STATISTICS[strategy.statistics]
 

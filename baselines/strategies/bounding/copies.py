@@ -14,7 +14,7 @@ from baselines.strategies.bounding.extents import Extents
 from env.bounds.area import Work
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
-from graphs.opgraph import OpGraph
+from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.sharding import SHAPE_ONLY
 
 _HALVINGS = 50
@@ -25,7 +25,8 @@ class Costs:
     """Seconds of ops, launches apart from what is divided among parts.
 
     Attributes:
-        launch_s, work_s: float64 [n], on the device where they cost least at prices that add up to 1.
+        launch_s, work_s: float64 [n], on the device where they cost least at prices that add up to 1. Updates launch
+            for nothing.
         least_launch_s, least_work_s: float64 [n], on the device where they take least.
         price_sum: float64 [D], of the dearest 1, 2 .. D devices.
     """
@@ -49,6 +50,7 @@ class Costs:
         is_modelled = np.isnan(graph.time_s).all(axis=1)  # of a measured time, nobody knows what launches took
         launch_s = np.where(is_modelled, graph.kernels, 0)[:, None] * overhead_s
         rest_s = np.maximum(columns - launch_s, 0.0)
+        launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
         each = np.sort(price[kind.reshape(-1)])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
         return Costs(*priced, launch_s.min(axis=1), rest_s.min(axis=1), np.cumsum(each))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,7 @@ from baselines.strategies.searching.step import (
 )
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
-from graphs.opgraph import OpGraph
+from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import Strategy
 
@@ -128,6 +129,8 @@ class Estimation:
         devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
         local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
         job_s = self._job_seconds(local, ranks)
+        if self.strategy.fused_updates:
+            local = replace(local, op_s=local.op_s - self._saved_s(devices))
         frame = self.step.frame
         by_place = np.empty(len(frame.position))
         by_place[frame.position] = local.op_s
@@ -138,6 +141,18 @@ class Estimation:
             pipeline = self._pipeline(local, job_s, by_place, ranks, memory, hops)
             found.append(self._finished(local, job_s, ranks, *pipeline))
         return min(found, key=lambda estimate: estimate.step_time_s)
+
+    def _saved_s(self, devices: Sequence[Sequence[int]]) -> FloatArray:
+        """float64 [n]: seconds of each update's launch that it does not pay, since those of a bucket pay one."""
+        jobs, graph = self.step.jobs, self.source.graph
+        members = int(jobs.is_gradient.sum())
+        if not members:
+            return np.zeros(graph.n_ops)
+        share = 1.0 - int((jobs.is_gradient & self.has_time).sum()) / members
+        is_saved = (graph.phase == Phase.UPDATE) & np.isnan(graph.time_s).all(axis=1)
+        overhead_s = np.array([device.launch_overhead_s for device in self.estimator.cluster.devices])
+        least_s = np.array([overhead_s[list(numbers)].min() for numbers in devices])[self.step.frame.stage]
+        return np.where(is_saved, share * graph.kernels * least_s, 0.0)
 
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
         """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""

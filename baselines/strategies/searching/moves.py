@@ -52,7 +52,7 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
         for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):
             if size == 0 or size >= _LEAST_BUCKET:
-                yield "buckets", replace(strategy, bucket_bytes=size)
+                yield "buckets", replace(strategy, bucket_bytes=size, fused_updates=strategy.fused_updates and size > 0)
     yield from _devices(graph, cluster, strategy)
 
 
@@ -109,6 +109,7 @@ def _reshaped(cluster: Cluster, strategy: Strategy, sizes: dict[str, int], batch
         chunks=strategy.chunks if stages > 1 else 1,
         micro_batches=max(strategy.micro_batches, _first_micro_batches(batch, sizes) if strategy.stages == 1 else 1),
         zero=strategy.zero if sizes.get("dp", 1) > 1 else 0,
+        fused_updates=strategy.fused_updates and stages == 1 and len(mesh) > 0,
         device_names=(),
         cuts=(),
     )

@@ -310,6 +310,8 @@ class _Search:
         best = self._best()
         if best is not None and best.strategy not in self.explored:
             self.explored.add(best.strategy)
+            if self.space.has_launches and best.strategy.places > 1:
+                self._estimate(replace(best.strategy, fused_updates=not best.strategy.fused_updates))
             for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
                 if self._is_over():
                     return []

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
@@ -76,6 +78,12 @@ class Space:
         return has_batch_statistics(self.graph)
 
     @cached_property
+    def has_launches(self) -> bool:
+        """Whether updates launch kernels, which they may share; of a measured time nobody knows that."""
+        launches = (self.graph.phase == Phase.UPDATE) & (self.graph.kernels > 0)
+        return bool((launches & np.isnan(self.graph.time_s).all(axis=1)).any())
+
+    @cached_property
     def selective(self) -> tuple[str, ...]:
         """Patterns of recomputing the cores of attention, which hold much and cost little; () where there are none."""
         forward = {k for k, p in zip(self.graph.kinds, self.graph.phase.tolist(), strict=True) if p == Phase.FORWARD}
@@ -96,7 +104,7 @@ class Space:
         return tuple(1 << i for i in range(max(1, self.batch // parts).bit_length()))
 
     def strategy(self, sizes: dict[str, int], stages: int = 1, sequence: bool = False, **options: object) -> Strategy:
-        """A strategy of these axes; statistics of a batch that they cut are put together.
+        """A strategy of these axes; statistics of a batch that they cut are put together, and so are updates.
 
         Args:
             sequence: tensor parallelism cuts along the sequence what it leaves whole.
@@ -104,7 +112,9 @@ class Space:
         mesh = tuple(MeshRule(name, size, sequence and name == "tp") for name, size in sizes.items() if size > 1)
         cuts_images = any(sizes.get(name, 1) > 1 for name in ("dp", "hp", "wp", "ep"))
         statistics = "sync" if self.has_statistics and cuts_images else "exact"
-        return replace(Strategy(mesh, stages, statistics=statistics), **options)  # type: ignore[arg-type]
+        is_fused = self.has_launches and stages == 1 and sizes.get("dp", 1) > 1
+        plain = Strategy(mesh, stages, fused_updates=is_fused, statistics=statistics)
+        return replace(plain, **options)  # type: ignore[arg-type]
 
     def meshes(self) -> Iterator[tuple[dict[str, int], int]]:
         """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.

@@ -1,4 +1,4 @@
-"""`bucketed`: several parameters in one collective, as DistributedDataParallel and FSDP2 send them.
+"""`bucketed`: several parameters in one collective, as DistributedDataParallel and FSDP2 send them; and their updates.
 
 A collective for each parameter pays its latency hundreds of times. Buckets are filled in the order in which the
 backward pass makes the gradients, so that each can be sent while the next one is still being computed (Li et al., VLDB
@@ -43,6 +43,33 @@ def bucketed(derived: Derived, bucket_bytes: int, apart: IntArray | None = None)
     if all(len(bucket) == 1 for bucket in buckets):
         return derived
     return _merged(derived, [[derived.collectives[c] for c in bucket] for bucket in buckets])
+
+
+def with_fused_updates(derived: Derived) -> Derived:
+    """Launch updates of one place that wait for the same exchange once, as torch's fused optimizers do for many.
+
+    The first of them pays the launch, the others take the time of their work. A measured time is left as it is, since
+    nobody knows what of it the launch took.
+    """
+    graph = derived.graph
+    is_exchange = np.zeros(graph.n_ops, dtype=np.bool_)
+    is_exchange[[op for collective in derived.collectives for op in collective.ops]] = True
+    producer, consumer, _ = graph.edge_list
+    launches = (graph.phase == Phase.UPDATE) & (graph.kernels > 0) & ~is_exchange
+    is_stored = np.array(graph.kinds, dtype=object) == STORED
+    at = np.flatnonzero(launches[consumer] & ~is_stored[producer])
+    awaited: dict[int, set[int]] = {}
+    for before, op in zip(producer[at].tolist(), consumer[at].tolist(), strict=True):
+        awaited.setdefault(op, set()).add(before)
+    kernels = graph.kernels.copy()
+    launched: set[object] = set()
+    for op in sorted(awaited, key=lambda op: int(graph.topological_position[op])):
+        key = graph.kinds[op], graph.dtypes[op], frozenset(awaited[op])
+        if key in launched:
+            kernels[op] = 0
+        elif is_exchange[list(awaited[op])].any():
+            launched.add(key)
+    return replace(derived, graph=replace(graph, kernels=kernels))
 
 
 def _buckets(derived: Derived, bucket_bytes: int, apart: IntArray | None) -> list[list[int]]:

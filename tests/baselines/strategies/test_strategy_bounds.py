@@ -168,6 +168,7 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
         micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
         zero=zero,
         recompute=draw(st.sampled_from(((), ("*",)))),
+        fused_updates=draw(st.booleans()),
         statistics="local",
     )
     for _ in range(draw(st.integers(0, 2))):

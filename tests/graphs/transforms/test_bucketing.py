@@ -18,7 +18,7 @@ from graphs.capture import capture
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import Op, Phase, Tensor
-from graphs.transforms.collectives import bucketed, reduce
+from graphs.transforms.collectives import bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Collective, Derived
 from graphs.transforms.splitting import Axis, Zero, split
 
@@ -156,6 +156,25 @@ def test_updated_parameters_are_gathered_in_buckets() -> None:
         gathers = [c for c in bucketed(before, size).collectives if c.kind == "all_gather"]
         assert sum(c.bytes for c in gathers) == 3 * 72 * 4
         assert len(gathers) == count, size
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("size", "launches"), [(1, 6), (72 * 4, 3), (10**9, 1)])
+def test_updates_of_a_bucket_share_one_launch(zero: int, size: int, launches: int) -> None:
+    before = bucketed(split(layers_of_two(3), [Axis("dp", 2, ("batch",))], zero=Zero(zero) if zero else None), size)
+    after = with_fused_updates(before)
+    is_update = np.array([kind.startswith("optimizer.") for kind in before.graph.kinds])
+    assert before.graph.kernels[is_update].sum() == 2 * 6
+    for place in (0, 1):
+        assert after.graph.kernels[is_update & (after.part == place)].sum() == launches
+    assert (after.graph.kernels == before.graph.kernels)[~is_update].all()
+    assert (after.graph.flops == before.graph.flops).all()
+    assert with_fused_updates(after).graph.hash == after.graph.hash
+
+
+def test_updates_that_wait_for_no_exchange_have_their_own_launches() -> None:
+    alone = Derived.identity(layers_of_two(2))
+    assert (with_fused_updates(alone).graph.kernels == alone.graph.kernels).all()
 
 
 def test_bad_input() -> None:

@@ -48,6 +48,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         recompute=tuple(draw(st.just([]) | PATTERNS)),
         reduce=draw(st.sampled_from(["", *ALGORITHMS])),
         bucket_bytes=draw(st.integers(0, 10**9)),
+        fused_updates=draw(st.booleans()),
         statistics=draw(st.sampled_from(["exact", "sync", "local"])),
     )
     needed = {"device_names": made.devices if made.devices <= 8 else 0, "cuts": made.virtual_stages - 1}

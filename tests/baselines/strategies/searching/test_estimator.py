@@ -22,6 +22,8 @@ CASES = [
     ("gpt2", "8xH100-nvswitch", "dp8 zero1"),
     ("gpt2", "8xH100-nvswitch", "dp8 zero2 | bucket=5MB"),
     ("gpt2", "8xH100-nvswitch", "dp8 zero3"),
+    ("bert_base", "8xH100-nvswitch", "dp8 zero1 | updates=fused"),
+    ("resnet50", "8xH100-nvswitch", "dp8 | updates=fused | statistics=sync"),
     ("gpt2", "8xH100-nvswitch", "tp8"),
     ("gpt2", "8xH100-nvswitch", "dp2 | tp4 sp"),
     ("gpt2", "8xH100-nvswitch", "cp4"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from baselines.budget import Budget
@@ -16,6 +18,7 @@ from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Scored
 from baselines.strategies.searching.scoring import scored
 from baselines.strategies.searching.search import search_strategies
+from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph
@@ -165,3 +168,14 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     search._estimate(strategy)
     search._look_at_rival(is_whole)
     assert search.share == pytest.approx(share)
+
+
+def test_updates_are_fused_where_that_saves_launches() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    assert Space(graph, cluster).strategy({"dp": 4}).fused_updates
+    assert not Space(graph, cluster).strategy({"tp": 4}).fused_updates
+    assert not Space(graph, cluster).strategy({"dp": 2}, 2).fused_updates
+    measured = replace(graph, time_keys=("gpu",), time_s=np.ones((graph.n_ops, 1)), fixed_s=np.zeros((graph.n_ops, 1)))
+    assert not Space(measured, cluster).strategy({"dp": 4}).fused_updates
+    inference = model_graph("gpt2", batch_size=8)
+    assert not Space(inference, cluster).strategy({"dp": 4}).fused_updates
