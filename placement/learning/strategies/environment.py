@@ -141,7 +141,8 @@ class StrategyTask:
         for _ in range(_DRAWS if meshes else 0):
             sizes, stages = meshes[int(rng.integers(len(meshes)))]
             micro = space.micro_batches(sizes.get("dp", 1))
-            drawn = space.strategy(sizes, stages, micro_batches=int(rng.choice(micro)))
+            # Without what no action undoes.
+            drawn = space.strategy(sizes, stages, micro_batches=int(rng.choice(micro)), fused_updates=False)
             if self.estimate(drawn) is not None:
                 return drawn
         return Strategy()
