@@ -71,7 +71,7 @@ def test_hierarchical_draws_the_kind_of_a_move_first() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_learns_to_make_the_step_faster(name: str) -> None:
     env = make()
-    returns = trained(env, name, seed=0, updates=30).returns
+    returns = trained(env, name, seed=1, updates=30).returns
     first, last = (float(np.mean(part)) for part in np.array_split(returns, 5)[::4])
     assert last > first + 0.1
     starts = list(proposed(env.tasks[0], 3))
