@@ -11,7 +11,7 @@ from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
-from baselines.strategies.stage_cuts import pipeline_stages
+from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
@@ -101,19 +101,18 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
-    again = recomputed(graph, strategy.recompute)
+    again, order = recomputed(graph, strategy.recompute, strategy.micro_batches > 1), None
+    stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
+    if strategy.stages > 1:
+        # A single micro-batch leaves no choice of order.
+        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
+        again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
     is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
-    stage, order = np.zeros(again.graph.n_ops, dtype=np.int64), None
-    is_apart = np.zeros(again.graph.n_ops, dtype=np.bool_)
-    if strategy.stages > 1:
-        # A single micro-batch leaves no choice of order.
-        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
-        stage, is_apart = pipeline_stages(again.graph, cluster, strategy, grid.reshape(-1))
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]

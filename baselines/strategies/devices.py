@@ -105,11 +105,18 @@ def are_alike(cluster: Cluster, devices: Sequence[int]) -> bool:
 
 
 @lru_cache(maxsize=8)
-def recomputed(graph: OpGraph, patterns: tuple[str, ...]) -> Derived:
-    """The graph with what the patterns match run again, which many strategies ask for; without any as it is."""
+def recomputed(graph: OpGraph, patterns: tuple[str, ...], in_time: bool, stage: bytes = b"") -> Derived:
+    """The graph with what the patterns match run again, which many strategies ask for; without any as it is.
+
+    Args:
+        in_time: the batch is to be cut into micro-batches.
+        stage: int64 [n], of every op, whose second runs are to read nothing of another stage's.
+    """
     from graphs.transforms.recomputing import recompute  # seldom needed
 
-    return recompute(graph, patterns) if patterns else Derived.identity(graph)
+    if not patterns:
+        return Derived.identity(graph)
+    return recompute(graph, patterns, in_time, np.frombuffer(stage, dtype=np.int64) if stage else None)
 
 
 @lru_cache(maxsize=8)

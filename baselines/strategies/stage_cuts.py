@@ -14,6 +14,7 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph
+from graphs.transforms.derived import Derived
 from graphs.transforms.strategy import VIRTUAL, Strategy
 
 _STEP = 0.03  # of a stage's time: a cut is moved at least so far
@@ -29,7 +30,7 @@ def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[st
     """
     if strategy.stages == 1 or strategy.cuts:
         return strategy.cuts
-    again = recomputed(graph, strategy.recompute).graph
+    again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
     first_ops = _first_ops(problem_of(again, cluster), strategy, devices_of(cluster, strategy))
     return tuple(again.op_names[op] for op in first_ops.tolist())
 
@@ -60,6 +61,34 @@ def moved_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator
                 little = np.flatnonzero(sent[places - 1] <= sent[ends[k] - 1])
                 at = int(places[little[0] if len(little) else sent[places - 1].argmin()])
                 yield (*cuts[: k - 1], graph.op_names[forward[at]], *cuts[k:])
+
+
+def recomputed_in_stages(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: IntArray
+) -> tuple[Derived, IntArray, BoolArray]:
+    """``(graph with second runs, stage, is_apart)``, the last two of every op of it, as of `stages_from`.
+
+    A stage keeps what it received, and its second runs begin there. Were they to read what a stage before it computes
+    again, that stage would have to do a part of its backward pass before this one, and the rest after it.
+
+    Args:
+        graph: before recomputation.
+        devices: numbers of the strategy's devices, stages first.
+
+    Raises:
+        StrategyError: as of `pipeline_stages`.
+    """
+    again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
+    stage, is_apart = pipeline_stages(again.graph, cluster, strategy, devices)
+    is_first = again.graph.phase == graph.phase[again.origin]
+    producer, reader, _ = again.graph.edge_list
+    if not (~is_first[producer] & (stage[producer] != stage[reader])).any():
+        return again, stage, is_apart
+    of_op, of_apart = np.zeros(graph.n_ops, dtype=np.int64), np.zeros(graph.n_ops, dtype=np.bool_)
+    of_op[again.origin[is_first]] = stage[is_first]
+    of_apart[again.origin[is_first]] = is_apart[is_first]
+    again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1, of_op.tobytes())
+    return again, of_op[again.origin], of_apart[again.origin]
 
 
 def pipeline_stages(

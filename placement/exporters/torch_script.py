@@ -48,7 +48,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
                 "give the model, with --model."
             )
         check_same_graph(result, graph)
-        again = recomputed(graph, strategy.recompute).graph
+        again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
         if axes.get("tp", 1) > 1:
             plan = tensor_plan(again, strategy, model, layers_of(graph), is_written_for_parts(model))
         if strategy.stages > 1:

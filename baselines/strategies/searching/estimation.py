@@ -77,7 +77,13 @@ class Estimation:
     def __init__(self, estimator: Estimator, strategy: Strategy) -> None:
         self.estimator, self.strategy = estimator, strategy
         check_allowed(estimator.graph, estimator.cluster, strategy)
-        self.source = estimator.source(strategy.recompute)
+        self.grid = grid_of(estimator.cluster, strategy)
+        if strategy.stages > 1:
+            self.source, stage, is_late = estimator.staged(strategy, self.grid)
+        else:
+            self.source = estimator.source(strategy.recompute, strategy.micro_batches > 1)
+            n = self.source.graph.n_ops
+            stage, is_late = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
         self.split, self.sizes, key = self._split()
         self.order = estimator.order(strategy) if strategy.stages > 1 else None
         self.n_stages = len(self.order.devices) if self.order else 1
@@ -87,15 +93,11 @@ class Estimation:
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
         if strategy.stages > 1 and strategy.micro_batches > 1 and strategy.order != FLUSHING:
-            joined = estimator.joined(strategy.recompute, is_chunked)
+            joined = estimator.joined(self.source, is_chunked)
             if joined is not None:
                 raise needs_flush(strategy, *joined)
-        self.grid = grid_of(estimator.cluster, strategy)
-        stage, is_late = np.zeros(len(is_chunked), dtype=np.int64), np.zeros(len(is_chunked), dtype=np.bool_)
-        if strategy.stages > 1:
-            stage, is_late = estimator.stage(strategy, self.grid)
-        frame = estimator.frame(strategy, stage, self.is_apart, is_chunked, is_late & is_chunked)
-        key = (strategy.recompute, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
+        frame = estimator.frame(self.source, stage, self.is_apart, is_chunked, is_late & is_chunked)
+        key = (self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
         self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
         self.network = estimator.network(self.grid)

@@ -36,7 +36,7 @@ from baselines.strategies.searching.step import (
     States,
     step_of,
 )
-from baselines.strategies.stage_cuts import equal_cuts, is_overfull, pipeline_stages
+from baselines.strategies.stage_cuts import equal_cuts, is_overfull, recomputed_in_stages
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray, pointers
 from graphs.opgraph import OpGraph, Phase
@@ -90,8 +90,8 @@ class Estimator:
         self.graph, self.cluster = graph, cluster
         self._are_alike = are_alike(cluster, cluster.compute_devices.tolist())
         self.capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
-        self._sources: dict[tuple[str, ...], PreparedGraph] = {}
-        self._stages: dict[tuple[object, ...], tuple[IntArray, BoolArray]] = {}
+        self._sources: dict[tuple[tuple[str, ...], bool], PreparedGraph] = {}
+        self._stages: dict[tuple[object, ...], tuple[PreparedGraph, IntArray, BoolArray]] = {}
         self._equal_cuts: dict[tuple[object, ...], IntArray] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._steps: dict[tuple[object, ...], tuple[LocalStep, tuple[BlockArrays, ...]]] = {}
@@ -109,14 +109,17 @@ class Estimator:
 
     # -- what many strategies share ---------------------------------------------------------------------------
 
-    def source(self, patterns: tuple[str, ...]) -> PreparedGraph:
-        """The graph with recomputation."""
-        if patterns not in self._sources:
-            runs = recomputed(self.graph, patterns)
-            graph = runs.graph
-            cuts = Cuts(graph, runs, self.source(()).cuts) if patterns else Cuts(graph)
-            self._sources[patterns] = PreparedGraph(graph, cuts, States.of(graph), OpTimes(graph, self.cluster))
-        return self._sources[patterns]
+    def source(self, patterns: tuple[str, ...], in_time: bool = False) -> PreparedGraph:
+        """The graph with recomputation, to be cut into micro-batches or not."""
+        key = patterns, in_time and bool(patterns)
+        if key not in self._sources:
+            self._sources[key] = self._prepared(recomputed(self.graph, *key), bool(patterns))
+        return self._sources[key]
+
+    def _prepared(self, runs: Derived, has_runs: bool) -> PreparedGraph:
+        graph = runs.graph
+        cuts = Cuts(graph, runs, self.source(()).cuts) if has_runs else Cuts(graph)
+        return PreparedGraph(graph, cuts, States.of(graph), OpTimes(graph, self.cluster))
 
     def order(self, strategy: Strategy) -> PipelineOrder:
         key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.virtual_stages)
@@ -124,11 +127,11 @@ class Estimator:
             self._orders[key] = order_of(strategy)
         return self._orders[key]
 
-    def joined(self, patterns: tuple[str, ...], is_chunked: BoolArray) -> tuple[str, str] | None:
+    def joined(self, source: PreparedGraph, is_chunked: BoolArray) -> tuple[str, str] | None:
         """As `joins_micro_batches`."""
-        key = patterns, is_chunked.tobytes()
+        key = source, is_chunked.tobytes()
         if key not in self._joined:
-            self._joined[key] = joins_micro_batches(self.source(patterns).graph, is_chunked)
+            self._joined[key] = joins_micro_batches(source.graph, is_chunked)
         return self._joined[key]
 
     def network(self, grid: IntArray) -> CollectiveCosts:
@@ -137,29 +140,40 @@ class Estimator:
             self._networks[key] = CollectiveCosts(self.cluster, grid)
         return self._networks[key]
 
-    def stage(self, strategy: Strategy, grid: IntArray) -> tuple[IntArray, BoolArray]:
-        """int64 and bool [n]: virtual stage of every op, and whether it waits for the backward pass of another one."""
+    def staged(self, strategy: Strategy, grid: IntArray) -> tuple[PreparedGraph, IntArray, BoolArray]:
+        """The graph with recomputation, and of every op its virtual stage and whether it waits for the backward pass of
+        another one: int64 and bool [n].
+        """
         order = strategy.order if strategy.order in VIRTUAL else ""
-        key = (strategy.recompute, strategy.stages, order, strategy.virtual_stages, strategy.cuts)
+        key = (
+            strategy.recompute,
+            strategy.micro_batches > 1,
+            strategy.stages,
+            order,
+            strategy.virtual_stages,
+            strategy.cuts,
+        )
         known = key if self._are_alike else (*key, grid.tobytes(), tuple(rule.shares for rule in strategy.mesh))
         if not strategy.cuts and self._is_overfull(strategy, grid, known):
             mesh = tuple((rule.name, rule.size) for rule in strategy.mesh)
             known = (*known, strategy.order, strategy.micro_batches, strategy.zero, mesh)
         if known not in self._stages:
-            graph = self.source(strategy.recompute).graph
-            stage, is_apart = pipeline_stages(graph, self.cluster, strategy, grid.reshape(-1))
-            self._stages[known] = stage, is_apart & (graph.phase == Phase.BACKWARD)
+            runs, stage, is_apart = recomputed_in_stages(self.graph, self.cluster, strategy, grid.reshape(-1))
+            source = self.source(strategy.recompute, strategy.micro_batches > 1)
+            if runs.graph is not source.graph:
+                source = self._prepared(runs, True)
+            self._stages[known] = source, stage, is_apart & (runs.graph.phase == Phase.BACKWARD)
         return self._stages[known]
 
     def _is_overfull(self, strategy: Strategy, grid: IntArray, key: tuple[object, ...]) -> bool:
         """Whether stages of equal times do not fit, so that others depend on all that takes memory."""
-        source, devices = self.source(strategy.recompute), grid.reshape(-1)
+        source, devices = self.source(strategy.recompute, strategy.micro_batches > 1), grid.reshape(-1)
         if key not in self._equal_cuts:
             self._equal_cuts[key] = equal_cuts(problem_of(source.graph, self.cluster), strategy, devices)
         return is_overfull(source.graph, self.cluster, strategy, devices, self._equal_cuts[key])
 
     def frame(
-        self, strategy: Strategy, stage: IntArray, is_split: bool, is_chunked: BoolArray, is_late: BoolArray
+        self, source: PreparedGraph, stage: IntArray, is_split: bool, is_chunked: BoolArray, is_late: BoolArray
     ) -> Frame:
         """Ops in blocks.
 
@@ -168,9 +182,9 @@ class Estimator:
             is_chunked: bool [n], ops that run for each micro-batch.
             is_late: as of `Frame`.
         """
-        known = (strategy.recompute, stage.tobytes(), is_split, is_chunked.tobytes(), is_late.tobytes())
+        known = (source, stage.tobytes(), is_split, is_chunked.tobytes(), is_late.tobytes())
         if known not in self._frames:
-            graph = self.source(strategy.recompute).graph
+            graph = source.graph
             group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
             if is_split:
                 group = np.where(_kinds(graph, stage) == 2, WEIGHTS, group)

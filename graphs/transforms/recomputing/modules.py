@@ -25,7 +25,7 @@ from graphs.transforms.splitting.masks import of_integer_inputs
 _KIND = "kind:"
 
 
-def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
+def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, apart: IntArray | None = None) -> Derived:
     """Let the forward ops of the matching modules run a second time in the backward pass.
 
     Each module that a pattern matches is a segment: what it reads from outside is kept, what it writes for itself is
@@ -39,6 +39,9 @@ def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
             most of the model, count as what they hold.
             ``"kind:*bmm*"`` takes the ops of a kind, those of one module together with what lies between them: the core
             of an attention, from its first matrix product to its second.
+        in_time: the batch is to be cut into micro-batches; what is the same for all of them is not made again.
+        apart: int64 [n], 0 or more; a segment whose ops have different numbers, such as those of the stages of a
+            pipeline, is one for each of them.
     """
     segment_of = _segments(graph, patterns)
     by_module = [segment_of(module) for module in graph.modules]
@@ -47,7 +50,9 @@ def recompute(graph: OpGraph, patterns: Sequence[str]) -> Derived:
     computes = computes_forward(graph)
     for members in _cores(graph, patterns, computes & (segment < 0)):
         segment[members] = segment.max() + 1
-    made = np.where(computes, segment, -1)
+    if apart is not None:
+        segment = np.where(segment < 0, -1, segment * (1 + apart.max(initial=0)) + apart)
+    made = np.where(computes & ~_of_no_sample(graph) if in_time else computes, segment, -1)
     return run_again(Runs.first(graph), made, late_segments(graph, made, segment)).derived
 
 
@@ -85,6 +90,19 @@ def computes_forward(graph: OpGraph) -> BoolArray:
     is_data = (np.diff(graph.inputs[0]) == 0) & (graph.kernels == 0)
     is_data |= of_integer_inputs(graph)  # masks and positions: a second run would wait for those of all samples
     result: BoolArray = (graph.phase == Phase.FORWARD) & ~is_data
+    return result
+
+
+def _of_no_sample(graph: OpGraph) -> BoolArray:
+    """Bool [n]: ops whose rows cut no batch, and that read what such ops made, or parameters, or nothing."""
+    result = np.zeros(graph.n_ops, dtype=np.bool_)
+    if not any(graph.split_rows):
+        return result
+    ptr, tensors = graph.inputs
+    producer, starts = graph.tensor_producer[tensors], ptr.tolist()
+    for op in graph.topological_order.tolist():
+        if graph.kinds[op] != "input" and not any(row.axis == "batch" for row in graph.split_rows[op]):
+            result[op] = result[producer[starts[op] : starts[op + 1]]].all()
     return result
 
 

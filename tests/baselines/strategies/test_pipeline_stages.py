@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_steps import mlp
 
 from baselines.strategies import stages
+from baselines.strategies.applied import applied
+from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.stages import balanced_stages
-from graphs import Op, OpGraph, Tensor
+from env.cluster import Cluster
+from env.simulation.simulator import Simulator
+from graphs import Op, OpGraph, Phase, Tensor
 from graphs.errors import StrategyError
+from graphs.transforms.strategy import Strategy
 
 
 def chain(seconds: list[float], sizes: list[int]) -> tuple[OpGraph, np.ndarray]:
@@ -66,3 +73,24 @@ def test_a_long_graph_is_cut_where_little_is_sent(monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(short, long)
     cuts = np.flatnonzero(np.diff(long)) % len(layer)
     assert (cuts == 0).all()  # after the op whose tensor has the fewest bytes
+
+
+@pytest.mark.parametrize("order", ["1f1b mb4", "zb-h1 mb4", "gpipe mb2", "zbv mb6"])
+@pytest.mark.parametrize("share", [0.4, 0.45, 0.55])
+def test_second_runs_begin_at_what_a_stage_received(order: str, share: float) -> None:
+    graph, cluster = mlp(layers=12), Cluster.preset("8xV100-nvlink")
+    graph = replace(graph, modules=("m",) * graph.n_ops)  # one segment, which stages cut
+    forward = stages.forward_ops(graph)
+    n_cuts = 3 if "zbv" in order else 1
+    cuts = [graph.op_names[forward[int(len(forward) * (share - 0.1 * (n_cuts - k)))]] for k in range(1, n_cuts + 1)]
+    what = applied(graph, cluster, Strategy.parse(f"pp2 {order} | recompute=m | cuts={'+'.join(cuts)}"))
+    assert what.rewrite is not None
+    again, row = what.rewrite.again, what.rewrite.row
+    is_second = (again.graph.phase == Phase.BACKWARD) & (graph.phase[again.origin] == Phase.FORWARD)
+    producer, reader, _ = again.graph.edge_list
+    assert is_second.any()
+    assert (row[producer] == row[reader])[is_second[producer]].all()
+    strategy = Strategy.parse(what.strategy.text)
+    found = Simulator(what.problem).score(what.plan)
+    estimate = Estimator(graph, cluster).estimate(strategy)
+    assert estimate.step_time_s == pytest.approx(found.step_time_s, rel=0.1)

@@ -154,7 +154,7 @@ def test_estimates_have_the_stages_that_strategies_have() -> None:
             strategy = Strategy.parse(text + more)
             grid = grid_of(cluster, strategy)
             stage, _ = pipeline_stages(graph, cluster, strategy, grid.reshape(-1))
-            assert estimator.stage(strategy, grid)[0].tolist() == stage.tolist()
+            assert estimator.staged(strategy, grid)[1].tolist() == stage.tolist()
             seen.add(tuple(stage.tolist()))
     assert len(seen) > 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,46 @@ def test_data_and_updated_statistics_are_left_alone() -> None:
     graph = recompute(OpGraph.build(ops, tensors), ["n"]).graph
     assert [name for name in graph.op_names if "again" in name] == ["norm.again"]
     assert names_read(graph, "norm'") == {"mask", "norm.again", "loss"}
+
+
+def test_ops_of_different_numbers_are_segments_of_their_own() -> None:
+    graph = blocks()
+    apart = np.array([int("2" in name or name.startswith("b1")) for name in graph.op_names])
+    again = recompute(graph, ["*"], apart=apart).graph
+    producer, reader, _ = again.edge_list
+    origin = recompute(graph, ["*"], apart=apart).origin
+    is_second = np.array([name.endswith(".again") for name in again.op_names])
+    whole = recompute(graph, ["*"]).graph.hash
+    assert is_second.any()
+    assert again.hash != whole
+    assert (apart[origin[producer]] == apart[origin[reader]])[is_second[producer]].all()
+    alike = np.zeros(graph.n_ops, dtype=np.int64)
+    assert recompute(graph, ["*"], apart=alike).graph.hash == whole
+
+
+def test_positions_of_all_samples_are_not_made_again() -> None:
+    """A row along the batch says that noise is drawn for each sample; positions are the same for all."""
+    rows = {"noise": "batch: ->S(0,4)", "x": "batch: ->S(0,4)", "add": "batch: S(0,4),R,S(0,4)->S(0,4)"}
+    ops = [
+        Op("x", "linear", module="m"),
+        Op("positions", module="m"),
+        Op("noise", module="m"),
+        Op("add", module="m"),
+        Op("loss"),
+        Op("add'", phase=Phase.BACKWARD, forward_of="add", module="m"),
+    ]
+    ops = [replace(op, split_rows=(SplitRow.parse(rows[op.name]),)) if op.name in rows else op for op in ops]
+    reads = {
+        "x": ("add", "add'"),
+        "positions": ("add", "add'"),
+        "noise": ("add", "add'"),
+        "add": ("loss", "add'"),
+        "loss": ("add'",),
+    }
+    graph = OpGraph.build(ops, [Tensor(name, 8, readers) for name, readers in reads.items()])
+    for in_time, expected in ((True, {"x", "noise", "add"}), (False, {"x", "positions", "noise", "add"})):
+        names = recompute(graph, ["m"], in_time).graph.op_names
+        assert {name.removesuffix(".again") for name in names if name.endswith(".again")} == expected
 
 
 def test_kinds_take_what_lies_between_them() -> None:

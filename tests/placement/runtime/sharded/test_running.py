@@ -271,6 +271,27 @@ def test_any_strategy(case: type[nn.Module], mesh: str, batches: str, again: str
     check(case(), args, strategy)
 
 
+class InOne(nn.Module):
+    """Layers that are one segment of recomputation, with noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Module()
+        for k in range(4):
+            self.block.add_module(f"layer{k}", nn.Linear(8, 8))
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.block.children():
+            x = torch.relu(layer(x))
+        return self.head(self.drop(x))
+
+
+@pytest.mark.parametrize("strategy", ["pp2 1f1b mb4", "pp3 zb-h1 mb2", "dp2 | pp2 gpipe mb2"])
+def test_a_stage_makes_again_what_it_received_the_input_of(strategy: str) -> None:
+    check(InOne(), (torch.randn(8, 8),), f"{strategy} | recompute=block")
+
+
 @pytest.mark.parametrize("strategy", ["dp2 | bucket=1KB", "dp2 zero2 | bucket=1KB", "dp2 zero3 | bucket=1KB"])
 def test_one_bucket_of_gradients_is_on_its_way_at_a_time(strategy: str) -> None:
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
