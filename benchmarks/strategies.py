@@ -20,10 +20,11 @@ import resource
 import shlex
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from table import machine, parser, read_rows
+from table import commit, machine, parser, read_rows
 
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
@@ -94,6 +95,7 @@ def _lost(row: Row | None) -> bool:
 def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Row:
     row: Row = {"model": model, "cluster": cluster.name, "seed": options.seed, "budget_s": options.budget_s}
     row |= {
+        "commit": commit(),
         "graph_hash": graph.hash,
         "cluster_hash": cluster.hash,
         "ops": graph.n_ops,
@@ -197,6 +199,7 @@ def _page(rows: list[Row], command: str) -> str:
     counts = {word: sum(_outcome(row) == word for row in rows) for word in ("win", "tie", "loss")}
     against = [row for row in rows if row["auto_s"] is not None and row["search_s"] is not None]
     worse = sum(map(_worse_than_placement, against))
+    commits = ", ".join(f"{n} by {name or 'older code'}" for name, n in Counter(map(_commit, rows)).most_common())
     lines = [
         "# The search over strategies",
         "",
@@ -209,7 +212,9 @@ def _page(rows: list[Row], command: str) -> str:
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
         "Gap: at most so far from optimal, among all strategies. Grid: "
         f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or "
-        f"for {GRID_S:g} s.",
+        f"for {GRID_S:g} s; its replicas fuse updates like those of the search.",
+        "",
+        f"Rows were made at commits: {commits}.",
         "",
         "| model | cluster | budget | one device | placement | strategy found | time | x | peak | gap | grid's best "
         "| time | |",
@@ -233,6 +238,10 @@ def _page(rows: list[Row], command: str) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _commit(row: Row) -> str | None:
+    return row.get("commit")
 
 
 def _cell(strategy: str | None) -> str:

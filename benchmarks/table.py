@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,15 @@ def machine() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in VERSIONS)
     load = f"load {os.getloadavg()[0]:.1f} at the start, " if hasattr(os, "getloadavg") else ""
     return f"{_cpu()}, {n_cores()} cores, {load}{platform.system()}, Python {platform.python_version()}, {versions}"
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, in short; None outside a clone."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _cpu() -> str:

@@ -53,9 +53,12 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
     from placement.inputs.sources import LOCAL, read_cluster
     from placement.measuring.executor import cores_of
 
-    target = read_cluster(cluster or LOCAL)
-    cores_of(target)  # says at once what cannot be run
+    name = cluster or LOCAL
+    named = None if name == LOCAL else read_cluster(name)
+    if named is not None:
+        cores_of(named)  # says at once what cannot be run
     example = _example(model, how)
+    target = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
     with progress(f"measuring {model}"):
         from placement.measuring.profiling import profile
 

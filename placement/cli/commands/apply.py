@@ -159,8 +159,10 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         method = given.method or AUTO
         with usage_errors():
             check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
-        machine = read_cluster(given.cluster or LOCAL)
+        name = given.cluster or LOCAL
+        named = None if name == LOCAL else read_cluster(name)
         example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
+        machine = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
         report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
         graph = _graph_of(example, machine, given.train, report)
     del example
