@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from baselines.strategies.devices import problem_of
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
@@ -18,6 +19,7 @@ from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import AXES, MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
+_COUNTS = 1e-3  # share of a step that is worth an option of a strategy
 _MOST_EXACT = 32  # devices; with more, meshes of powers of two and of all devices only
 
 
@@ -79,9 +81,17 @@ class Space:
 
     @cached_property
     def has_launches(self) -> bool:
-        """Whether updates launch kernels, which they may share; of a measured time nobody knows that."""
-        launches = (self.graph.phase == Phase.UPDATE) & (self.graph.kernels > 0)
-        return bool((launches & np.isnan(self.graph.time_s).all(axis=1)).any())
+        """Whether launches of updates, which they may share, take a part of a step that counts.
+
+        Of a measured time nobody knows what launches took.
+        """
+        graph, devices = self.graph, self.cluster.compute_devices
+        if not graph.is_training or not len(devices):
+            return False
+        launches = graph.kernels[(graph.phase == Phase.UPDATE) & np.isnan(graph.time_s).all(axis=1)].sum()
+        overhead_s = self.cluster.devices[int(devices[0])].launch_overhead_s
+        step_s = problem_of(graph, self.cluster).op_s[:, devices[0]].sum()
+        return bool(launches * overhead_s > _COUNTS * step_s / len(devices))
 
     @cached_property
     def selective(self) -> tuple[str, ...]:
