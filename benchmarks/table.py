@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def machine() -> str:
     return f"{_cpu()}, {n_cores()} cores, {load}{platform.system()}, Python {platform.python_version()}, {versions}"
 
 
+@cache
 def commit() -> str | None:
-    """The commit of the code that runs, in short; None outside a clone."""
+    """The commit of the code that runs, in short; None outside a clone. Asked once: a clone may move on meanwhile."""
     words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

@@ -59,6 +59,7 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
         cores_of(named)  # says at once what cannot be run
     example = _example(model, how)
     target = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
+    cores_of(target)
     with progress(f"measuring {model}"):
         from placement.measuring.profiling import profile
 

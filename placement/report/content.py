@@ -61,10 +61,9 @@ def drawn_of(problem: Problem, shown: Sequence[Shown]) -> Drawn:
     return Drawn.of(problem.graph, problem.cluster, [one.schedule for one in shown], busy_s)
 
 
-def page_data(problem: Problem, shown: Sequence[Shown], lower_bound_s: float) -> dict[str, Any]:
+def page_data(problem: Problem, shown: Sequence[Shown], drawn: Drawn, lower_bound_s: float) -> dict[str, Any]:
     """Everything the page draws, as JSON values."""
     graph, cluster = problem.graph, problem.cluster
-    drawn = drawn_of(problem, shown)
     return {
         "lower_bound_s": lower_bound_s,
         "devices": _devices(cluster, drawn),

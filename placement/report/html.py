@@ -49,8 +49,9 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
     graph, cluster = comparison.graph, comparison.cluster
     problem = Problem(graph, cluster, comparison.objective)
     shown = shown_schedules(problem, comparison)
-    left_out = drawn_of(problem, shown).left_out(graph, [one.schedule for one in shown])
-    data = page_data(problem, shown, comparison.lower_bound_s)
+    drawn = drawn_of(problem, shown)
+    left_out = drawn.left_out(graph, [one.schedule for one in shown])
+    data = page_data(problem, shown, drawn, comparison.lower_bound_s)
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
         "graph": escape(graph.name),

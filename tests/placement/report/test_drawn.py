@@ -17,7 +17,7 @@ from graphs import generators
 from graphs.opgraph import OpGraph
 from placement.comparison import compare
 from placement.report import drawn as limits
-from placement.report.content import page_data, shown_schedules
+from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.drawn import Drawn, link_seconds, together
 from placement.report.html import render_html
 
@@ -98,7 +98,7 @@ def test_what_is_not_drawn_one_by_one_is_still_counted() -> None:
     problem = Problem(graph, _cluster(6))
     comparison = compare(graph, problem.cluster, ["round_robin"])
     shown = shown_schedules(problem, comparison)
-    data = page_data(problem, shown, comparison.lower_bound_s)
+    data = page_data(problem, shown, drawn_of(problem, shown), comparison.lower_bound_s)
     (schedule,) = data["schedules"]
     assert [d["name"] for d in data["devices"]][-1] == "3 other devices"
     assert sum(schedule["op_counts"]) == data["n_ops"] == 400

@@ -30,7 +30,7 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from placement.comparison import Comparison, compare
 from placement.report import content, drawn, schedule_of, write_html, write_trace
-from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, page_data, shown_schedules
+from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
 from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
 from placement.report.what_if import render_what_if
@@ -194,7 +194,7 @@ def test_schedules_of_the_page_are_the_recorded_results(comparison: Comparison, 
     assert len({round(t, 12) for t in times}) == len(times)
     assert any(one.result.method == "single_device" for one in shown)
     assert all(one.score.step_time_s == one.result.step_time_s for one in shown)
-    data = page_data(problem, shown, comparison.lower_bound_s)
+    data = page_data(problem, shown, drawn_of(problem, shown), comparison.lower_bound_s)
     for one, packed in zip(shown, data["schedules"], strict=True):
         assert np.allclose(_unpacked(packed["start"], "<f4"), one.schedule.op_start_s, rtol=1e-6)
         assert np.array_equal(_unpacked(packed["device"], "<u2"), one.result.device_numbers())
