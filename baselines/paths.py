@@ -8,7 +8,7 @@ import numpy as np
 
 from baselines.kernel_records import Readers, readers_of
 from env.problem import BoolArray, Problem
-from graphs.opgraph import FloatArray, IntArray
+from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 Arrays = tuple[Readers, FloatArray, FloatArray]
 
@@ -23,6 +23,15 @@ def upward_rank(problem: Problem) -> FloatArray:
     result = np.empty(problem.graph.n_ops)
     path_kernel.upward(problem.graph.topological_order, *_arrays(problem), result)
     return result
+
+
+def longest_path_s(graph: OpGraph, op_s: FloatArray) -> float:
+    """Seconds of the longest path of ops that take float64 [n], if nothing were ever sent. O(n + e)."""
+    from baselines import path_kernel
+
+    rank_s = np.empty(graph.n_ops)
+    path_kernel.upward(graph.topological_order, readers_of(graph), op_s, np.zeros(graph.n_tensors), rank_s)
+    return float(rank_s.max(initial=0.0))
 
 
 def importance(problem: Problem) -> FloatArray:

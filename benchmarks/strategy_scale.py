@@ -2,7 +2,8 @@
 
     python benchmarks/strategy_scale.py [--devices 8,16,...] [--layers 4,8,...] [--seed 0] [--markdown]
 
-The training step of a decoder (width 2,048, 2,048 tokens, 1,024 sequences) on hosts of eight H100. First its four
+The training step of a decoder (width 2,048, 2,048 tokens, 1,024 sequences, or one for each replica where there are
+more) on hosts of eight H100. First its four
 layers on more and more devices, then more and more layers on 64 devices, as dpN zero1 | tp8. Timed are:
 
 * the cluster: the routes between all pairs of devices;
@@ -48,7 +49,7 @@ Row = tuple[int, int, tuple[float, ...]]  # devices, ops, seconds by `COLUMNS`
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--devices", default="8,16,32,64,128,256,512,1024", help="default: %(default)s")
+    options.add_argument("--devices", default="8,16,32,64,128,256,512,1024,10240", help="default: %(default)s")
     options.add_argument("--layers", default="4,8,16,32,64", help="default: %(default)s")
     given = options.parse_args()
     show = Printer("How the work of the search over strategies grows", given.markdown)
@@ -88,7 +89,7 @@ def _in_a_process(devices: int, layers: int, seed: int) -> Row:
 def _row(devices: int, layers: int, seed: int) -> Row:
     small = _cluster(HOST)
     _seconds(_graph(1, seed), small, HOST)  # loads what is compiled
-    graph, began_s = _graph(layers, seed), time.process_time()
+    graph, began_s = _graph(layers, seed, devices), time.process_time()
     cluster = _cluster(devices)
     _ = cluster.routes
     cluster_s = time.process_time() - began_s
@@ -126,9 +127,11 @@ def _cluster(devices: int) -> Cluster:
     return resized(Cluster.preset("2x8xH100-ib"), devices)
 
 
-def _graph(layers: int, seed: int) -> OpGraph:
+def _graph(layers: int, seed: int, devices: int = HOST) -> OpGraph:
     torch.manual_seed(seed)
-    config = DecoderConfig(1024, 2048, layers, 2048, heads=16, key_value_heads=8, inner_width=5632, vocabulary=32_000)
+    config = DecoderConfig(
+        max(1024, devices // HOST), 2048, layers, 2048, heads=16, key_value_heads=8, inner_width=5632, vocabulary=32_000
+    )
     with torch.device("meta"):
         model = Decoder(config)
         words = torch.zeros((config.batch_size, config.tokens), dtype=torch.int64)

@@ -234,6 +234,18 @@ class Cluster:
         return frozen(memory_owner(self.devices))
 
     @cached_property
+    def free_links(self) -> tuple[int, ...]:
+        """Numbers of the links between devices on one memory, which no route lists."""
+        return tuple(number for number, link in enumerate(self.links) if link.is_free)
+
+    @cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """int64 [D]: devices of the same number compute alike and have as much memory."""
+        number: dict[str, int] = {}
+        texts = (json.dumps(device.to_dict() | {"name": "", "memory_of": ""}) for device in self.devices)
+        return frozen(np.array([number.setdefault(text, len(number)) for text in texts], dtype=np.int64))
+
+    @cached_property
     def device_index(self) -> dict[str, int]:
         """Device name -> its number."""
         return {device.name: i for i, device in enumerate(self.devices)}

@@ -12,7 +12,7 @@ from graphs.errors import ClusterError
 from graphs.records import LANE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from env.cluster import Cluster
     from graphs.arrays import IntArray
@@ -64,7 +64,7 @@ def check_memories(cluster: Cluster) -> None:
     Raises:
         ClusterError: says which device, and what was expected.
     """
-    number = cluster.device_index
+    number, at = cluster.device_index, _links_at(cluster)
     for device in cluster.devices:
         what = f"device {device.name!r}"
         if device.kind == LANE and not device.memory_of:
@@ -83,7 +83,7 @@ def check_memories(cluster: Cluster) -> None:
                 raise ClusterError(
                     f"{what}, but {key} = {getattr(device, key)}; expected that device's {getattr(owner, key)}."
                 )
-        ways = list(_links_at(cluster, device.name))
+        ways = at.get(device.name, [])
         joined = {(link.src, link.dst) for link in ways if link.is_free}
         if joined != {(device.name, owner.name), (owner.name, device.name)} or len(ways) > len(joined):
             raise ClusterError(
@@ -92,8 +92,13 @@ def check_memories(cluster: Cluster) -> None:
             )
 
 
-def _links_at(cluster: Cluster, name: str) -> Iterator[Link]:
-    return (link for link in cluster.links if name in (link.src, link.dst))
+def _links_at(cluster: Cluster) -> dict[str, list[Link]]:
+    """The links that begin or end at each place."""
+    result: dict[str, list[Link]] = {}
+    for link in cluster.links:
+        for end in {link.src, link.dst}:
+            result.setdefault(end, []).append(link)
+    return result
 
 
 def _lane_name(device: Device) -> str:

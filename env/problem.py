@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from env.routes import ROUTE_BYTES
+from env.routes import ROUTE_BYTES, TABLE_DEVICES
 from graphs.arrays import distinct_rows, frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
@@ -55,17 +55,39 @@ class Problem:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", str(self.objective), OBJECTIVES)
-        _ = self.allowed, self.op_s
+        _ = self.allowed, self.kind_s
         self._refuse_endless_times()
 
     @cached_property
     def op_s(self) -> FloatArray:
         """float64 [n, D]: seconds of each op on each device, whether allowed there or not."""
+        return frozen(np.take(self.kind_s, self.kind_of, axis=1))
+
+    def op_s_on(self, device: int) -> FloatArray:
+        """float64 [n]: a column of `op_s`."""
+        return self.kind_s[:, self.kind_of[device]]
+
+    @cached_property
+    def kind_of(self) -> IntArray:
+        """int64 [D]: the column of `kind_s` of each device; devices that are alike share one, unless measured by name.
+
+        Columns are in the order of their first devices.
+        """
+        named = set(self.graph.time_keys)
+        number: dict[tuple[int, str], int] = {}
+        kinds = zip(self.cluster.alike.tolist(), self.cluster.devices, strict=True)
+        likes = [(alike, device.name if device.name in named else "") for alike, device in kinds]
+        return frozen(np.array([number.setdefault(like, len(number)) for like in likes], dtype=np.int64))
+
+    @cached_property
+    def kind_s(self) -> FloatArray:
+        """float64 [n, K]: seconds of each op on each kind of device, whether allowed there or not."""
         graph = self.graph
         column = {key: j for j, key in enumerate(graph.time_keys)}
-        result = np.empty((graph.n_ops, self.cluster.n_devices))
         dtypes, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
-        for d, device in enumerate(self.cluster.devices):
+        first = np.unique(self.kind_of, return_index=True)[1]
+        result = np.empty((graph.n_ops, len(first)))
+        for k, device in enumerate(self.cluster.devices[d] for d in first.tolist()):
             peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
             with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
                 seconds = graph.kernels * float(device.launch_overhead_s) + np.maximum(
@@ -75,7 +97,7 @@ class Problem:
                 if key in column:
                     measured = graph.time_s[:, column[key]]
                     seconds = np.where(np.isnan(measured), seconds, measured)
-            result[:, d] = seconds
+            result[:, k] = seconds
         self._refuse_unknown_times()
         return frozen(result)
 
@@ -83,7 +105,7 @@ class Problem:
         """An op that was only measured elsewhere must not count as free here."""
         graph = self.graph
         only_measured = ~np.isnan(graph.time_s).all(axis=1) & (graph.flops == 0) & (graph.bytes_moved == 0)
-        for d, device in enumerate(self.cluster.devices):
+        for d, device in enumerate(self.cluster.devices if only_measured.any() else ()):
             names = (ANY_DEVICE, device.kind, device.model, device.name)
             known = [j for j, key in enumerate(graph.time_keys) if key in names]
             unknown = only_measured & self.allowed[:, d] & np.isnan(graph.time_s[:, known]).all(axis=1)
@@ -99,14 +121,19 @@ class Problem:
     def _refuse_endless_times(self) -> None:
         """Compiled code adds times up and must never meet an infinity; any placement has a score, pins or not."""
         graph, cluster = self.graph, self.cluster
+        op_s = self.kind_s.max(axis=1)
+        # No route is slower than all links one after the other: of very many devices that is known sooner.
+        ways = cluster.links if cluster.n_devices > TABLE_DEVICES else ()
+        if ways:
+            slowest_s = sum(link.latency_s + ROUTE_BYTES / link.bandwidth_bytes_per_s for link in ways)
+            per_byte = 1.0 / min(link.bandwidth_bytes_per_s for link in ways)
+            sent_s = self._sent_s(slowest_s, per_byte, len(ways))
+            if slowest_s < SECONDS_LIMIT and float(op_s.sum() + sent_s.sum()) < SECONDS_LIMIT:
+                return
         with np.errstate(over="ignore", invalid="ignore"):
             slowest = self.latency_s + ROUTE_BYTES / self.bandwidth_bytes_per_s
             per_byte = (1.0 / self.bandwidth_bytes_per_s).max()
-            links = self.hops.max()
-            modelled = self.latency_s.max() + graph.transfer_bytes * per_byte
-            sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
-            sent_s = np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
-            op_s = self.op_s.max(axis=1)
+            sent_s = self._sent_s(float(self.latency_s.max()), float(per_byte), int(self.hops.max()))
             total_s = float(op_s.sum() + sent_s.sum())
         if not slowest.max() < SECONDS_LIMIT:
             a, b = (cluster.devices[int(d)].name for d in np.unravel_index(slowest.argmax(), slowest.shape))
@@ -118,7 +145,7 @@ class Problem:
             return
         if op_s.max() >= sent_s.max(initial=0.0):
             i = int(op_s.argmax())
-            device = cluster.devices[int(self.op_s[i].argmax())]
+            device = cluster.devices[int(np.argmax(self.kind_of == self.kind_s[i].argmax()))]
             what = f"op {graph.op_names[i]!r} takes {op_s[i]:.3g} s on {device.name!r}"
         else:
             t = int(sent_s.argmax())
@@ -127,6 +154,14 @@ class Problem:
             f"all times of graph {graph.name!r} on cluster {cluster.name!r} add up to {total_s:.3g} s, of which "
             f"{what}; expected less than {SECONDS_LIMIT:g} s, correct its figures."
         )
+
+    def _sent_s(self, latency_s: float, s_per_byte: float, links: int) -> FloatArray:
+        """float64 [m]: seconds of sending each tensor to all its consumers, over a route of such figures."""
+        graph = self.graph
+        with np.errstate(over="ignore", invalid="ignore"):
+            modelled = latency_s + graph.transfer_bytes * s_per_byte
+            sent_s = np.where(np.isnan(graph.tensor_transfer_s), modelled, graph.tensor_transfer_s * links)
+            return np.where(np.diff(graph.consumer_ptr) > 0, sent_s, 0.0) * np.diff(graph.consumer_ptr)
 
     @cached_property
     def allowed(self) -> BoolArray:

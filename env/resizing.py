@@ -1,4 +1,4 @@
-"""`resized`: a cluster of the same kind with fewer or more devices; `part_of`: some of its devices."""
+"""`resized`: a cluster of the same kind with fewer or more devices; `part_of`, `one_of_each`: some of its devices."""
 
 from __future__ import annotations
 
@@ -46,23 +46,32 @@ def resized(cluster: Cluster, count: int) -> Cluster:
 
 def part_of(cluster: Cluster, devices: IntArray) -> Cluster:
     """The devices with these numbers, and those that routes among them or their memories need, on the same routes."""
+    kept, links = used_among(cluster, devices)
+    return Cluster(
+        name=cluster.name,
+        devices=tuple(cluster.devices[d] for d in kept),
+        links=tuple(cluster.links[number] for number in links),
+        communication=cluster.communication,
+        collectives=cluster.collectives,
+    )
+
+
+def one_of_each(cluster: Cluster) -> Cluster:
+    """The first device of each kind, and what routes among those need: what one device takes, it takes there, too."""
+    return part_of(cluster, np.unique(cluster.alike, return_index=True)[1])
+
+
+def used_among(cluster: Cluster, devices: IntArray) -> tuple[list[int], list[int]]:
+    """``(devices, links)`` of `part_of`, by number and increasing."""
     chosen = np.unique(devices)
     source, target = (pairs.reshape(-1) for pairs in np.meshgrid(chosen, chosen, indexing="ij"))
     used = set(cluster.routes.links_of(source, target)[1].tolist())
     ends = {end for each in used for end in (cluster.links[each].src, cluster.links[each].dst)}
-    kept = {cluster.devices[d].name for d in [*chosen.tolist(), *cluster.memory_owner[chosen].tolist()]}
-    kept |= ends & cluster.device_index.keys()
-    return Cluster(
-        name=cluster.name,
-        devices=tuple(device for device in cluster.devices if device.name in kept),
-        links=tuple(
-            link
-            for number, link in enumerate(cluster.links)
-            if number in used or (link.is_free and link.src in kept and link.dst in kept)
-        ),
-        communication=cluster.communication,
-        collectives=cluster.collectives,
-    )
+    kept = {*chosen.tolist(), *cluster.memory_owner[chosen].tolist()}
+    kept |= {cluster.device_index[end] for end in ends if end in cluster.device_index}
+    names = {cluster.devices[d].name for d in kept}
+    used |= {k for k in cluster.free_links if cluster.links[k].src in names and cluster.links[k].dst in names}
+    return sorted(kept), sorted(used)
 
 
 def _with_hosts(cluster: Cluster, count: int) -> Cluster:

@@ -17,6 +17,7 @@ from env.cluster import Cluster
 from env.lanes import without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, THROUGHPUT, Problem
+from env.routes import TABLE_DEVICES
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
@@ -121,6 +122,9 @@ def verify(
         result = Result.load(result)
     _check_names(result)
     _check_same("graph", result.graph_name, result.source_hash, graph)
+    whole = _whole_cluster(result, graph, cluster)
+    if whole is not None:
+        cluster = None  # of which the result has a part; it is made again below
     if cluster is not None and result.strategy != NO_STRATEGY and cluster.hash != result.cluster_hash:
         cluster = cluster.with_lanes()  # which the strategy gave it
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
@@ -139,32 +143,51 @@ def verify(
         objective_s = loads.value_s
         peaks = {d.name: held for d, held in zip(result.cluster.devices, loads.held_bytes, strict=True)}
     own_bound_s = lower_bound(Problem(result.graph, result.cluster, result.objective)).value_s
-    bound_s = _strategy_bound_s(result, graph) if result.bounds else own_bound_s
+    bound_s = _strategy_bound_s(result, graph, whole or result.cluster) if result.bounds else own_bound_s
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
     problems = [*found.problems, *_differences(checked, answer), *_bounds_differ(checked, own_bound_s)]
     made_again = graph is not None and result.strategy != NO_STRATEGY
     if graph is not None and made_again:
-        problems += _remade(result, graph)
+        problems += _remade(result, graph, whole or result.cluster)
     return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
 
 
-def _strategy_bound_s(result: Result, source: OpGraph | None) -> float | None:
+def _whole_cluster(result: Result, graph: OpGraph | None, cluster: Cluster | None) -> Cluster | None:
+    """The cluster of a strategy whose result has a part of it alone, since it is very large; None of all others.
+
+    Raises:
+        MismatchError: it is needed, and not given.
+    """
+    needed = 0 if result.strategy == NO_STRATEGY else Strategy.parse(result.strategy).devices
+    if graph is None or needed <= len(result.cluster.devices) or needed <= TABLE_DEVICES:
+        return None
+    if cluster is None:
+        raise MismatchError(
+            f"the result has the devices that stand for all {needed} of strategy {result.strategy!r}; to make its "
+            "graph again, give the whole cluster, too."
+        )
+    return cluster
+
+
+def _strategy_bound_s(result: Result, source: OpGraph | None, cluster: Cluster) -> float | None:
     """The bound over all strategies, at most what the result takes; None without the model's graph."""
     from baselines.strategies.searching.bound import strategy_bounds
 
     source = result.graph if result.strategy == NO_STRATEGY else source
     keeps_statistics = Strategy.parse(result.strategy).statistics != "local"
-    return None if source is None else strategy_bounds(source, without_lanes(result.cluster), keeps_statistics)[ALL]
+    return None if source is None else strategy_bounds(source, without_lanes(cluster), keeps_statistics)[ALL]
 
 
-def _remade(result: Result, graph: OpGraph) -> Iterator[str]:
+def _remade(result: Result, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """What is wrong with the graph that a strategy is said to have made."""
     from baselines.strategies.applied import applied
     from baselines.strategies.folding import is_to_be_folded
 
     strategy = Strategy.parse(result.strategy)
-    is_folded = is_to_be_folded(graph, result.cluster, strategy)
-    made = applied(graph, result.cluster, strategy, folded=is_folded).derived.graph
+    what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
+    made = what.derived.graph
+    if cluster is not result.cluster and what.problem.cluster.hash != result.cluster_hash:
+        yield f"strategy {result.strategy!r} takes other devices of cluster {cluster.name!r} than the result has."
     if made.hash != result.graph_hash:
         yield (
             f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of "

@@ -17,12 +17,14 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.communication.formulas import EXPANDED_RANKS, ManyRanks
+from env.communication.formulas import BY_RECURRENCE, EXPANDED_RANKS, ManyRanks
 from env.communication.least_times import different, first_quickest
 from env.communication.times import at_least_s, host_size, side_by_side, with_hosts
-from env.resizing import part_of
+from env.resizing import part_of, used_among
+from env.routes import TABLE_DEVICES
 from graphs.arrays import FloatArray, IntArray
 from graphs.transforms.collectives import ALGORITHMS
+from graphs.transforms.collectives.rounds import carried_out_by
 
 SIZES = (0, 2**14, 2**18, 2**22, 2**26, 2**30)  # bytes for which times are simulated; linear in between and beyond
 SIMULATED_DEVICES = 64  # of groups that share links; more of them are timed by formula
@@ -69,8 +71,9 @@ class CollectiveCosts:
         """
         key = kind, axis, algorithm, stage
         if key not in self._curves:
-            names = [algorithm] if algorithm else different(kind, ALGORITHMS)
-            self._curves[key] = _quickest_somewhere(self.networks(axis, stage), kind, names)
+            networks = self.networks(axis, stage)
+            names = [algorithm] if algorithm else _worth_timing(kind, networks)
+            self._curves[key] = _quickest_somewhere(networks, kind, names)
         result = np.min([_interpolated(size_bytes, curve) for curve in self._curves[key]], axis=0)
         return float(result) if np.ndim(size_bytes) == 0 else result
 
@@ -87,7 +90,7 @@ class CollectiveCosts:
         size = 1 << max(size_bytes - 1, 0).bit_length()
         networks = self.networks(axis, stage)
         return first_quickest(
-            different(kind, (networks[0].named(name) for name in ALGORITHMS)),
+            different(kind, (networks[0].named(name) for name in _worth_timing(kind, networks))),
             lambda name: max(float(network.least_s(kind, name, (size,))[0]) for network in networks),
             lambda name: self.exactly(kind, axis, size, name, stage)[0],
         )
@@ -102,7 +105,11 @@ class CollectiveCosts:
             grid = np.moveaxis(self.devices[stage], axis, -1)
             groups = grid.reshape(-1, grid.shape[-1])
             together = _sharing_links(self.cluster, groups) if groups.shape[1] > 1 else []
-            self._networks[key] = tuple(dict.fromkeys(_network(self.cluster, groups[part]) for part in together))
+            unlike: dict[tuple[object, ...], list[int]] = {}
+            for part in together:
+                unlike.setdefault(_look(self.cluster, groups[part]), part)
+            found = (_network(self.cluster, groups[part]) for part in unlike.values())
+            self._networks[key] = tuple(dict.fromkeys(found))
         return self._networks[key]
 
 
@@ -145,12 +152,30 @@ Network = SideBySide | ManyRanks
 
 def _network(cluster: Cluster, groups: IntArray) -> Network:
     """Of groups [g, ranks] of devices of a cluster, by number."""
-    ranks = groups.shape[1]
-    if ranks > EXPANDED_RANKS or groups.size > SIMULATED_DEVICES:
+    if _is_timed_by_formula(groups):
         return ManyRanks.of(cluster, groups, host_size(cluster, groups[0].tolist()))
     part = part_of(cluster, groups)
     local = {cluster.device_index[device.name]: number for number, device in enumerate(part.devices)}
     return SideBySide(_numbered(part), tuple(tuple(local[d] for d in group) for group in groups.tolist()))
+
+
+def _look(cluster: Cluster, groups: IntArray) -> tuple[object, ...]:
+    """Of groups [g, ranks] of devices: those that look alike have equal networks, which take longer to make."""
+    if _is_timed_by_formula(groups):
+        return (groups.tobytes(),)
+    devices, links = used_among(cluster, groups)
+    number = {cluster.devices[d].name: i for i, d in enumerate(devices)}
+    owner = {d: i for i, d in enumerate(devices)}
+    ways = []
+    for link in (cluster.links[each] for each in links):
+        ends = (number.setdefault(end, len(number)) for end in (link.src, link.dst))
+        ways.append((*ends, link.bandwidth_bytes_per_s, link.latency_s, link.exclusive))
+    kinds = tuple((int(cluster.alike[d]), owner[int(cluster.memory_owner[d])]) for d in devices)
+    return kinds, tuple(ways), tuple(owner[d] for d in groups.reshape(-1).tolist()), groups.shape
+
+
+def _is_timed_by_formula(groups: IntArray) -> bool:
+    return groups.shape[1] > EXPANDED_RANKS or groups.size > SIMULATED_DEVICES
 
 
 def _sharing_links(cluster: Cluster, groups: IntArray) -> list[list[int]]:
@@ -186,6 +211,14 @@ def _numbered(cluster: Cluster) -> Cluster:
     ]
     joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in cluster.links]
     return Cluster("part", tuple(items), tuple(joined), collectives=cluster.collectives)
+
+
+def _worth_timing(kind: str, networks: Sequence[Network]) -> list[str]:
+    """Algorithms without those that are carried out as one before them, and of very many ranks with a formula alone."""
+    names = different(kind, ALGORITHMS)
+    if not any(isinstance(each, ManyRanks) and each.ranks > TABLE_DEVICES for each in networks):
+        return names
+    return [name for name in names if carried_out_by(kind, name) not in BY_RECURRENCE]
 
 
 @lru_cache(maxsize=4096)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from env.cluster import LANE, Cluster, Device
+from env.cluster import LANE, Cluster
+from env.communication.times import host_size
 from env.problem import Problem
+from env.routes import TABLE_DEVICES
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
@@ -62,15 +63,17 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
 
 def swapped(cluster: Cluster, used: IntArray) -> Iterator[IntArray]:
     """int64: devices in another order, or others: each with the next that is unlike it; hosts within or across axes."""
-    figures = [_figures(cluster.devices[d]) for d in used.tolist()]
-    for i, own in enumerate(figures):
+    figures = cluster.alike[used].tolist()
+    kinds = set(figures)
+    for i, own in enumerate(figures if len(kinds) > 1 else ()):
         other = next((j for j in range(i + 1, len(figures)) if figures[j] != own), None)
         if other is not None:
             result = used.copy()
             result[[i, other]] = used[[other, i]]
             yield result
-    for d in sorted(set(cluster.compute_devices.tolist()) - set(used.tolist())):
-        unlike = next((i for i, own in enumerate(figures) if own != _figures(cluster.devices[d])), None)
+    unused = sorted(set(cluster.compute_devices.tolist()) - set(used.tolist()))
+    for d in (d for d in unused if kinds != {int(cluster.alike[d])}):
+        unlike = next((i for i, own in enumerate(figures) if own != cluster.alike[d]), None)
         if unlike is not None:
             result = used.copy()
             result[unlike] = d
@@ -90,8 +93,9 @@ def proportional_shares(graph: OpGraph, cluster: Cluster, devices: IntArray) -> 
     """
     replicas = len(devices)
     samples = graph.origin.batch_size or 16 * replicas
-    on_one_s = problem_of(graph, cluster).op_s.sum(axis=0)
-    speed = 1.0 / np.maximum(on_one_s[devices.reshape(replicas, -1)].max(axis=1), 1e-300)
+    problem = problem_of(graph, cluster)
+    on_one_s = problem.kind_s.sum(axis=0)
+    speed = 1.0 / np.maximum(on_one_s[problem.kind_of[devices].reshape(replicas, -1)].max(axis=1), 1e-300)
     weights = tuple(np.maximum(np.rint(1e6 * speed / speed.max()), 1).astype(np.int64).tolist())
     if samples < replicas or len(set(weights)) == 1:
         return ()
@@ -101,7 +105,7 @@ def proportional_shares(graph: OpGraph, cluster: Cluster, devices: IntArray) -> 
 
 def are_alike(cluster: Cluster, devices: Sequence[int]) -> bool:
     """Whether devices compute alike and have as much memory."""
-    return len({_figures(cluster.devices[d]) for d in devices}) <= 1
+    return len(np.unique(cluster.alike[np.asarray(devices)])) <= 1
 
 
 @lru_cache(maxsize=8)
@@ -125,19 +129,18 @@ def problem_of(graph: OpGraph, cluster: Cluster) -> Problem:
     return Problem(graph, cluster)
 
 
-def _figures(device: Device) -> str:
-    """What a device's times and memory depend on."""
-    given = device.to_dict()
-    return json.dumps({key: value for key, value in given.items() if key not in ("name", "memory_of")}, sort_keys=True)
-
-
 def _peak_flop_s(cluster: Cluster, device: int) -> float:
     given = cluster.devices[device]
     return max(given.peak_flops.values(), default=0.0) * given.compute_efficiency
 
 
 def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[int]:
-    """n of the devices: the first, and then whichever is reached at the greatest bandwidth from those chosen."""
+    """n of the devices: the first, and then whichever is reached at the greatest bandwidth from those chosen.
+
+    Of very many devices the first ones.
+    """
+    if n == len(devices) or len(devices) > TABLE_DEVICES:
+        return sorted(devices[:n])
     left, reach = np.array(devices), np.full(len(devices), np.inf)
     chosen: list[int] = []
     while len(chosen) < n:
@@ -150,6 +153,9 @@ def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[in
 
 def _hosts(cluster: Cluster, devices: IntArray) -> list[list[int]]:
     """Devices in groups whose links are faster than the slowest of all; each in the cluster's order."""
+    if len(devices) > TABLE_DEVICES:
+        size = host_size(cluster, devices.tolist())
+        return devices.reshape(-1, size).tolist() if size else [devices.tolist()]
     bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(devices, devices)]
     least = bandwidth.min()
     hosts: list[list[int]] = []

@@ -64,11 +64,10 @@ def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
     if not names:
         return f"strategy {strategy.text!r} has no mesh, so there is nothing to fold."
     for stage in grid_of(cluster, strategy).reshape(strategy.stages, -1):
-        first, *others = (replace(cluster.devices[d], name="any") for d in stage.tolist())
-        for d, device in zip(stage[1:].tolist(), others, strict=True):
-            if device != first:
-                a, b = cluster.devices[int(stage[0])].name, cluster.devices[d].name
-                return f"strategy {strategy.text!r} has unequal devices, {a!r} and {b!r}, in one stage."
+        unlike = np.flatnonzero(cluster.alike[stage] != cluster.alike[stage[0]])
+        if len(unlike):
+            a, b = (cluster.devices[int(d)].name for d in (stage[0], stage[unlike[0]]))
+            return f"strategy {strategy.text!r} has unequal devices, {a!r} and {b!r}, in one stage."
     return ""
 
 

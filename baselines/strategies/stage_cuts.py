@@ -43,7 +43,8 @@ def moved_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator
     """
     cuts = stage_cuts(graph, cluster, strategy)
     forward = forward_ops(graph)
-    op_s = problem_of(graph, cluster).op_s[:, devices_of(cluster, strategy)].mean(axis=1)
+    problem = problem_of(graph, cluster)
+    op_s = np.average(problem.kind_s, axis=1, weights=_of_each_kind(problem, devices_of(cluster, strategy)))
     sent, work = sent_after(graph, forward), work_s(graph, op_s[:, None])[forward, 0]
     done = np.concatenate([[0.0], np.cumsum(work)])
     index = {graph.op_names[op]: place for place, op in enumerate(forward.tolist())}
@@ -144,6 +145,11 @@ def _stage_devices(strategy: Strategy) -> tuple[int, ...]:
     return devices_of_stages(name, strategy.stages, strategy.virtual_stages // strategy.stages)
 
 
+def _of_each_kind(problem: Problem, devices: IntArray) -> IntArray:
+    """int64 [K]: how many of the devices are of each kind of the problem."""
+    return np.bincount(problem.kind_of[devices], minlength=problem.kind_s.shape[1])
+
+
 def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray) -> FloatArray:
     """float64 [n, V]: seconds of each op on each virtual stage, if its slowest device did all of it.
 
@@ -154,5 +160,9 @@ def _stage_seconds(problem: Problem, strategy: Strategy, devices: IntArray) -> F
         parts = np.array(rule.shares) * rule.size / sum(rule.shares) if rule.shares else np.ones(rule.size)
         share = np.outer(share, parts).reshape(-1)
     grid = devices[: strategy.stages * len(share)].reshape(strategy.stages, len(share))
-    of_stage = [(problem.op_s[:, row] * share).max(axis=1) for row in grid]
+    of_stage = []
+    for row in grid:
+        slowest = np.zeros(problem.kind_s.shape[1])
+        np.maximum.at(slowest, problem.kind_of[row], share)
+        of_stage.append((problem.kind_s * slowest).max(axis=1))
     return np.stack(of_stage, axis=1)[:, list(_stage_devices(strategy))]

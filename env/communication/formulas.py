@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from env.routes import pairs_among
 from graphs.transforms.collectives.expansion import MOVED_PER_BYTE
 from graphs.transforms.collectives.rounds import Rounds, carried_out_by, group_size, rounds_of
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from graphs.arrays import FloatArray, IntArray
     from graphs.transforms.derived import Collective
 
+BY_RECURRENCE = ("double_tree", "doubling")  # algorithms whose ranks overlap, so that no closed formula holds
 EXPANDED_RANKS = 16  # a collective of more ranks is fused: its ops grow with the square of their number
 
 
@@ -46,13 +48,14 @@ class Interconnect:
 
     @staticmethod
     def among(cluster: Cluster, devices: Sequence[int], dtype: str = "float32") -> Interconnect:
-        """The slowest route, and the slowest device at adding up, among devices of a cluster given by number."""
+        """The slowest route, and the slowest device at adding up, among devices of a cluster given by number.
+
+        Of many devices, routes are those of `pairs_among`.
+        """
         chosen = np.array(devices, dtype=np.int64)
-        pairs = np.ix_(chosen, chosen)
-        apart = ~np.eye(len(chosen), dtype=np.bool_)
-        latency_s = float(cluster.routes.latency_s[pairs][apart].max(initial=0.0))
-        bandwidth = float(cluster.routes.bandwidth_bytes_per_s[pairs][apart].min(initial=np.inf))
-        return Interconnect(latency_s, 1.0 / bandwidth, _adding_s_per_byte(cluster, chosen, dtype))
+        latency_s, bandwidth = cluster.routes.figures_of(*pairs_among(chosen))
+        s_per_byte = 1.0 / float(bandwidth.min(initial=np.inf))
+        return Interconnect(float(latency_s.max(initial=0.0)), s_per_byte, _adding_s_per_byte(cluster, chosen, dtype))
 
     @staticmethod
     def busiest(cluster: Cluster, source: IntArray, target: IntArray) -> Interconnect:
@@ -62,7 +65,8 @@ class Interconnect:
             source, target: numbers of devices, of as many transfers of equal size; not all to themselves.
         """
         routes = cluster.routes
-        latency_s, s_per_byte = routes.latency_s[source, target], 1.0 / routes.bandwidth_bytes_per_s[source, target]
+        latency_s, bandwidth = routes.figures_of(source, target)
+        s_per_byte = 1.0 / bandwidth
         transfer, link = routes.links_of(source, target)
         exclusive = np.array([cluster.links[each].exclusive for each in link.tolist()], dtype=np.bool_)
         transfer, link = transfer[exclusive], link[exclusive]
@@ -140,7 +144,8 @@ class ManyRanks:
 
 def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
     """Of the slowest device at adding up."""
-    items = [cluster.devices[d] for d in devices.tolist()]
+    _, first = np.unique(cluster.alike[devices], return_index=True)
+    items = [cluster.devices[d] for d in devices[first].tolist()]
     return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items))
 
 
@@ -160,7 +165,7 @@ def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, netwo
     if p == 1:
         return 0.0
     send, add = network.latency_s + n * network.s_per_byte, n * network.adding_s_per_byte
-    if name in ("double_tree", "doubling"):
+    if name in BY_RECURRENCE:
         return _by_recurrence(rounds_of(kind, name, p), n / (2 if name == "double_tree" else 1), network)
     spread: float
     if name == "tree":

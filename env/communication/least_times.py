@@ -59,7 +59,7 @@ def least_s(
     size, sends = np.array(list(sizes), dtype=np.float64), _sends(kind, algorithm, len(groups[0]))
     members, routes = np.array(groups, dtype=np.int64), cluster.routes
     source, target = members[:, sends.source].reshape(-1), members[:, sends.target].reshape(-1)
-    latency, bandwidth = routes.latency_s[source, target], routes.bandwidth_bytes_per_s[source, target]
+    latency, bandwidth = routes.figures_of(source, target)
     share = np.tile(sends.share, len(members))
     transfer, link = routes.links_of(source, target)
     exclusive = np.array([each.exclusive for each in cluster.links], dtype=np.bool_)[link]

@@ -18,6 +18,7 @@ from env.communication.formulas import EXPANDED_RANKS, fused_s
 from env.communication.least_times import different, first_quickest, least_s
 from env.plan import Plan
 from env.problem import Problem
+from env.routes import PAIRED_DEVICES
 from env.simulation.simulator import Score, Simulator
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import ClusterError
@@ -142,7 +143,9 @@ def given_bytes(kind: str, ranks: int, size_bytes: int) -> int:
 def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
     """How many devices in a row the fastest routes join, as those of a host; 0 where there are no such groups."""
     chosen = np.array(devices, dtype=np.int64)
-    bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(chosen, chosen)].copy()
+    if len(chosen) > PAIRED_DEVICES:
+        return _host_size_in_a_row(cluster, chosen)
+    _, bandwidth = cluster.routes.figures_of(chosen[:, None], chosen[None, :])
     np.fill_diagonal(bandwidth, 0.0)
     if bandwidth.size == 0 or (bandwidth[~np.eye(len(chosen), dtype=np.bool_)] == bandwidth.max()).all():
         return 0
@@ -151,6 +154,18 @@ def host_size(cluster: Cluster, devices: Sequence[int]) -> int:
     size = len(hosts[0])
     regular = all(host == list(range(host[0], host[0] + size)) and host[0] % size == 0 for host in hosts)
     return size if regular and 1 < size < len(chosen) else 0
+
+
+def _host_size_in_a_row(cluster: Cluster, devices: IntArray) -> int:
+    """`host_size` of many devices, by the routes from each to the next and from the first to all."""
+    _, following = cluster.routes.figures_of(devices[:-1], devices[1:])
+    _, from_first = cluster.routes.figures_of(devices[:1], devices[1:])
+    fastest = max(following.max(), from_first.max())
+    begins = np.concatenate([[0], 1 + np.flatnonzero(following < fastest), [len(devices)]])
+    sizes = np.diff(begins)
+    size = int(sizes[0])
+    regular = bool((sizes == size).all() and (from_first[size - 1 :] < fastest).all())
+    return size if regular and 1 < size < len(devices) else 0
 
 
 def lone_collective_s(cluster: Cluster, devices: Sequence[int], kind: str, size_bytes: int, algorithm: str) -> float:

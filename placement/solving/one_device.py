@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from env.cluster import Cluster
 from env.plan import Priority
+from env.resizing import one_of_each
+from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -26,6 +28,8 @@ def beside_one_device(result: Result, graph: OpGraph, cluster: Cluster) -> Resul
     if result.answer is None or result.alternatives:
         return result
     priority = Priority.LONGEST_PATH.value if result.priority == OWN_ORDER else result.priority
+    if cluster.n_devices > TABLE_DEVICES:
+        cluster = one_of_each(cluster)
     try:
         solver = Solver(graph, cluster, result.seed, result.objective, priority, search=False, bound_s=0.0)
         single = solver.solve(SINGLE)

@@ -286,7 +286,8 @@ class Result:
         if len(peaks) > _MOST_PEAKS:
             ends = [answer.peak_bytes[name] for name in shown]
             peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
-        used = f"{max(len(named), self._strategy_devices())} of {len(devices)} devices"
+        taken = max(len(named), self._strategy_devices())
+        used = f"{taken} of {len(devices)} devices" if taken <= len(devices) else f"{taken} devices"
         others: list[str] = []
         if self.alternatives:
             from placement.solving.advice import advice, beside

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY, Problem
+from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -111,7 +112,7 @@ def _result(
     from baselines.strategies.stage_cuts import stage_cuts  # loads all transforms
 
     priority = Priority.LONGEST_PATH.value
-    if what.is_folded:
+    if what.is_folded and cluster.n_devices <= TABLE_DEVICES:  # of more, those stay that stand for all
         what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
     bound_s = 0.0 if what.problem.graph.n_ops > MOST_BOUNDED_OPS else None
     try:

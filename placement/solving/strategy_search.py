@@ -13,6 +13,8 @@ from baselines.budget import Budget
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
+from env.resizing import part_of
+from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_bytes
 from graphs.kept import kept_words
@@ -41,6 +43,7 @@ _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then t
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
+PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
 
@@ -87,7 +90,8 @@ def best_of_all(
         The result, with `Result.alternatives`; without an answer where nothing fits, and why.
     """
     began_s = time.perf_counter()
-    solver = solver_or_reason(graph, cluster, seed)
+    few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
+    solver = solver_or_reason(graph, few, seed)
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
     if aids is not None and isinstance(solver, Solver):
@@ -99,7 +103,7 @@ def best_of_all(
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
-    placed, single = _placements(graph, cluster, seed, solver, outcome, budget)
+    placed, single = _placements(graph, few, seed, solver, outcome, budget)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
 
 

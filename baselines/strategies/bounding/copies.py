@@ -41,9 +41,12 @@ class Costs:
     def of(problem: Problem, devices: IntArray) -> Costs:
         """Prices of a second of each device are those that prove the area bound with every op divided at will."""
         graph = problem.graph
-        columns, first, kind, size = np.unique(
-            problem.op_s[:, devices], axis=1, return_index=True, return_inverse=True, return_counts=True
+        one_of, of = np.unique(problem.kind_of[devices], return_index=True, return_inverse=True)[1:]
+        columns, first, among = np.unique(
+            problem.kind_s[:, problem.kind_of[devices[one_of]]], axis=1, return_index=True, return_inverse=True
         )
+        first, kind = one_of[first], among.reshape(-1)[of.reshape(-1)]
+        size = np.bincount(kind, minlength=len(first))
         work = Work(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
         price = work.area(np.ones(graph.n_ops, dtype=np.bool_))[1]
         overhead_s = np.array([problem.cluster.devices[d].launch_overhead_s for d in devices[first].tolist()])
@@ -51,7 +54,7 @@ class Costs:
         launch_s = np.where(is_modelled, graph.kernels, 0)[:, None] * overhead_s
         rest_s = np.maximum(columns - launch_s, 0.0)
         launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
-        each = np.sort(price[kind.reshape(-1)])[::-1]
+        each = np.sort(price[kind])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
         return Costs(*priced, launch_s.min(axis=1), rest_s.min(axis=1), np.cumsum(each))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baselines.paths import longest_path_s
 from baselines.strategies.bounding.copies import Costs, Staged
 from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.filling import Filling
@@ -26,6 +27,7 @@ from baselines.strategies.searching.families import FAMILIES, HYBRID
 from env.bounds.bounds import lower_bound
 from env.cluster import LANE, Cluster
 from env.problem import Problem
+from env.routes import TABLE_DEVICES
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 
@@ -50,11 +52,7 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = T
         InfeasibleError, MismatchError: as `env.problem.Problem`.
     """
     problem = Problem(graph, cluster)
-    placements = lower_bound(problem)
-    result = {
-        ONE_DEVICE: _one_device_s(problem),
-        NO_STRATEGY: np.inf if placements.memory_reason else placements.value_s,
-    }
+    result = {ONE_DEVICE: _one_device_s(problem), NO_STRATEGY: _placement_s(problem)}
     devices = cluster.compute_devices
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
@@ -62,11 +60,19 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = T
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
 
 
+def _placement_s(problem: Problem) -> float:
+    """That of placements; of very many devices the longest path, as if nothing were ever sent."""
+    if problem.cluster.n_devices > TABLE_DEVICES:
+        return longest_path_s(problem.graph, problem.kind_s.min(axis=1)) * (1.0 - _ROUNDING)
+    placements = lower_bound(problem)
+    return np.inf if placements.memory_reason else placements.value_s
+
+
 def _one_device_s(problem: Problem) -> float:
     """All of the work on the device that takes least for it, among those that have room for what is kept."""
     devices = np.array([d for d, device in enumerate(problem.cluster.devices) if device.kind != LANE], dtype=np.int64)
     fits = problem.capacity_bytes[devices] >= int(problem.graph.kept_bytes.sum())
-    seconds = problem.op_s[:, devices[fits]].sum(axis=0)
+    seconds = problem.kind_s[:, np.unique(problem.kind_of[devices[fits]])].sum(axis=0)
     return float(seconds.min(initial=np.inf)) * (1.0 - _ROUNDING)
 
 
@@ -92,8 +98,8 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
     # Without stages: two axes, or one that cuts the batch in some modules and weights in others.
     result[HYBRID] = _least(costs.area_s(anyhow, places), room.shared(places))
     if count >= 4 and room.shared(np.array([count])).all():
-        k, p = (x + 2 for x in np.divmod(np.arange((count - 1) ** 2), count - 1))
-        k, p = k[k * p <= count], p[k * p <= count]
+        k = np.concatenate([np.full(count // places - 1, places) for places in range(2, count // 2 + 1)])
+        p = np.concatenate([np.arange(2, count // places + 1) for places in range(2, count // 2 + 1)])
         known_s = min(result[HYBRID], _least(staged.least_s(k, p, p), room.shared(k * p)))
         for is_v in (False, True):
             known_s = filling.least_s(count, (2, count // 2), is_v, known_s)

@@ -76,34 +76,33 @@ class OpTimes:
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
         dtypes, self._dtype = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
-        self._rates = {
-            d: np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[self._dtype]
-            for d, device in enumerate(cluster.devices)
-        }
-        self._is_measured = bool(graph.time_keys)
+        self._dtypes = [str(dtype) for dtype in dtypes]
+        self._named = set(graph.time_keys)
 
     def seconds(self, flops: FloatArray, moved: FloatArray, devices: Sequence[int]) -> FloatArray:
         """float64 [n]: on the slowest of some devices, by number."""
         result = np.zeros(len(flops))
         for d in self._kinds(devices):
             device = self.cluster.devices[d]
-            modelled = self.graph.kernels * device.launch_overhead_s + np.maximum(
-                flops / self._rates[d], moved / device.bytes_per_s
-            )
-            if self._is_measured:
+            work_s = np.maximum(flops / self._rates(d), moved / device.bytes_per_s)
+            modelled = np.asarray(self.graph.kernels * device.launch_overhead_s + work_s, dtype=np.float64)
+            if self._named:
                 modelled = self._measured(modelled, flops, moved, d)
             np.maximum(result, modelled, out=result)
         return result
 
     def _kinds(self, devices: Sequence[int]) -> list[int]:
-        """One of each kind of device among these."""
-        found: dict[tuple[object, ...], int] = {}
-        for d in devices:
-            device = self.cluster.devices[d]
-            rates = tuple(sorted(device.peak_flops.items())), device.compute_efficiency
-            key = (device.kind, device.model, rates, device.bytes_per_s, device.launch_overhead_s)
-            found.setdefault(key if not self._is_measured else (*key, device.name), d)
-        return list(found.values())
+        """One of each kind of device among these, and all that were measured by name."""
+        numbers = np.asarray(devices, dtype=np.int64)
+        found = set(numbers[np.unique(self.cluster.alike[numbers], return_index=True)[1]].tolist())
+        if self._named:
+            found |= {d for d in numbers.tolist() if self.cluster.devices[d].name in self._named}
+        return sorted(found)
+
+    def _rates(self, d: int) -> FloatArray:
+        """float64 [n]: FLOP/s of each op on a device."""
+        rates = np.array([self.cluster.devices[d].flops_per_s(each) for each in self._dtypes], dtype=np.float64)
+        return np.asarray(rates[self._dtype])
 
     def _measured(self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int) -> FloatArray:
         """Measured times count for the share of the work that is done, but for what every part takes in full."""

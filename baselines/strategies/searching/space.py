@@ -90,7 +90,7 @@ class Space:
             return False
         launches = graph.kernels[(graph.phase == Phase.UPDATE) & np.isnan(graph.time_s).all(axis=1)].sum()
         overhead_s = self.cluster.devices[int(devices[0])].launch_overhead_s
-        step_s = problem_of(graph, self.cluster).op_s[:, devices[0]].sum()
+        step_s = problem_of(graph, self.cluster).op_s_on(int(devices[0])).sum()
         return bool(launches * overhead_s > _COUNTS * step_s / len(devices))
 
     @cached_property

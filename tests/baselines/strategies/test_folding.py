@@ -18,9 +18,10 @@ from baselines.strategies.searching.scoring import scored
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
 from env.cluster import Cluster
+from env.resizing import resized
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
-from graphs.errors import StrategyError
+from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph
 from graphs.records import LANE
 from graphs.transforms.splitting import Zero, split
@@ -205,3 +206,21 @@ def test_what_cannot_be_folded_is_refused() -> None:
         applied(graph, NVSWITCH, Strategy.parse("pp2 1f1b mb2"), folded=True)
     with pytest.raises(StrategyError, match="cuts images by hp"):
         applied(graph, star(4, 1e-6, 1e-9, 0.0), Strategy.parse("hp2"), folded=True)
+
+
+def test_a_strategy_for_a_thousand_devices_is_answered_by_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "LARGE_OPS", 1000)
+    graph = graph_of("mlp", batch=512)
+    cluster = resized(Cluster.preset("2x8xH100-ib"), 1024)
+    result = strategy_row(graph, cluster, Strategy.parse("dp512 | tp2")).result
+    assert result.cluster.n_devices == len(result.cluster.devices) < 8  # those that stand for all, and their lanes
+    assert result.answer is not None
+    assert result.lower_bound_s <= result.answer.step_time_s
+    assert "on 1024 devices" in result.summary()
+    assert verify(result).holds
+    again = verify(result, graph, cluster)
+    assert again.holds
+    assert again.made_again
+    assert verify(result, graph, resized(Cluster.preset("2x8xH100-ib"), 1040)).problems  # another bound
+    with pytest.raises(MismatchError, match="give the whole cluster, too"):
+        verify(result, graph)
