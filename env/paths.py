@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from env.device import Link
 
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
-# Paths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. What takes longer
+# LinkPaths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. What takes longer
 # than these counts as them: a million links still add up within 64 bits.
 _LONGEST_LATENCY_NS, _LONGEST_SENDING_NS = 2**40, 2**60
 
@@ -30,8 +30,8 @@ class _Hop:
 
 
 @dataclass(frozen=True)
-class Network:
-    """The links of a cluster by the place that they leave, a device or a switch.
+class LinkPaths:
+    """The paths through a cluster: its links by the place that they leave, a device or a switch.
 
     Attributes:
         onward: those that end at a switch.
@@ -42,7 +42,7 @@ class Network:
     ends: Mapping[str, Mapping[str, Sequence[_Hop]]]
 
     @staticmethod
-    def of(links: Sequence[Link], devices: Set[str], without: Set[str]) -> Network:
+    def of(links: Sequence[Link], devices: Set[str], without: Set[str]) -> LinkPaths:
         """Of all links but those at the devices ``without``."""
         onward: dict[str, list[_Hop]] = {}
         ends: dict[str, dict[str, list[_Hop]]] = {}
@@ -56,7 +56,7 @@ class Network:
                 ends.setdefault(link.src, {}).setdefault(link.dst, []).append(hop)
             else:
                 onward.setdefault(link.src, []).append(hop)
-        return Network(onward, ends)
+        return LinkPaths(onward, ends)
 
     def fastest_from(self, source: str, forwarding: bool) -> dict[str, Found]:
         """The best path to each device that can be reached; ``forwarding``: devices may pass a tensor on, too."""

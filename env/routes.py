@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.paths import ROUTE_BYTES, Found, Network
+from env.paths import ROUTE_BYTES, Found, LinkPaths
 from graphs.arrays import FloatArray, IntArray, frozen
 from graphs.errors import ClusterError
 
@@ -50,7 +50,7 @@ class Routes(Mapping[tuple[int, int], Route]):
         self._owners = [device.name for device in cluster.devices if not device.memory_of]
         self._memories = [device.memory_of or device.name for device in cluster.devices]
         others = {device.name for device in cluster.devices if device.memory_of}
-        self._network = Network.of(cluster.links, set(self._owners), others)
+        self._paths = LinkPaths.of(cluster.links, set(self._owners), others)
         self._latency_s = np.array([link.latency_s for link in cluster.links], dtype=np.float64)
         self._bandwidth = np.array([link.bandwidth_bytes_per_s for link in cluster.links], dtype=np.float64)
         self._from: dict[str, dict[str, Found]] = {}
@@ -62,10 +62,10 @@ class Routes(Mapping[tuple[int, int], Route]):
         Raises:
             ClusterError: names the first two.
         """
-        if self._network.reaches_all(self._owners):
+        if self._paths.reaches_all(self._owners):
             return
         for source in self._owners:
-            reached = self._network.reached(source)
+            reached = self._paths.reached(source)
             for target in self._owners:
                 if target not in reached:
                     raise ClusterError(
@@ -146,20 +146,20 @@ class Routes(Mapping[tuple[int, int], Route]):
     def _path(self, source: str, target: str) -> tuple[int, ...]:
         if source == target:
             return ()
-        found = self._network.fastest(source, target)
+        found = self._paths.fastest(source, target)
         return (found or self._forwarded(source)[target])[2]
 
     def _forwarded(self, source: str) -> dict[str, Found]:
-        """Paths from a device that others pass on."""
+        """LinkPaths from a device that others pass on."""
         if source not in self._from:
-            self._from[source] = self._network.fastest_from(source, forwarding=True)
+            self._from[source] = self._paths.fastest_from(source, forwarding=True)
         return self._from[source]
 
     @cached_property
     def _tables(self) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
         paths: dict[tuple[str, str], tuple[int, ...]] = {}
         for source in self._owners:
-            found = self._network.fastest_from(source, forwarding=False)
+            found = self._paths.fastest_from(source, forwarding=False)
             if len(found) < len(self._owners) - 1:
                 found = {**self._forwarded(source), **found}
             for target in self._owners:

@@ -28,7 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "env": (
         "compiling local device",
         "jit presets",
-        "cluster lanes routes",
+        "cluster lanes paths routes",
         "published problem resizing",
         "plan units",
         "simulation checking",

@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 
 from env.cluster import LANE, Cluster
-from env.communication.times import host_size
 from env.problem import Problem
 from env.routes import TABLE_DEVICES
 from graphs.arrays import IntArray
@@ -154,6 +153,8 @@ def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[in
 def _hosts(cluster: Cluster, devices: IntArray) -> list[list[int]]:
     """Devices in groups whose links are faster than the slowest of all; each in the cluster's order."""
     if len(devices) > TABLE_DEVICES:
+        from env.communication.times import host_size  # loads the simulator
+
         size = host_size(cluster, devices.tolist())
         return devices.reshape(-1, size).tolist() if size else [devices.tolist()]
     bandwidth = cluster.routes.bandwidth_bytes_per_s[np.ix_(devices, devices)]
