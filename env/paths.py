@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from env.device import Link
 
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
-# LinkPaths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. What takes longer
+# Paths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. What takes longer
 # than these counts as them: a million links still add up within 64 bits.
 _LONGEST_LATENCY_NS, _LONGEST_SENDING_NS = 2**40, 2**60
 
