@@ -17,7 +17,6 @@ from env.cluster import Cluster
 from env.lanes import without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, THROUGHPUT, Problem
-from env.routes import TABLE_DEVICES
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
@@ -159,7 +158,7 @@ def _whole_cluster(result: Result, graph: OpGraph | None, cluster: Cluster | Non
         MismatchError: it is needed, and not given.
     """
     needed = 0 if result.strategy == NO_STRATEGY else Strategy.parse(result.strategy).devices
-    if graph is None or needed <= len(result.cluster.devices) or needed <= TABLE_DEVICES:
+    if graph is None or needed <= len(result.cluster.devices):
         return None
     if cluster is None:
         raise MismatchError(

@@ -212,6 +212,7 @@ def test_a_strategy_for_a_thousand_devices_is_answered_by_one_place(monkeypatch:
     monkeypatch.setattr(folding, "LARGE_OPS", 1000)
     graph = graph_of("mlp", batch=512)
     cluster = resized(Cluster.preset("2x8xH100-ib"), 1024)
+    assert verify(strategy_row(graph, cluster, Strategy.parse("dp64 | tp2")).result, graph, cluster).holds
     result = strategy_row(graph, cluster, Strategy.parse("dp512 | tp2")).result
     assert result.cluster.n_devices == len(result.cluster.devices) < 8  # those that stand for all, and their lanes
     assert result.answer is not None
