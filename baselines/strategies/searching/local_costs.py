@@ -78,6 +78,7 @@ class OpTimes:
         dtypes, self._dtype = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
         self._dtypes = [str(dtype) for dtype in dtypes]
         self._named = set(graph.time_keys)
+        self._known_rates: dict[int, FloatArray] = {}
 
     def seconds(self, flops: FloatArray, moved: FloatArray, devices: Sequence[int]) -> FloatArray:
         """float64 [n]: on the slowest of some devices, by number."""
@@ -101,8 +102,10 @@ class OpTimes:
 
     def _rates(self, d: int) -> FloatArray:
         """float64 [n]: FLOP/s of each op on a device."""
-        rates = np.array([self.cluster.devices[d].flops_per_s(each) for each in self._dtypes], dtype=np.float64)
-        return np.asarray(rates[self._dtype])
+        if d not in self._known_rates:
+            rates = np.array([self.cluster.devices[d].flops_per_s(each) for each in self._dtypes], dtype=np.float64)
+            self._known_rates[d] = rates[self._dtype]
+        return self._known_rates[d]
 
     def _measured(self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int) -> FloatArray:
         """Measured times count for the share of the work that is done, but for what every part takes in full."""
