@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
+_QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
 PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is, or all that is left where that may win
 _RIVAL = 1.5  # times the best strategy: quick placements that are no slower may win
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
@@ -93,17 +94,17 @@ def best_of_all(
     few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
     solver = solver_or_reason(graph, few, seed)
     budget = _budget(graph, budget_s, evaluations)
-    part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
     if aids is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
     score_many = None if aids is None else aids.score_many
-    quick_s = solver.solve(AUTO, 0.0).objective_s if isinstance(solver, Solver) else None
-    rival_s = math.inf if quick_s is None else quick_s
+    quick = _quick_placement(graph, few, seed, solver, budget)
+    part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
+    rival_s = math.inf if quick.objective_s is None else quick.objective_s
     outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival_s)
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
-    placed, single = _placements(graph, few, seed, solver, outcome, budget)
+    placed, single = _placements(solver, quick, outcome, budget)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
 
 
@@ -143,25 +144,36 @@ def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> 
     return Budget(budget_s, math.inf if evaluations is None else evaluations)
 
 
-def _placements(
-    graph: OpGraph, cluster: Cluster, seed: int, solver: Solver | str, outcome: StrategyOutcome, budget: Budget
-) -> tuple[Result, Result]:
-    """What `AUTO` finds for the graph as it is, at once where no placement can beat the best strategy; one device."""
+def _quick_placement(graph: OpGraph, cluster: Cluster, seed: int, solver: Solver | str, budget: Budget) -> Result:
+    """What `AUTO` finds for the graph as it is in a small part of the budget."""
     if isinstance(solver, str):
-        nothing = without_answer(graph, cluster, seed, AUTO, solver)
-        return nothing, nothing
+        return without_answer(graph, cluster, seed, AUTO, solver)
+    return _placed(solver, budget, _QUICK_SHARE * budget.seconds, _QUICK_SHARE * budget.evaluations)
+
+
+def _placements(solver: Solver | str, quick: Result, outcome: StrategyOutcome, budget: Budget) -> tuple[Result, Result]:
+    """The best placement of the graph as it is, not looked for where none can beat the best strategy; one device."""
+    if isinstance(solver, str):
+        return quick, quick
     best_s = math.inf if outcome.best is None else outcome.best.step_time_s
-    placed = solver.solve(AUTO, 0.0)
+    placed = quick
     if best_s > solver.lower_bound_s and not budget.interrupted:
-        is_rival = placed.objective_s is not None and placed.objective_s <= _RIVAL * best_s
+        is_rival = quick.objective_s is not None and quick.objective_s <= _RIVAL * best_s
         seconds = budget.left_s() if is_rival else min(budget.left_s(), PLACING_SHARE * budget.seconds)
         most = max(budget.evaluations_left() if is_rival else 0, PLACING_SHARE * budget.evaluations)
-        placed = solver.solve(
-            AUTO, None if math.isinf(seconds) else seconds, None if math.isinf(most) else math.ceil(most)
-        )
-        budget.spend(placed.evaluations or 0)
-        budget.interrupted |= placed.interrupted
-    return placed, solver.solve(SINGLE)
+        placed = _placed(solver, budget, seconds, most)
+    both = [one for one in (placed, quick) if one.objective_s is not None]
+    return min(both, key=lambda one: one.objective_s or 0.0, default=placed), solver.solve(SINGLE)
+
+
+def _placed(solver: Solver, budget: Budget, seconds: float, evaluations: float) -> Result:
+    """What `AUTO` finds in a part of the budget; infinite limits are none."""
+    result = solver.solve(
+        AUTO, None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
+    )
+    budget.spend(result.evaluations or 0)
+    budget.interrupted |= result.interrupted
+    return result
 
 
 def find_strategies(
@@ -178,7 +190,8 @@ def find_strategies(
     from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
 
     seconds = max(_QUICK_S, budget.seconds)
-    own = Budget(seconds, math.inf if math.isinf(budget.evaluations) else budget.evaluations // EVALUATIONS_EACH + 1)
+    most = math.inf if math.isinf(budget.evaluations) else budget.evaluations // EVALUATIONS_EACH + 1
+    own = Budget(seconds, most, interrupted=budget.interrupted)
 
     def stop() -> None:
         own.interrupted = True

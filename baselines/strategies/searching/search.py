@@ -43,7 +43,7 @@ _WEARY = 0.01  # more of the estimate for each of its like that was scored and w
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
 _FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
-_FAR_BEHIND = 2.0  # times as slow again, where only some were estimated
+_FAR_BEHIND = 1.5  # times as slow again, where only some were estimated
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 
