@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from baselines.budget import Budget
+from baselines.strategies.searching.records import Rival
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
@@ -38,7 +39,8 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are, of how
 Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
 _QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
-PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is, or all that is left where that may win
+PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is; all that is left where that may win, none
+# where a strategy has beaten it
 _RIVAL = 1.5  # times the best strategy: quick placements that are no slower may win
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
@@ -98,9 +100,9 @@ def best_of_all(
         solver.search_by(LOCAL_SEARCH, aids.local_search)
     score_many = None if aids is None else aids.score_many
     quick = _quick_placement(graph, few, seed, solver, budget)
-    part = budget.part((1 - PLACING_SHARE) * _SCORING_SHARE)
-    rival_s = math.inf if quick.objective_s is None else quick.objective_s
-    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival_s)
+    part = budget.part(_SCORING_SHARE)
+    rival = Rival(math.inf if quick.objective_s is None else quick.objective_s, PLACING_SHARE)
+    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival)
     budget.absorb(part)
     if progress is not None:
         progress("placing the graph as it is", 0, 0)
@@ -157,7 +159,8 @@ def _placements(solver: Solver | str, quick: Result, outcome: StrategyOutcome, b
         return quick, quick
     best_s = math.inf if outcome.best is None else outcome.best.step_time_s
     placed = quick
-    if best_s > solver.lower_bound_s and not budget.interrupted:
+    is_beaten = quick.objective_s is not None and Rival(quick.objective_s).is_beaten_by(best_s)
+    if best_s > solver.lower_bound_s and not is_beaten and not budget.interrupted:
         is_rival = quick.objective_s is not None and quick.objective_s <= _RIVAL * best_s
         seconds = budget.left_s() if is_rival else min(budget.left_s(), PLACING_SHARE * budget.seconds)
         most = max(budget.evaluations_left() if is_rival else 0, PLACING_SHARE * budget.evaluations)
@@ -184,13 +187,15 @@ def find_strategies(
     progress: Progress | None = None,
     propose: Propose | None = None,
     score_many: ScoreMany | None = None,
-    rival_s: float = math.inf,
+    rival: Rival | None = None,
 ) -> StrategyOutcome:
     """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
-    from baselines.strategies.searching.search import search_strategies  # loads all transforms and the simulator
+    from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
 
+    rival = NO_RIVAL if rival is None else rival
     seconds = max(_QUICK_S, budget.seconds)
-    most = math.inf if math.isinf(budget.evaluations) else budget.evaluations // EVALUATIONS_EACH + 1
+    evaluations = (1 - rival.share) * budget.evaluations
+    most = math.inf if math.isinf(evaluations) else evaluations // EVALUATIONS_EACH + 1
     own = Budget(seconds, most, interrupted=budget.interrupted)
 
     def stop() -> None:
@@ -199,7 +204,7 @@ def find_strategies(
     with on_interrupt(stop):
         proposed = () if propose is None else propose(graph, cluster, seed, own)
         begins = chain(starts(graph, cluster), proposed)
-        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many, rival_s)
+        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many, rival)
     budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome

@@ -1,11 +1,18 @@
-"""What the search over strategies says about a strategy: an estimate, a score, and the outcome of the whole search."""
+"""What the search over strategies knows: estimates, scores, what it learned from them, and the outcome of it all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from graphs.transforms.strategy import Strategy
+
+_BEATEN = 2.0  # times as fast
+_HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
+_WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,84 @@ class Tried:
     scored: Scored | None
     reason: str = ""
     seconds: float = 0.0
+
+
+@dataclass
+class Pool:
+    """Estimates, and what the simulator has said.
+
+    Attributes:
+        estimates, scored: of each strategy.
+        refused: why graph or cluster do not allow a strategy.
+        ratios, factors: of like ones, logarithms of how far estimates were off, and what estimates are multiplied by;
+            under None of all others.
+        tried: of like ones, how many were scored since the last gain.
+        vain: of like ones, how many the simulator refused.
+        fuller: of like ones that did not fit though they were expected to, their memory over its estimate.
+    """
+
+    estimates: dict[Strategy, Estimate] = field(default_factory=dict)
+    refused: dict[Strategy, str] = field(default_factory=dict)
+    scored: dict[Strategy, Scored] = field(default_factory=dict)
+    ratios: dict[object, list[float]] = field(default_factory=dict)
+    factors: dict[object, float] = field(default_factory=dict)
+    tried: dict[object, int] = field(default_factory=dict)
+    vain: dict[object, int] = field(default_factory=dict)
+    fuller: dict[object, float] = field(default_factory=dict)
+
+    def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
+        """Remember how far an estimate was off, and whether trying its like has paid."""
+        alike = like(estimate.strategy)
+        self.tried[alike] = 0 if is_gain else self.tried.get(alike, 0) + 1
+        if estimate.fits and not found.fits:
+            self.fuller[alike] = max(self.fuller.get(alike, 1.0), found.peak_bytes / max(estimate.peak_bytes, 1))
+        if estimate.step_time_s > 0 and found.step_time_s > 0:
+            ratio = math.log(found.step_time_s / estimate.step_time_s)
+            for key in (alike, None):
+                self.ratios.setdefault(key, []).append(ratio)
+            self.factors[alike] = math.exp(float(np.mean(self.ratios[alike])))
+            self.factors[None] = math.exp(float(np.quantile(self.ratios[None], _HOPE)))
+
+    def corrected_s(self, estimate: Estimate) -> float:
+        """An estimate, corrected by what is known of its like; what has not been tried yet is given a chance."""
+        alike = like(estimate.strategy)
+        if alike in self.factors:
+            return estimate.step_time_s * self.factors[alike] * (1 + _WEARY * self.tried[alike])
+        return estimate.step_time_s * self.factors.get(None, 1.0)
+
+    def promises_to_fit(self, estimate: Estimate, capacity: int) -> bool:
+        """Whether it fits into so many bytes, also where it takes as much more than estimated as its like did."""
+        more = self.fuller.get(like(estimate.strategy))
+        return estimate.fits and (more is None or more * estimate.peak_bytes <= capacity)
+
+
+def like(strategy: Strategy) -> object:
+    """Strategies that communicate alike, whose estimates are off alike."""
+    mesh = tuple((rule.name, rule.size, rule.sequence, bool(rule.tensor_modules)) for rule in strategy.mesh)
+    pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
+    return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
+
+
+def shape_of(strategy: Strategy) -> object:
+    """Strategies with one mesh and as many stages."""
+    return tuple(sorted((rule.name, rule.size) for rule in strategy.mesh)), strategy.stages
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What there is without strategies, such as a placement that was found quickly.
+
+    Attributes:
+        step_time_s: how fast it is.
+        share: of the time is kept to improve it, unless a strategy has beaten it.
+    """
+
+    step_time_s: float = math.inf
+    share: float = 0.0
+
+    def is_beaten_by(self, step_time_s: float) -> bool:
+        """Whether a step is so much faster that no improvement could make up for it."""
+        return _BEATEN * step_time_s < self.step_time_s
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from baselines.budget import Budget
 from baselines.strategies.allowed import FLUSHING
@@ -21,7 +19,7 @@ from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, 
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Estimate, Scored, StrategyOutcome, Tried
+from baselines.strategies.searching.records import Estimate, Pool, Rival, Scored, StrategyOutcome, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.space import Space, frugal_strategies
 from env.cluster import Cluster
@@ -38,14 +36,13 @@ _MOST_STEPS = 40  # of one climb
 _PATIENCE = 24  # strategies scored in a row without a better one, after which the search ends
 _SLACK = 1.25  # times the best: estimates that are worth scoring
 _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
-_HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
-_WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
 _FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
 _FAR_BEHIND = 1.5  # times as slow again, where only some were estimated
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
+NO_RIVAL = Rival()
 
 
 def search_strategies(
@@ -56,7 +53,7 @@ def search_strategies(
     progress: Progress | None = None,
     starts: Iterable[Strategy] = (),
     score_many: ScoreMany | None = None,
-    rival_s: float = math.inf,
+    rival: Rival = NO_RIVAL,
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
 
@@ -67,10 +64,10 @@ def search_strategies(
         starts: strategies to begin with, e.g. those that a policy proposes.
         score_many: scores `BATCH` strategies at once, such as by many workers; None: one after the other, here, each
             with all that is known by then.
-        rival_s: step time of what there is without strategies; where none promises to come near it, the search ends
-            after a part of its time.
+        rival: what there is without strategies; where none promises to come near it, the search ends after a part of
+            its time.
     """
-    search = _Search(graph, cluster, budget, progress, score_many, rival_s)
+    search = _Search(graph, cluster, budget, progress, score_many, rival)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -80,55 +77,15 @@ def search_strategies(
     return search.outcome()
 
 
-@dataclass
-class _Pool:
-    """Estimates, and what the simulator has said."""
-
-    estimates: dict[Strategy, Estimate] = field(default_factory=dict)
-    refused: dict[Strategy, str] = field(default_factory=dict)
-    scored: dict[Strategy, Scored] = field(default_factory=dict)
-    ratios: dict[object, list[float]] = field(default_factory=dict)
-    factors: dict[object, float] = field(
-        default_factory=dict
-    )  # what estimates are multiplied by; under None all others
-    tried: dict[object, int] = field(default_factory=dict)  # of like ones, how many were scored since the last gain
-    vain: dict[object, int] = field(default_factory=dict)  # of like ones, how many the simulator refused
-
-    def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:
-        """Remember how far an estimate was off, and whether trying its like has paid."""
-        like = _like(estimate.strategy)
-        self.tried[like] = 0 if is_gain else self.tried.get(like, 0) + 1
-        if estimate.step_time_s > 0 and found.step_time_s > 0:
-            ratio = math.log(found.step_time_s / estimate.step_time_s)
-            for key in (like, None):
-                self.ratios.setdefault(key, []).append(ratio)
-            self.factors[like] = math.exp(float(np.mean(self.ratios[like])))
-            self.factors[None] = math.exp(float(np.quantile(self.ratios[None], _HOPE)))
-
-    def corrected_s(self, estimate: Estimate) -> float:
-        """An estimate, corrected by what is known of its like; what has not been tried yet is given a chance."""
-        like = _like(estimate.strategy)
-        if like in self.factors:
-            return estimate.step_time_s * self.factors[like] * (1 + _WEARY * self.tried[like])
-        return estimate.step_time_s * self.factors.get(None, 1.0)
-
-
-def _like(strategy: Strategy) -> object:
-    """Strategies that communicate alike, whose estimates are off alike."""
-    mesh = tuple((rule.name, rule.size, rule.sequence, bool(rule.tensor_modules)) for rule in strategy.mesh)
-    pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
-    return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
-
-
-def _shape(strategy: Strategy) -> object:
-    return tuple(sorted((rule.name, rule.size) for rule in strategy.mesh)), strategy.stages
-
-
-def _kin(strategy: Strategy) -> object:
-    """The family of a strategy; of a hybrid its mesh, too."""
-    family = family_of(strategy)
-    sizes = tuple(sorted((rule.name, rule.size, bool(rule.tensor_modules)) for rule in strategy.mesh))
-    return (family, sizes, strategy.stages) if family == HYBRID else family
+def _first_of_each(
+    estimates: Iterable[Estimate], kind_of: Callable[[Strategy], object], known: Iterable[Estimate]
+) -> list[Estimate]:
+    """Of each kind of strategy the first one, but for kinds of which one is known."""
+    firsts = {kind_of(estimate.strategy): estimate for estimate in known}
+    n = len(firsts)
+    for estimate in estimates:
+        firsts.setdefault(kind_of(estimate.strategy), estimate)
+    return list(firsts.values())[n:]
 
 
 class _Search:
@@ -141,16 +98,17 @@ class _Search:
         budget: Budget,
         progress: Progress | None,
         score_many: ScoreMany | None,
-        rival_s: float,
+        rival: Rival,
     ) -> None:
-        self.rival_s, self.share = rival_s, 1.0
+        self.rival, self.share = rival, 1.0
         self.batch = 1 if score_many is None else BATCH
         self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
-        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), _Pool()
+        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
+        self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
@@ -168,9 +126,8 @@ class _Search:
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
-        self.by_hand = set(hand_grid(self.graph, self.cluster))
-        self._estimate_all(self._best_meshes_first(), "grid")
-        self._look_at_rival(is_whole=True)
+        is_whole = self._estimate_all(self._best_meshes_first(), "grid")
+        self._look_at_rival(is_whole)
         self.progress("scoring", 3, 4)
         self._score_best()
 
@@ -194,7 +151,7 @@ class _Search:
         """Whether a part of the estimating may go on."""
         if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
             return False
-        return math.isinf(self.all_s) or self.budget.left_s() > (1 - self.share * _SHARES[part]) * self.all_s
+        return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * _SHARES[part] * self.own_s
 
     def _look_at_rival(self, is_whole: bool) -> None:
         """Take a part of the time only, where what fits is estimated to be slower than the rival; less the slower.
@@ -203,7 +160,7 @@ class _Search:
             is_whole: every mesh was looked at; else the best may not have been, and what was must be far slower.
         """
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
-        behind = min(fitting, default=math.inf) / (_FAR * self.rival_s)
+        behind = min(fitting, default=math.inf) / (_FAR * self.rival.step_time_s)
         if behind > (1 if is_whole else _FAR_BEHIND):
             self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
 
@@ -219,9 +176,9 @@ class _Search:
         """The hand grid, in the order of what was estimated of each mesh so far."""
         best: dict[object, int] = {}
         for place, estimate in enumerate(self._ranked()):
-            best.setdefault(_shape(estimate.strategy), place)
-        grid = hand_grid(self.graph, self.cluster)
-        return sorted(grid, key=lambda strategy: best.get(_shape(strategy), len(self.pool.estimates)))
+            best.setdefault(shape_of(estimate.strategy), place)
+        self.by_hand = set(grid := list(hand_grid(self.graph, self.cluster)))
+        return sorted(grid, key=lambda strategy: best.get(shape_of(strategy), len(self.pool.estimates)))
 
     def _sketches(self) -> Iterator[Strategy]:
         """A few options of every mesh: what saves memory follows only where the plain one does not fit."""
@@ -237,10 +194,10 @@ class _Search:
                     yield from self._frugal(plain)
                     if plain in self.pool.refused and stages > 1 and m > 1:  # the loss may be one of the whole batch
                         yield from self._frugal(replace(plain, order=FLUSHING))
-            if parts == space.n_devices > 1:  # replicas that cut the weights of one block
-                plain = space.strategy(sizes)
-                for modules in patterns(self.graph).weights:
-                    yield replace(plain, mesh=(replace(plain.mesh[0], tensor_modules=modules),))
+        if 1 < space.n_devices <= space.limit("dp"):  # replicas that cut the weights of one block
+            plain = space.strategy({"dp": space.n_devices})
+            for modules in patterns(self.graph).weights:
+                yield replace(plain, mesh=(replace(plain.mesh[0], tensor_modules=modules),))
 
     def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
         """More and more frugal forms of a strategy, until one fits."""
@@ -278,8 +235,9 @@ class _Search:
 
     def _rank(self, estimate: Estimate) -> tuple[int, float, int]:
         """Those that fit first, then those that may, by time; of equal ones the shorter text."""
-        lacks = 0 if estimate.fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
-        if self.pool.vain.get(_like(estimate.strategy), 0) >= _MOST_VAIN:
+        fits = self.pool.promises_to_fit(estimate, self.capacity)
+        lacks = 0 if fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
+        if self.pool.vain.get(like(estimate.strategy), 0) >= _MOST_VAIN:
             lacks = 3
         time_s = self.pool.corrected_s(estimate) if lacks < 2 else float(estimate.missing_bytes)
         return lacks, float(f"{time_s:.6e}"), len(estimate.strategy.text)
@@ -292,9 +250,10 @@ class _Search:
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
+        self._score_if_time(itertools.islice(families, 2))  # the best of all, and the best that people would try
         while not self._is_over():
             due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
-            self._score([estimate for estimate in due if self._has_time_for(estimate)])
+            self._score_if_time(due)
             promising = self._promising() if without < _PATIENCE else []
             promising = [estimate for estimate in promising if self._has_time_for(estimate)]
             if not promising and not due:
@@ -304,6 +263,15 @@ class _Search:
                 families, is_second = iter(self._best_of_families()), True
             if promising and not self._is_over():
                 without = 0 if self._score(promising) else without + len(promising)
+
+    def _score_if_time(self, estimates: Iterable[Estimate]) -> None:
+        """Score each for which there is time, as many at once as there are."""
+        if self.batch > 1:
+            self._score([estimate for estimate in estimates if self._has_time_for(estimate)])
+            return
+        for estimate in estimates:
+            if self._has_time_for(estimate):
+                self._score([estimate])
 
     def _promising(self) -> list[Estimate]:
         """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
@@ -328,26 +296,28 @@ class _Search:
 
     def _has_time_for(self, estimate: Estimate) -> bool:
         """Whether it can be scored in time; there has to be an answer, whatever the time."""
-        kept_s = (1 - self.share) * self.all_s if self.share < 1 and math.isfinite(self.all_s) else 0.0
-        return self._best() is None or self._scoring_s(estimate) < self.budget.left_s() - kept_s
+        return self._best() is None or self._scoring_s(estimate) < self._left_s()
+
+    def _left_s(self) -> float:
+        """Seconds left for strategies; all that there are, once one of them has beaten the rival."""
+        best = self._best()
+        if math.isinf(self.all_s) or (best is not None and self.rival.is_beaten_by(best.step_time_s)):
+            return self.budget.left_s()
+        return self.budget.left_s() - (self.all_s - self.share * self.own_s)
 
     def _best_of_families(self) -> list[Estimate]:
-        """The most promising of all, then of the hand grid, then of each family; of hybrids the best of each mesh.
+        """The most promising of all, then of the hand grid, then of each mesh that is near, then of each family.
 
         Estimates of one mesh are off alike, those of two meshes are not.
         """
-        ranked = self._ranked()
-        by_hand = next((e for e in ranked if e.strategy in self.by_hand and e.strategy.devices > 1), None)
-        result = list(dict.fromkeys([*ranked[:1], *([] if by_hand is None else [by_hand])]))
-        seen = {_kin(e.strategy) for e in result}
+        ranked = [estimate for estimate in self._ranked() if self._rank(estimate)[0] < 2] or self._ranked()[:1]
+        by_hand = (e for e in ranked if e.strategy in self.by_hand and e.strategy.devices > 1)
+        result = [*ranked[:1], *itertools.islice(by_hand, 1)]
         limit_s = _SLACK * self.pool.corrected_s(result[0]) if result else 0.0
-        for estimate in ranked:
-            kin = _kin(estimate.strategy)
-            is_far = kin in seen or (isinstance(kin, tuple) and self.pool.corrected_s(estimate) > limit_s)
-            if not is_far and self._rank(estimate)[0] < 2:
-                seen.add(kin)
-                result.append(estimate)
-        return result
+        near = [estimate for estimate in ranked if self.pool.corrected_s(estimate) <= limit_s]
+        result += _first_of_each(near, shape_of, result)
+        result += _first_of_each([e for e in ranked if family_of(e.strategy) != HYBRID], family_of, result)
+        return list(dict.fromkeys(result))
 
     def _scoring_s(self, estimate: Estimate) -> float:
         """Seconds that scoring it may take."""
@@ -357,12 +327,7 @@ class _Search:
         return strategy not in self.pool.scored and strategy not in self.pool.refused
 
     def _is_over(self) -> bool:
-        left_s = (
-            self.budget.left_s() - (1 - self.share) * self.all_s
-            if self.share < 1 and math.isfinite(self.all_s)
-            else math.inf
-        )
-        return (self.budget.over() or left_s <= 0) and bool(self.pool.scored)
+        return (self.budget.over() or self._left_s() <= 0) and bool(self.pool.scored)
 
     def _score(self, estimates: Sequence[Estimate]) -> bool:
         """Score strategies; returns whether one of them is the best so far."""
@@ -380,7 +345,7 @@ class _Search:
         if found.scored is None:
             self.pool.refused[strategy] = found.reason
             del self.pool.estimates[strategy]
-            self.pool.vain[_like(strategy)] = self.pool.vain.get(_like(strategy), 0) + 1
+            self.pool.vain[like(strategy)] = self.pool.vain.get(like(strategy), 0) + 1
             return False
         self.op_scoring_s = max(self.op_scoring_s, found.seconds / scored_ops(self.graph, self.cluster, strategy))
         best = self._best()

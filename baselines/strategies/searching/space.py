@@ -129,21 +129,32 @@ class Space:
     def meshes(self) -> Iterator[tuple[dict[str, int], int]]:
         """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.
 
-        One other axis, such as experts or the height of images, may stand beside data parallelism or stages. Meshes of
-        all devices come first, then those of a part of them that divides them or is a power of two; of those with
-        equally many the ones with few stages and much data parallelism.
+        One other axis, such as experts or the height of images, may stand beside data parallelism or stages. What
+        people try first comes first: of all devices, or of a part of them that divides them or is a power of two,
+        those along one axis, then along two, then along three; of equally many axes those of more devices, and of
+        these the ones with few stages and much data parallelism.
         """
         n = self.n_devices
         regular = [k for k in range(n, 1, -1) if n % k == 0 or (k & (k - 1)) == 0]
-        totals = [*regular, *(k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT and k not in regular)]
+        odd = [k for k in range(n - 1, 1, -1) if n <= _MOST_EXACT and k not in regular]
+        for totals in (regular, odd):
+            shaped = [shape for total in totals for shape in self._meshes_of(total)]
+            yield from sorted(shaped, key=lambda shape: _axes(*shape))
+
+    def _meshes_of(self, total: int) -> Iterator[tuple[dict[str, int], int]]:
+        """Those of so many devices."""
         others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
-        for total in totals:
-            shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
-            for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
-                dp = total // stages // inner
-                for axis in ("tp", *others) if inner > 1 else ("tp",):
-                    if dp <= self.limit("dp") and inner <= self.limit(axis):
-                        yield {"dp": dp, axis: inner}, stages
+        shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
+        for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
+            dp = total // stages // inner
+            for axis in ("tp", *others) if inner > 1 else ("tp",):
+                if dp <= self.limit("dp") and inner <= self.limit(axis):
+                    yield {"dp": dp, axis: inner}, stages
+
+
+def _axes(sizes: dict[str, int], stages: int) -> int:
+    """Along how many axes a mesh is cut."""
+    return sum(size > 1 for size in (*sizes.values(), stages))
 
 
 def has_batch_statistics(graph: OpGraph) -> bool:

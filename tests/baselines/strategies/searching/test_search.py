@@ -15,7 +15,7 @@ from baselines.strategies.searching.bound import ALL, strategy_bounds
 from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, family_of
 from baselines.strategies.searching.grid import hand_grid
-from baselines.strategies.searching.records import Scored
+from baselines.strategies.searching.records import Rival, Scored
 from baselines.strategies.searching.scoring import scored
 from baselines.strategies.searching.search import search_strategies
 from baselines.strategies.searching.space import Space
@@ -156,7 +156,7 @@ def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_w
         (2.0, True, 1.0),
         (0.5, True, 0.35 / (2 / 1.1)),
         (0.001, True, 0.35 / 4),
-        (0.6, False, 1.0),
+        (0.65, False, 1.0),
         (0.25, False, 0.35 / (4 / 1.1)),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     strategy = Strategy.parse("dp4")
     step_s = Estimator(graph, cluster).estimate(strategy).step_time_s
-    search = search_module._Search(graph, cluster, Budget(), None, None, rival * step_s)
+    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(rival * step_s))
     search._estimate(strategy)
     search._look_at_rival(is_whole)
     assert search.share == pytest.approx(share)
