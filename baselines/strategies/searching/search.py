@@ -265,12 +265,12 @@ class _Search:
                 without = 0 if self._score(promising) else without + len(promising)
 
     def _score_if_time(self, estimates: Iterable[Estimate]) -> None:
-        """Score each for which there is time, as many at once as there are."""
+        """Score each for which there is time, as many at once as workers take."""
         if self.batch > 1:
             self._score([estimate for estimate in estimates if self._has_time_for(estimate)])
             return
         for estimate in estimates:
-            if self._has_time_for(estimate):
+            if self._has_time_for(estimate) and not self._is_over():
                 self._score([estimate])
 
     def _promising(self) -> list[Estimate]:
