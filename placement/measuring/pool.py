@@ -173,7 +173,6 @@ class WorkerPool:
 def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) -> None:
     """The life of a worker."""
     begin_on_core(core)
-    gc.freeze()  # what came with the fork is nobody's garbage here
     try:
         port = parent.hear()
         os.environ["MASTER_ADDR"] = "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -100,7 +101,12 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def begin_worker(parent: int) -> None:
-    """Live and die with the process that started this one: it answers Ctrl-C, and its end is the end of this one."""
+    """Live and die with the process that started this one: it answers Ctrl-C, and its end is the end of this one.
+
+    What came with a fork is nobody's garbage here: to take down a process group or a store means to wait for threads
+    that only the parent has.
+    """
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":

@@ -47,13 +47,13 @@ def _large(number: int, ranks: tuple[int, ...]) -> Exchange:
 
 def failing(how: str, group: ProcessGroup) -> None:
     """The last rank ends, or never joins, while the others wait for it in a collective."""
-    watchdog.PATIENCE_S = 2.0
     ranks = tuple(range(group.size))
     gathered = exchange_cases.member("all_gather", (300, 1000), ranks, torch.float32)
     exchange = Exchange(0, ranks, (gathered,), "a large tensor")
     collectives = Collectives(group, [exchange], _CPU)
     tensors = exchange_cases.given(exchange, group.rank)
-    collectives.finish(collectives.start(0, tensors))
+    collectives.finish(collectives.start(0, tensors))  # a first exchange connects, which may take its time
+    watchdog.PATIENCE_S = 2.0
     if group.rank == group.size - 1:
         if how == "killed":
             time.sleep(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -54,6 +55,31 @@ def test_answers_come_by_rank_however_often_they_are_asked_for() -> None:
             workers.tell(question)
             assert workers.collect(60) == [(0, question), (1, question)]
     assert not workers.all_alive
+
+
+class Fatal:
+    """Garbage that only the process that made it can take down."""
+
+    def __init__(self) -> None:
+        self.owner, self.itself = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os._exit(7)
+
+
+def test_garbage_that_came_with_a_fork_stays_where_it_is() -> None:
+    def life(parent: Parent) -> None:
+        gc.collect()
+        parent.answer("done")
+
+    gc.disable()
+    try:
+        Fatal()
+        with forked(life) as workers:
+            assert workers.collect(60) == ["done"]
+    finally:
+        gc.enable()
 
 
 def test_no_workers_are_not_alive() -> None:
