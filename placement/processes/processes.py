@@ -100,13 +100,21 @@ def _end(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def begin_worker(parent: int) -> None:
-    """Live and die with the process that started this one: it answers Ctrl-C, and its end is the end of this one.
+@contextmanager
+def forking() -> Iterator[None]:
+    """Forks made meanwhile take nothing of this process for garbage.
 
-    What came with a fork is nobody's garbage here: to take down a process group or a store means to wait for threads
-    that only the parent has.
+    To take down a process group or a store means to wait for threads that only this process has.
     """
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def begin_worker(parent: int) -> None:
+    """Live and die with the process that started this one: it answers Ctrl-C, and its end is the end of this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":

@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from placement.processes.processes import begin_worker
+from placement.processes.processes import begin_worker, forking
 from placement.processes.progress import Report, StepProgress, tell_nobody
 
 _LOOK_S = 0.5  # between two looks at how the processes are
@@ -120,7 +120,7 @@ class Workers:
             for life in lives:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_live, args=(life, theirs, os.getpid()), daemon=True)
-                with warnings.catch_warnings():
+                with forking(), warnings.catch_warnings():
                     # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()

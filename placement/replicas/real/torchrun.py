@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import FitError, RankError
-from placement.processes.processes import begin_worker
+from placement.processes.processes import begin_worker, forking
 from placement.processes.starting import Parent, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.runtime.ranks.meeting import START, fresh_store
@@ -134,7 +134,8 @@ class Ranks:
                 child = multiprocessing.get_context("fork").Process(
                     target=partial(self._live, life, port, os.getpid()), daemon=True
                 )
-                child.start()
+                with forking():
+                    child.start()
                 stopped = StoppedProcesses([child.pid or 0])
             while not self._first.poll(_LOOK_S):
                 if child is not None and stopped is not None and stopped.look() is not None:

@@ -80,6 +80,7 @@ def test_garbage_that_came_with_a_fork_stays_where_it_is() -> None:
             assert workers.collect(60) == ["done"]
     finally:
         gc.enable()
+        gc.collect()
 
 
 def test_no_workers_are_not_alive() -> None:
