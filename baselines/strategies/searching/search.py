@@ -38,8 +38,7 @@ _SLACK = 1.25  # times the best: estimates that are worth scoring
 _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
-_FAR = 1.1  # times the rival: estimates above it are taken to be slower indeed
-_FAR_BEHIND = 1.5  # times as slow again, where only some were estimated
+_FAR_BEHIND = 1.2  # times the rival: estimates above it are slower indeed, where only some were estimated
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 NO_RIVAL = Rival()
@@ -160,7 +159,7 @@ class _Search:
             is_whole: every mesh was looked at; else the best may not have been, and what was must be far slower.
         """
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
-        behind = min(fitting, default=math.inf) / (_FAR * self.rival.step_time_s)
+        behind = min(fitting, default=math.inf) / self.rival.step_time_s
         if behind > (1 if is_whole else _FAR_BEHIND):
             self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
 
@@ -250,7 +249,7 @@ class _Search:
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
-        self._score_if_time(itertools.islice(families, 2))  # the best of all, and the best that people would try
+        self._score_if_time(itertools.islice(families, max(2, self.batch)))  # the best of all, the best that people try
         while not self._is_over():
             due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
             self._score_if_time(due)
