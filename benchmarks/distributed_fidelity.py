@@ -34,7 +34,7 @@ STRAGGLERS = (
 )
 WORKERS = (1, 2)
 ALONE = ("gossip:topology=random",)  # which takes two workers or more
-UPDATES, EVERY, BATCH = 60, 20, 128
+UPDATES, EVERY, BATCH = 120, 60, 128  # an evaluation takes the time of a gradient, on the core of a worker
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "fit_models.py"
 
 Row = dict[str, Any]

@@ -39,10 +39,10 @@ from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
-from placement.learning.learners.threads import single_threaded
 from placement.learning.strategies.environment import RANDOM, StrategyEnv
 from placement.learning.strategies.policies import POLICIES
 from placement.learning.strategies.reinforce import MASKS, StrategyLearner, odds_of, proposed
+from placement.processes.threads import single_threaded
 
 LEARNED_ON = ("alexnet", "inception_v3", "vit_b16", "bert_base", "rnnlm")
 ASKED = ("gpt2", "resnet50", "nmt4", "transformer_moe")

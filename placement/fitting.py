@@ -21,7 +21,8 @@ from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.fit_task import FitTask
 from placement.replicas.methods import FitMethod
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import check_real, delays_of, gradient_times, is_here, plans_of
+from placement.replicas.real.here import check_real, delays_of, is_here, plans_of
+from placement.replicas.real.rehearsal import Rehearsal, gradient_times
 from placement.replicas.role import Role
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.engine import VirtualEngine
@@ -210,7 +211,8 @@ def fit(
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
             if is_here(cluster, placed):
-                speeds = speeds.timed(gradients_s, delays, seed)
+                rehearsal = Rehearsal(task, gradients_s, several, len(participants) - several, seed)
+                speeds = speeds.timed(gradients_s, rehearsal, delays, seed)
             engine = VirtualEngine(task, cluster, several, participants, speeds)
         run = engine.run(method.text, stop, _telling(progress, method.text))
         runs.append(_noted(run, task, several))

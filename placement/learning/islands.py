@@ -13,7 +13,7 @@ from torch import Tensor
 
 from env.problem import Problem
 from placement.learning.learners.learner import IslandLearner, LearnerState, Update
-from placement.learning.learners.threads import single_threaded
+from placement.processes.threads import single_threaded
 from placement.solving.compiling import compile_for
 from placement.solving.methods import SINGLE
 from placement.workers.runner import Runner, opened

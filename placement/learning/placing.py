@@ -19,9 +19,9 @@ from env.simulation.scoring import Scorer
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from placement.learning.learners.registry import make_learner, within_63_bits
-from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import load_policy
+from placement.processes.threads import single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, Place, is_method
 from placement.solving.warmup import two_ops

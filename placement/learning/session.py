@@ -17,7 +17,7 @@ from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
 from placement.learning.learners.learner import Best, LearnerState, Update
-from placement.learning.learners.threads import single_threaded
+from placement.processes.threads import single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
 from placement.solving.result import Result, measured_note

@@ -23,10 +23,10 @@ from placement.learning.checkpoint import load_checkpoint
 from placement.learning.islands import Learning, on_islands
 from placement.learning.learners.learner import Learner
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
-from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, PlacementTarget, Point, Session, Status
+from placement.processes.threads import single_threaded
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver

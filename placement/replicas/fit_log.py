@@ -84,13 +84,13 @@ class FitLog:
         if request.staleness is not None:
             self._staleness, self._counted = self._staleness + request.staleness, self._counted + 1
         if request.weights is not None and self._turns.is_due(request.version):
-            self.evaluate(request.weights, seconds, sent_bytes)
+            self.evaluate(request.weights, request.version, seconds, sent_bytes)
         elif self.updates >= self._stop.updates + _GRACE * self._stop.every:
             self.end("the model was not told any more: the participant that does so was lost")
 
-    def evaluate(self, weights: Tensor, seconds: float, sent_bytes: int) -> None:
-        """Add a point to the curve."""
-        point = CurvePoint(seconds, self.updates, sent_bytes, self._evaluate(weights))
+    def evaluate(self, weights: Tensor, version: int, seconds: float, sent_bytes: int) -> None:
+        """Add a point to the curve: weights after so many updates, which may be fewer than others have made by now."""
+        point = CurvePoint(seconds, version, sent_bytes, self._evaluate(weights))
         self._points.append(point)
         self._tell(point)
         if len(self._points) > MOST_POINTS:

@@ -27,7 +27,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def drawing(seed: int, worker: int, step: int) -> Iterator[None]:
     """Random numbers of the model, dropout say, that depend on these alone; torch's own go on as if nothing was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed((seed * 1_000_003 + worker) * 1_000_003 + step)
+        torch.default_generator.manual_seed((seed * 1_000_003 + worker) * 1_000_003 + step)
         yield
 
 
@@ -151,8 +151,9 @@ class FitTask:
         """
         total = len(self.data[0])
         first = (step * workers + worker) * self.batch
-        places = range(first, first + self.batch)
-        return torch.tensor([int(self._order(place // total)[place % total]) for place in places])
+        end = first + self.batch
+        epochs = range(first // total, (end - 1) // total + 1)
+        return torch.cat([self._order(each)[max(0, first - each * total) : end - each * total] for each in epochs])
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:

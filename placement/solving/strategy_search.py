@@ -169,9 +169,7 @@ def _placements(solver: Solver | str, quick: Result, outcome: StrategyOutcome, b
     return placed, solver.solve(SINGLE)
 
 
-def _placed(
-    solver: Solver, budget: Budget, seconds: float, evaluations: float, known: Result | None = None
-) -> Result:
+def _placed(solver: Solver, budget: Budget, seconds: float, evaluations: float, known: Result | None = None) -> Result:
     """What `AUTO` finds in a part of the budget, from what is known on; infinite limits are none."""
     result = solver.solve(
         AUTO,

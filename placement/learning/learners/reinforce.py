@@ -31,9 +31,9 @@ from placement.learning.learners.learner import (
 )
 from placement.learning.learners.options import ReinforceOptions
 from placement.learning.learners.starts import starts_of
-from placement.learning.learners.threads import one_thread
 from placement.learning.policies.policy import PlacementPolicy, Proposals
 from placement.learning.policies.registry import POLICIES
+from placement.processes.threads import one_thread
 
 if TYPE_CHECKING:
     from placement.learning.learners.registry import Beginning, Recipe

@@ -13,7 +13,6 @@ from env.cluster import Cluster
 from graphs.errors import PolicyFileError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE, Strategy
-from placement.learning.learners.threads import single_threaded
 from placement.learning.policies.policy_file import (
     OF_STRATEGIES,
     PolicyOrigin,
@@ -24,6 +23,7 @@ from placement.learning.policies.policy_file import (
 from placement.learning.strategies.environment import RANDOM, StrategyEnv
 from placement.learning.strategies.policies import POLICIES, Policy
 from placement.learning.strategies.reinforce import MASKS, odds_of, proposed
+from placement.processes.threads import single_threaded
 
 ENVIRONMENT = "placement/Strategy-v0"
 _EPISODES, _STEPS, _PROPOSED = 16, 12, 8

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import FitError, RankError
-from placement.processes.processes import usable_cores
+from placement.processes.threads import on_one_core
 from placement.replicas.fit_task import drawing
 from placement.replicas.real.mail import NO_LIMIT
 from placement.runtime.ranks.launch import met_store
@@ -107,10 +107,7 @@ class Crew:
 
 def follow(plan: CrewPlan, rank: int, core: int, parent: Parent) -> None:
     """The life of a process that helps a worker. Should it fail, the worker hears of it, and tells."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = usable_cores()
-        os.sched_setaffinity(0, {cores[core % len(cores)]})
-    torch.set_num_threads(1)
+    on_one_core(core)
     del parent
     try:
         Crew(plan, rank).follow()

@@ -15,6 +15,7 @@ from graphs.errors import RankError
 from placement.processes.processes import orderly_end
 from placement.processes.starting import ENDED, FAILURE, Workers
 from placement.processes.stopped import StoppedProcesses
+from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.real.crew import CrewPlan, follow
 from placement.replicas.real.life import COMPUTED, READ, READY, UPDATED, LifePlan, life
@@ -105,10 +106,10 @@ class RealEngine:
     def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         """Start the participants, and watch them."""
         log = FitLog(stop, self._task.held_out_loss, tell)
-        log.evaluate(self._task.weights(), 0.0, 0)
+        log.evaluate(self._task.weights(), 0, 0.0, 0)
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
-        with orderly_end():
+        with orderly_end(), single_threaded():  # what is evaluated here takes no core from the participants
             store = new_store() if self._ranks is None else new_store(host=self._ranks.host)
             workers = self._started(stop, store)
             try:

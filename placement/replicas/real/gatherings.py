@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from placement.replicas.real.mail import Mail
 
-_LOOK_S = 2e-5  # between two looks whether a collective has ended
 _LAST_WORDS_S = 2.0  # for the mail to find out who was lost
 
 
@@ -97,6 +95,7 @@ class Gatherings:
 
             # In a thread that is left alone where a member has died before.
             threading.Thread(target=meet, daemon=True).start()
+            met.add_done_callback(self._mail.wake)
             self._wait(met.done, members)
             self._groups[members] = met.result()
         return self._groups[members]
@@ -105,23 +104,21 @@ class Gatherings:
         """Begin a collective, and wait for its end."""
         try:
             work = begin()
+            future = work.get_future()
+            future.add_done_callback(self._mail.wake)
             try:
-                self._wait(work.is_completed, members)
+                self._wait(future.done, members)
             except ParticipantLost:
                 self._left.append((work, memory))
                 raise
             work.wait()
         except RuntimeError:
-            end_s = time.monotonic() + _LAST_WORDS_S
-            while (lost := self._mail.lost_of(members)) is None and time.monotonic() < end_s:
-                time.sleep(_LOOK_S)
+            lost = self._mail.wait(lambda: False, members, _LAST_WORDS_S)
             if lost is None:
                 raise
             raise ParticipantLost(lost) from None
 
     def _wait(self, is_done: Callable[[], bool], members: tuple[int, ...]) -> None:
-        while not is_done():
-            lost = self._mail.lost_of(members)
-            if lost is not None and not is_done():
-                raise ParticipantLost(lost)
-            time.sleep(_LOOK_S)
+        lost = self._mail.wait(is_done, members)
+        if lost is not None:
+            raise ParticipantLost(lost)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,20 +11,15 @@ import torch
 
 from env.gym.named import LOCAL
 from graphs.errors import FitError
-from placement.processes.processes import orderly_end, usable_cores
-from placement.processes.starting import Workers
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
-    from placement.processes.starting import Parent
     from placement.replicas.fit_task import FitTask
     from placement.replicas.stragglers import Stragglers
     from placement.replicas.virtual.seating import Seating
     from placement.runtime.sharded.plan import StrategyPlan
-
-_TIMED_S, _FEWEST = 1.0, 5  # of a measurement of gradients: its time, and at least so many
 
 
 def check_real(cluster: Cluster, strategy: Strategy, is_torchrun: bool) -> None:
@@ -73,44 +65,8 @@ def plans_of(
 
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:
-    """Whether workers are cores of this machine, one each, whose gradients can be timed instead of simulated."""
+    """Whether workers are cores of this machine, one each, which can be timed instead of simulated."""
     return cluster.name == LOCAL and strategy.is_none
-
-
-def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
-    """(samples) -> seconds of gradients, measured while so many workers compute at once, each on a core of its own."""
-
-    @cache
-    def seconds(samples: int) -> list[float]:
-        cores = usable_cores()
-        chosen = [cores[worker % len(cores)] for worker in range(workers)]
-        if not samples:
-            return [0.0]
-        with orderly_end():
-            started = Workers.forked([partial(_time_gradients, task, samples, core) for core in chosen])
-            try:
-                started.tell(None)
-                return [each for own in started.collect() for each in own]
-            finally:
-                started.end()
-
-    return seconds
-
-
-def _time_gradients(task: FitTask, samples: int, core: int, parent: Parent) -> None:
-    """In one of several processes, which begin together: answer as many times as there is room for."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
-    weights, chosen = task.weights(), torch.arange(samples) % len(task.data[0])
-    times_s: list[float] = []
-    parent.hear()
-    end_s = time.perf_counter() + _TIMED_S
-    while len(times_s) <= _FEWEST or time.perf_counter() < end_s:
-        began_s = time.perf_counter()
-        task.gradient(weights, chosen)
-        times_s.append(time.perf_counter() - began_s)
-    parent.answer(times_s[1:])
 
 
 def delays_of(gradients_s: Sequence[float], stragglers: Stragglers) -> Callable[[int, int], float]:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from graphs.errors import PlacementError, RankError
-from placement.processes.processes import usable_cores
+from placement.processes.threads import on_one_core
 from placement.replicas.fit_log import Turns
 from placement.replicas.fit_task import drawing
 from placement.replicas.real.crew import Crew
@@ -71,10 +69,7 @@ class LifePlan:
 
 def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) -> None:
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = usable_cores()
-        os.sched_setaffinity(0, {cores[plan.core(number) % len(cores)]})
-    torch.set_num_threads(1)
+    on_one_core(plan.core(number))
     store = met_store(plan.port, plan.host)
     where = interface_of(plan.host)
     mail = Mail(store, number, plan.total, where)

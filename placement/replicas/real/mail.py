@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from placement.replicas.requests import LOST, Message, ParticipantLost, Post, Re
 from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
 NO_LIMIT = timedelta(days=7)  # a participant may compute for long before it says anything
 _HEAD_BYTES = 2048
 _HEAD, _BODY = 0, 1  # tags of gloo
+_MOST_UNDER_WAY = 8  # messages to one receiver that may be on their way
 
 
 class Mail:
@@ -41,6 +43,7 @@ class Mail:
         self.number, self.sent_bytes = number, 0
         self._inbox, self._changed = Inbox(), threading.Condition()
         self._sent = [0] * total
+        self._under_way: list[deque[list[Any]]] = [deque() for _ in range(total)]
         # In ascending order of pairs, so that nobody waits for one who waits for him.
         pairs = {other: (min(number, other), max(number, other)) for other in range(total) if other != number}
         self._groups = {
@@ -51,7 +54,7 @@ class Mail:
             threading.Thread(target=self._receive, args=(other,), daemon=True).start()
 
     def post(self, request: Post) -> None:
-        """Send; to one who is lost, in vain."""
+        """Begin to send; to one who is lost, in vain. Waits only where much is on its way there already."""
         tensors = [each.detach().contiguous().clone() for each in request.tensors]
         self.sent_bytes += sum(each.nbytes for each in tensors)
         self._sent[request.to] += 1
@@ -59,12 +62,14 @@ class Mail:
         if request.to == self.number:
             self._arrived(Message(self.number, request.tag, tuple(tensors), request.version))
             return
-        group, other = self._groups[request.to], int(self.number < request.to)
+        group, other, under_way = self._groups[request.to], int(self.number < request.to), self._under_way[request.to]
         try:
             works = [group.send([head], other, _HEAD)]
             works += [group.send([each.view(-1).view(torch.uint8)], other, _BODY) for each in tensors if each.numel()]
-            for work in works:
-                work.wait()
+            under_way.append(works)  # which keep the tensors, too
+            while len(under_way) > _MOST_UNDER_WAY:
+                for work in under_way.popleft():
+                    work.wait()
         except RuntimeError:  # its own thread finds out, too
             return
 
@@ -81,10 +86,20 @@ class Mail:
             raise found
         return found
 
-    def lost_of(self, group: tuple[int, ...]) -> int | None:
-        """One of a group that is known to be lost."""
+    def wait(self, is_done: Callable[[], bool], group: tuple[int, ...], most_s: float | None = None) -> int | None:
+        """Wait until something is done, of which `wake` tells, a member of the group is lost, or time is up.
+
+        Returns:
+            the lost member, if there is one and it is not done.
+        """
         with self._changed:
-            return self._inbox.lost_of(group)
+            self._changed.wait_for(lambda: is_done() or self._inbox.lost_of(group) is not None, most_s)
+            return None if is_done() else self._inbox.lost_of(group)
+
+    def wake(self, _: Any = None) -> None:
+        """Something is done for which `wait` may wait."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _receive(self, sender: int) -> None:
         """The life of the thread that receives from one sender, until that one is lost."""

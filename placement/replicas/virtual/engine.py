@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +74,7 @@ class VirtualEngine:
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Until the end; `tell` is told each point of the curve."""
         self._log = FitLog(stop, self._task.held_out_loss, tell)
-        self._log.evaluate(self._task.weights(), 0.0, 0)
+        self._log.evaluate(self._task.weights(), 0, 0.0, 0)
         for number in range(len(self._seats)):
             self._go_on(number, None)
         while self._events and not self._log.is_over:
@@ -98,6 +100,7 @@ class VirtualEngine:
         """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
         seat = self._seats[number]
         while not self._log.is_over and number not in self._lost:
+            began_s = time.perf_counter()
             try:
                 if isinstance(answer, ParticipantLost):
                     request = seat.participant.throw(answer)
@@ -108,16 +111,27 @@ class VirtualEngine:
             except ParticipantLost as lost:
                 self._log.end(lost.sentence(self._workers))
                 return
+            if self._speeds.exchanges is not None:
+                own_s = time.perf_counter() - began_s
+                self._at(self.now_s + own_s, partial(self._take, number, request))
+                return
             if not self._is_answered_now(number, seat, request):
                 return
             answer = self._answer
+
+    def _take(self, number: int, request: Request) -> None:
+        """Carry out what a participant has asked for after some computing of its own."""
+        if number not in self._lost and self._is_answered_now(number, self._seats[number], request):
+            self._go_on(number, self._answer)
 
     def _is_answered_now(self, number: int, seat: _Seat, request: Request) -> bool:
         self._answer: Any = None
         match request:
             case Post():
-                self._send(number, request)
-                return True
+                own_s = self._send(number, request)
+                if own_s:
+                    self._later(self.now_s + own_s, number, None)
+                return not own_s
             case Receive():
                 self._answer = seat.inbox.take(request)
                 seat.waiting = request if request.wait and self._answer is None else None
@@ -142,17 +156,23 @@ class VirtualEngine:
         seconds = self._speeds.step_s(number, step, len(samples))
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 
-    def _send(self, number: int, request: Post) -> None:
+    def _send(self, number: int, request: Post) -> float:
+        """Send a message on its way; returns seconds that this takes its sender."""
         tensors = tuple(each.clone() for each in request.tensors)
         size = _size(tensors)
         self.bytes += size
         device = self._speeds.device
         pair = number, request.to
-        arrival_s = self._network.arrival_s(device[number], device[request.to], size, self.now_s)
+        measured = None if self._speeds.exchanges is None else self._speeds.exchanges.message_s(size)
+        if measured is None or request.to == number:
+            own_s, arrival_s = 0.0, self._network.arrival_s(device[number], device[request.to], size, self.now_s)
+        else:
+            own_s, arrival_s = measured[0], self.now_s + measured[1]
         # Where links carry any number of transfers at once, a small one would overtake.
         arrival_s = self._last_arrival_s[pair] = max(arrival_s, self._last_arrival_s.get(pair, 0.0))
         message = Message(number, request.tag, tensors, request.version)
         self._at(arrival_s, lambda: self._deliver(request.to, message))
+        return own_s
 
     def _deliver(self, number: int, message: Message) -> None:
         seat = self._seats[number]
@@ -203,6 +223,10 @@ class VirtualEngine:
     def _together(self, kind: str, group: tuple[int, ...], sizes: Sequence[int], whole: int) -> float:
         """When a collective of `whole` bytes has ended: as measured on the cluster, or once around a ring, or twice."""
         rounds = {"all_reduce": 2, "all_gather": 1}[kind] * (len(group) - 1)
+        if self._speeds.exchanges is not None and len(group) > 1:
+            self.bytes += sum(sizes) * rounds * (len(group) if len(sizes) == 1 else 1)
+            own = whole if kind == "all_reduce" else max(sizes)
+            return self.now_s + self._speeds.exchanges.collective_s(kind, len(group), own)
         devices = {self._speeds.device[member] for member in group}
         measured = self._network.cluster.measured(kind, len(group))
         if measured is None or len(devices) < len(group):

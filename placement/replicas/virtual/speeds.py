@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from placement.replicas.virtual.seating import Seating
 
 
+class ExchangeTimes(Protocol):
+    """How long exchanges take."""
+
+    def message_s(self, size: int) -> tuple[float, float] | None:
+        """Seconds that a message of so many bytes takes: its sender, and until it has arrived; None: as links say."""
+
+    def collective_s(self, kind: str, members: int, size: int) -> float:
+        """Seconds of an ``"all_reduce"`` or ``"all_gather"`` to which each member gives so many bytes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Speeds:
     """How long participants take.
@@ -32,13 +42,22 @@ class Speeds:
         device: of each participant, the number of the device that it sends from and receives at.
         step_s: (worker, step, samples) -> seconds of one gradient, stragglers included.
         update_s: (participant) -> seconds of one update of all weights.
+        exchanges: how long messages and collectives take, where the cluster's links do not say; what participants
+            compute between their requests then takes as long as it takes here, updates among it.
     """
 
     device: Sequence[int]
     step_s: Callable[[int, int, int], float]
     update_s: Callable[[int], float]
+    exchanges: ExchangeTimes | None = None
 
-    def timed(self, gradients_s: Callable[[int], Sequence[float]], stragglers: Stragglers, seed: int) -> Speeds:
+    def timed(
+        self,
+        gradients_s: Callable[[int], Sequence[float]],
+        exchanges: ExchangeTimes,
+        stragglers: Stragglers,
+        seed: int,
+    ) -> Speeds:
         """With gradients that each take one of the times, (samples) -> seconds, that were measured; which, is drawn."""
 
         def step_s(worker: int, step: int, samples: int) -> float:
@@ -46,7 +65,7 @@ class Speeds:
             drawn = int(np.random.default_rng((seed, worker, step)).integers(len(measured)))
             return measured[drawn] * stragglers.factor(worker, step)
 
-        return replace(self, step_s=step_s)
+        return replace(self, step_s=step_s, update_s=lambda number: 0.0, exchanges=exchanges)
 
 
 @dataclass(frozen=True)

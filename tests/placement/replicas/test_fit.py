@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fitted_models import classifier, cores
+from hypothesis import given
+from hypothesis import strategies as st
+from replicas.small_tasks import regression
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -146,3 +149,12 @@ def test_a_real_run_has_the_losses_of_virtual_time() -> None:
     there, here = fitted(**options), fitted(real=True, stragglers="exponential:mean=0.1", **options)
     assert here.is_real
     assert [p.loss for p in here.runs[0].points] == pytest.approx([p.loss for p in there.runs[0].points], rel=1e-4)
+
+
+@given(samples=st.integers(1, 40), batch=st.integers(1, 12), workers=st.integers(1, 4), steps=st.integers(1, 12))
+def test_workers_share_out_each_epoch(samples: int, batch: int, workers: int, steps: int) -> None:
+    task = regression(samples, batch)
+    taken = torch.cat([task.samples(worker, workers, step) for step in range(steps) for worker in range(workers)])
+    assert len(taken) == steps * workers * batch
+    for epoch in taken.split(samples):
+        assert len(set(epoch.tolist())) == len(epoch)  # each once; the last epoch may not be over

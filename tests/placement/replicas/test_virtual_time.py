@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from placement.replicas.requests import AllGather, AllReduce, Compute, Participa
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.engine import VirtualEngine
 from placement.replicas.virtual.seating import Seating
-from placement.replicas.virtual.speeds import Speeds, placed_step, speeds_of
+from placement.replicas.virtual.speeds import ExchangeTimes, Speeds, placed_step, speeds_of
 
 BANDWIDTH, LATENCY_S, STEP_S = 1e6, 0.01, 1.0
 
@@ -42,9 +43,16 @@ def star(count: int, *extra: Device) -> Cluster:
 CPU = Device("host", "cpu", 2**30, {"float32": 1e8}, 1e8)
 
 
-def run_of(participants: list[Participant], cluster: Cluster, stop: Stop | None = None, workers: int = 2) -> FitRun:
+def run_of(
+    participants: list[Participant],
+    cluster: Cluster,
+    stop: Stop | None = None,
+    workers: int = 2,
+    exchanges: ExchangeTimes | None = None,
+) -> FitRun:
     model, data = classifier()
-    speeds = Speeds(range(cluster.n_devices), lambda worker, step, samples: STEP_S * (1 + worker), lambda _: 0.0)
+    device = range(cluster.n_devices)
+    speeds = Speeds(device, lambda worker, step, samples: STEP_S * (1 + worker), lambda _: 0.0, exchanges)
     task = fit_task_of(model, data, batch=4)
     return VirtualEngine(task, cluster, workers, participants, speeds).run("scripted", stop or Stop(updates=3, every=1))
 
@@ -109,6 +117,52 @@ def test_measured_collectives_stand_in_place_of_the_ring() -> None:
         assert found.bytes == plain.bytes
 
 
+class Measured:
+    """Exchanges that take round figures."""
+
+    def message_s(self, size: int) -> tuple[float, float]:
+        return 10.0, 100.0 + size
+
+    def collective_s(self, kind: str, members: int, size: int) -> float:
+        return {"all_reduce": 1000.0, "all_gather": 2000.0}[kind] + members + size
+
+
+@pytest.mark.parametrize(("request_type", "expected"), [(AllReduce, 1000.0 + 2 + 400), (AllGather, 2000.0 + 2 + 400)])
+def test_measured_exchanges_stand_in_place_of_links(request_type: type, expected: float) -> None:
+    members: list[Participant] = [meeting(request_type, n, (0, 1), 100) for n in (0, 1)]
+    plain = run_of([meeting(request_type, n, (0, 1), 100) for n in (0, 1)], star(2), Stop(updates=1))
+    found = run_of(members, star(2), Stop(updates=1), exchanges=Measured())
+    assert expected <= found.seconds < expected + 5  # what participants compute by themselves comes on top
+    assert found.bytes == plain.bytes
+
+
+def test_a_measured_message_holds_up_its_sender_and_takes_its_way() -> None:
+    weights = fit_task_of(*classifier(), batch=4).weights()
+    workers = [pushing(weights, 1), pushing(weights, 1)]
+    found = run_of([*workers, serving(weights)], star(3), Stop(updates=3, every=1), exchanges=Measured())
+    first_s = STEP_S + 104
+    # Worker 1 begins its step with worker 0, takes 2 s; the server answers each in 10 s of its own and 100 on the way.
+    times = [point.seconds for point in found.points]
+    assert times == pytest.approx([0.0, first_s, first_s + 10, first_s + 100 + STEP_S + 104], abs=5)
+    assert times[2] > first_s + 9.9
+
+
+def test_computing_of_a_participant_takes_its_time_where_exchanges_are_measured() -> None:
+    def busy() -> Participant:
+        time.sleep(0.2)
+        yield Updated(1, weights=fit_task_of(*classifier(), batch=4).weights())
+
+    assert run_of([busy()], star(2), Stop(updates=1), workers=1).seconds == 0.0
+    assert run_of([busy()], star(2), Stop(updates=1), workers=1, exchanges=Measured()).seconds >= 0.2
+
+
+def test_a_point_of_the_curve_has_the_version_that_was_told() -> None:
+    log = fit_log.FitLog(Stop(updates=100, every=10), lambda _: 1.0, fit_log.tell_no_one)
+    log.updated(Updated(13), 1.0, 0)  # another worker is ahead
+    log.updated(Updated(10, weights=torch.zeros(1)), 2.0, 0)
+    assert [point.updates for point in log.run("m", 2.0, 0).points] == [10]
+
+
 def test_a_run_that_waits_for_ever_ends_and_says_so() -> None:
     def waiting() -> Iterator[Receive]:
         yield Receive()
@@ -139,7 +193,7 @@ def test_curve_and_trace_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_a_run_as_diverged(loss: float) -> None:
     log = fit_log.FitLog(Stop(loss=0.5), lambda _: loss, fit_log.tell_no_one)
-    log.evaluate(torch.zeros(1), 1.0, 1)
+    log.evaluate(torch.zeros(1), 1, 1.0, 1)
     assert log.is_over
     assert "diverged" in log.note
     assert not log.run("m", 1.0, 1).reached

@@ -129,17 +129,21 @@ def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest
 
 def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float | None] = []
+    known: list[list[float]] = []
     solve = Solver.solve
 
-    def noted(self: Solver, method: str, budget_s: float | None = None, *limits: Any) -> Result:
+    def noted(self: Solver, method: str, budget_s: float | None = None, *limits: Any, **more: Any) -> Result:
         if method == "auto":
             asked.append(budget_s)
-        return solve(self, method, 0.0)
+            known.append([candidate.value_s for candidate in more["known"]])
+        return solve(self, method, 0.0, **more)
 
     monkeypatch.setattr(Solver, "solve", noted)
     assert optimize(heavy(), CLUSTER, budget_s=20).strategy != "none"
     assert asked == [1.0]  # which tells what there is to beat
-    assert optimize(heavy(), SLOW, budget_s=20).strategy == "none"
+    found = optimize(heavy(), SLOW, budget_s=20)
+    assert found.strategy == "none"
+    assert known[-1] == [found.objective_s]  # what was found quickly is gone on with
     assert asked[-1] is not None
     assert asked[-1] > 4.0  # all that is left, as no strategy is near
 

@@ -154,10 +154,10 @@ def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_w
     ("rival", "is_whole", "share"),
     [
         (2.0, True, 1.0),
-        (0.5, True, 0.35 / (2 / 1.1)),
+        (0.5, True, 0.35 / 2),
         (0.001, True, 0.35 / 4),
-        (0.65, False, 1.0),
-        (0.25, False, 0.35 / (4 / 1.1)),
+        (0.9, False, 1.0),
+        (0.5, False, 0.35 / 2),
     ],
 )
 def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_whole: bool, share: float) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from placement.processes.processes import usable_cores
+
+_SWITCH_S = 1e-4  # for threads that receive: they would wait 5 ms for the one that computes
 
 
 def one_thread() -> None:
@@ -25,3 +31,12 @@ def single_threaded() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def on_one_core(number: int) -> None:
+    """Keep this process to one core, of those that it may use in turns, and to one thread of torch."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = usable_cores()
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+    torch.set_num_threads(1)
+    sys.setswitchinterval(_SWITCH_S)

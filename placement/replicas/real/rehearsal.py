@@ -1,0 +1,217 @@
+"""`Rehearsal`: how long gradients, messages and collectives take here, measured as the processes of a run do them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from placement.processes.processes import orderly_end
+from placement.processes.starting import Workers
+from placement.processes.threads import on_one_core
+from placement.replicas.fit_task import drawing
+from placement.replicas.real.gatherings import Gatherings
+from placement.replicas.real.mail import Mail
+from placement.replicas.requests import AllGather, AllReduce, Post, Receive
+from placement.runtime.ranks.launch import met_store, new_store
+from placement.runtime.transport.gloo import LOOPBACK, interface_of
+
+if TYPE_CHECKING:
+    from placement.processes.starting import Parent
+    from placement.replicas.fit_task import FitTask
+
+_TIMED_S, _FEWEST, _MOST = 1.0, 5, 50  # of a measurement: about its time, and how many it is of
+_FIRST = 2  # turns that are not counted: memory is new, and members of a collective meet
+_TAG = "rehearsal"
+
+Life = Callable[["_Hands", int], Sequence[Any]]  # of a participant, so many turns; what it has measured
+
+
+class Rehearsal:
+    """What the participants of a run on cores of this host take, each measured when it is first asked for.
+
+    Args:
+        task: whose gradients are computed meanwhile.
+        gradients_s: of `gradient_times`.
+        workers, servers: participants, each on a core of its own, or in turns where there are fewer.
+        seed: of which measurement is taken.
+    """
+
+    def __init__(
+        self, task: FitTask, gradients_s: Callable[[int], list[float]], workers: int, servers: int, seed: int
+    ) -> None:
+        self._task, self._gradients_s, self._workers, self._servers = task, gradients_s, workers, servers
+        self._drawn = np.random.default_rng(seed)
+        self._messages = cache(self._timed_messages)
+        self._collectives = cache(self._timed_collectives)
+
+    def message_s(self, size: int) -> tuple[float, float] | None:
+        """Seconds that a message of so many bytes takes: its sender, and until it has arrived.
+
+        None where none was waited for, as among fewer than two participants.
+        """
+        measured = self._messages(_rounded(size))
+        return measured[int(self._drawn.integers(len(measured)))] if measured else None
+
+    def collective_s(self, kind: str, members: int, size: int) -> float:
+        """Seconds from when all members have begun until all have ended.
+
+        Args:
+            kind: ``"all_reduce"`` or ``"all_gather"``.
+            size: bytes that each member gives.
+        """
+        measured = self._collectives(kind, members, _rounded(size))
+        return measured[int(self._drawn.integers(len(measured)))]
+
+    def _timed_messages(self, size: int) -> list[tuple[float, float]]:
+        workers, servers = self._workers, self._servers
+        if workers + servers < 2:
+            return []
+        to = [workers + k % servers if servers else (k + 1) % workers for k in range(workers)]
+        lives: list[Life] = [partial(_talk, size, receiver) for receiver in to]
+        lives += [partial(_reply, size, to.count(workers + k)) for k in range(servers)]
+        return [each for own in self._measured(lives) for each in own]
+
+    def _timed_collectives(self, kind: str, members: int, size: int) -> list[float]:
+        group = tuple(range(members))
+        times = np.array(self._measured([partial(_gather, kind, size, group)] * members))  # [member, turn, 2]
+        began_s, ended_s = times.max(axis=0).T
+        return [float(each) for each in ended_s - began_s]
+
+    def _measured(self, lives: Sequence[Life]) -> list[Any]:
+        """What each participant has measured, all at once, each in a process of its own."""
+        turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
+        turns = _FIRST + min(_MOST, max(_FEWEST, turns))
+        with orderly_end():
+            store = new_store()
+            live = partial(_live, self._task, len(lives), store.port, turns)
+            started = Workers.forked([partial(live, each, number) for number, each in enumerate(lives)])
+            try:
+                started.tell(None)
+                return started.collect()
+            finally:
+                started.end()
+
+
+def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
+    """(samples) -> seconds of gradients, measured while so many workers compute at once, each on a core of its own."""
+
+    @cache
+    def seconds(samples: int) -> list[float]:
+        if not samples:
+            return [0.0]
+        with orderly_end():
+            started = Workers.forked([partial(_time_gradients, task, samples, number) for number in range(workers)])
+            try:
+                started.tell(None)
+                return [each for own in started.collect() for each in own]
+            finally:
+                started.end()
+
+    return seconds
+
+
+def _time_gradients(task: FitTask, samples: int, number: int, parent: Parent) -> None:
+    """In one of several processes, which begin together: answer as many times as there is room for."""
+    on_one_core(number)
+    weights, times_s = task.weights(), list[float]()
+    parent.hear()
+    end_s = time.perf_counter() + _TIMED_S
+    while len(times_s) < _FIRST + _FEWEST or time.perf_counter() < end_s:
+        began_s = time.perf_counter()
+        _compute(task, weights, samples, number, len(times_s))
+        times_s.append(time.perf_counter() - began_s)
+    parent.answer(times_s[_FIRST:])
+
+
+def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, step: int) -> None:
+    """What a worker does for a gradient."""
+    chosen = task.samples(number, 1, step) if samples == task.batch else torch.arange(samples) % len(task.data[0])
+    with drawing(task.seed, number, step):
+        task.gradient(weights, chosen)
+
+
+# -- exchanges, between gradients ------------------------------------------------------------------------------------
+
+
+class _Hands:
+    """What a participant of a rehearsal works with."""
+
+    def __init__(self, task: FitTask, number: int, total: int, port: int) -> None:
+        store, where = met_store(port, LOOPBACK["hostname"]), interface_of(LOOPBACK["hostname"])
+        self._task, self._weights, self._number = task, task.weights(), number
+        self.mail = Mail(store, number, total, where)
+        self.gatherings = Gatherings(store, self.mail, where)
+
+    def gradient(self, turn: int) -> None:
+        """One as in a run, whose memory then fills the caches."""
+        _compute(self._task, self._weights, self._task.batch, self._number, turn)
+
+    def post(self, to: int, content: torch.Tensor) -> float:
+        """Send, and say when; seconds that this takes."""
+        began_s = time.monotonic()
+        self.mail.post(Post(to, _TAG, (content, torch.tensor(began_s, dtype=torch.float64))))
+        return time.monotonic() - began_s
+
+    def receive(self) -> tuple[int, float | None]:
+        """Who has sent the next message, and seconds since then; None where it was there before it was waited for."""
+        began_s = time.monotonic()
+        message = self.mail.receive(Receive(_TAG))
+        assert message is not None
+        sent_s = float(message.tensors[-1])
+        return message.sender, time.monotonic() - sent_s if sent_s >= began_s else None
+
+
+def _talk(size: int, to: int, hands: _Hands, turns: int) -> list[tuple[float, float]]:
+    """Of a worker: a gradient, a message to a server or another worker, and one from there."""
+    content, found = torch.zeros(size // 4), []
+    for turn in range(turns):
+        hands.gradient(turn)
+        own_s = hands.post(to, content)
+        _, way_s = hands.receive()
+        if way_s is not None and turn >= _FIRST:
+            found.append((own_s, way_s))
+    return found
+
+
+def _reply(size: int, talkers: int, hands: _Hands, turns: int) -> list[tuple[float, float]]:
+    """Of a server: an answer to each message of so many workers."""
+    content, found = torch.zeros(size // 4), []
+    for number in range(talkers * turns):
+        sender, way_s = hands.receive()
+        own_s = hands.post(sender, content)
+        if way_s is not None and number >= talkers * _FIRST:
+            found.append((own_s, way_s))
+    return found
+
+
+def _gather(kind: str, size: int, group: tuple[int, ...], hands: _Hands, turns: int) -> list[tuple[float, float]]:
+    """Of a member: a gradient, and a collective; when each collective began and ended."""
+    content, found = torch.zeros(size // 4), []
+    for turn in range(turns):
+        hands.gradient(turn)
+        began_s = time.monotonic()
+        if kind == "all_reduce":
+            hands.gatherings.all_reduce(AllReduce((content,), group))
+        else:
+            hands.gatherings.all_gather(AllGather((content,), group))
+        found.append((began_s, time.monotonic()))
+    return found[_FIRST:]
+
+
+def _live(task: FitTask, total: int, port: int, turns: int, life: Life, number: int, parent: Parent) -> None:
+    on_one_core(number)
+    hands = _Hands(task, number, total, port)
+    parent.hear()
+    parent.answer(life(hands, turns))
+    parent.hear()  # others may still read what this one has sent; the parent ends all
+
+
+def _rounded(size: int) -> int:
+    """A number of bytes with one digit, so that few are measured; of whole numbers of float32."""
+    return max(4, int(float(f"{size:.0e}")) // 4 * 4)

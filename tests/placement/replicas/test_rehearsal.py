@@ -1,0 +1,39 @@
+"""A rehearsal measures what participants of a run do on this machine, in as many processes."""
+
+from __future__ import annotations
+
+import pytest
+from replicas.small_tasks import regression
+
+from placement.replicas.real.rehearsal import Rehearsal, gradient_times
+
+
+def rehearsal(workers: int, servers: int, seed: int = 0) -> Rehearsal:
+    return Rehearsal(regression(), lambda samples: [0.05], workers, servers, seed)  # a fiftieth: few turns
+
+
+def test_gradients_are_timed_in_each_worker() -> None:
+    seconds = gradient_times(regression(), 2)
+    assert seconds(0) == [0.0]
+    measured = seconds(8)
+    assert len(measured) >= 10
+    assert min(measured) > 0
+    assert seconds(8) is measured
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 0), (2, 1), (1, 2)])
+def test_messages_are_timed_among_all_participants(workers: int, servers: int) -> None:
+    found = rehearsal(workers, servers).message_s(4000)
+    assert found is not None
+    own_s, way_s = found
+    assert own_s > 0
+    assert way_s > 0
+
+
+def test_a_participant_alone_sends_nothing() -> None:
+    assert rehearsal(1, 0).message_s(4000) is None
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_collectives_are_timed(kind: str) -> None:
+    assert rehearsal(2, 0).collective_s(kind, 2, 4000) > 0
