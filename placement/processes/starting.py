@@ -6,6 +6,7 @@ Whoever starts processes does it here: `placement.measuring.workers` forks some 
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -24,7 +25,8 @@ from placement.processes.progress import Report, StepProgress, tell_nobody
 
 _LOOK_S = 0.5  # between two looks at how the processes are
 _REPORT_S = 0.1  # between two reports: each takes time from what is measured
-_ANSWER, FAILURE, _REPORT, ENDED = "answer", "failure", "report", "ended"
+_ANSWER, FAILURE, _REPORT, ENDED, SILENT = "answer", "failure", "report", "ended", "silent"
+_UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 
 
 class WorkerEndedError(Exception):
@@ -33,6 +35,10 @@ class WorkerEndedError(Exception):
     def __init__(self, rank: int, code: int) -> None:
         super().__init__(rank, code)
         self.rank, self.code = rank, code
+
+
+class WorkerSilentError(WorkerEndedError):
+    """A process of another host is not reached any more; that host or the network is down."""
 
 
 class WorkerFailedError(Exception):
@@ -86,7 +92,7 @@ class Parent:
         self._send(FAILURE, sentence)
 
     def _send(self, kind: str, content: Any) -> None:
-        with suppress(ConnectionError):  # it has ended, and this process will
+        with suppress(OSError):  # it has ended, and this process will
             self._pipe.send((kind, content))
 
 
@@ -234,7 +240,8 @@ class Workers:
     def hear(self, limit_s: float) -> list[tuple[int, str, Any]]:
         """What has been said within a time, or before: rank, kind and content, each rank's in order.
 
-        Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code.
+        Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code; of
+        one that is not reached any more it is `SILENT`.
         """
         rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in self._silent}
         if not rank_of:
@@ -248,7 +255,7 @@ class Workers:
                     heard.append((rank, *self._heard(rank)))
             except WorkerEndedError as error:
                 self._silent.add(rank)
-                heard.append((rank, ENDED, error.code))
+                heard.append((rank, SILENT if isinstance(error, WorkerSilentError) else ENDED, error.code))
         return heard
 
     def join(self) -> None:
@@ -274,7 +281,9 @@ class Workers:
     def _heard(self, rank: int) -> tuple[str, Any]:
         try:
             kind, content = self._started[rank][1].recv()
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _UNREACHED:
+                raise WorkerSilentError(rank, -signal.SIGKILL) from None
             raise self._ended(rank) from None
         return kind, content
 

@@ -148,7 +148,7 @@ def _facts(found: FitComparison) -> str:
         "strategy": found.strategy,
         "stragglers": found.stragglers,
         "seed": str(found.seed),
-        "time": "of the wall, in processes of this host" if found.is_real else "simulated",
+        "time": "of the wall, in real processes" if found.is_real else "simulated",
         "versions": ", ".join(f"{name} {version}" for name, version in found.versions.items()),
     }
     items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)

@@ -242,7 +242,7 @@ def fit_table(found: FitComparison, sweep: FitSweep | None = None) -> list[Rende
     on = f"{show(found.graph.name)} on {show(found.cluster.name)}"
     sizes = {"workers": f"{found.workers} workers", "batch": f"{found.batch} samples each"}
     said = [words for kind, words in sizes.items() if sweep is None or sweep.sweep.kind != kind]
-    here = [] if not found.is_real else ["in processes of this host"]
+    here = [] if not found.is_real else ["in real processes"]
     head = f"{on}: {', '.join([*said, f'lr {found.learning_rate:g}', *here])}"
     columns = ["seconds", "updates", "updates/s", "bytes", "loss", "reached", "staleness"]
     below: list[RenderableType] = []

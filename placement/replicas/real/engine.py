@@ -13,7 +13,7 @@ import torch
 
 from graphs.errors import RankError
 from placement.processes.processes import orderly_end
-from placement.processes.starting import ENDED, FAILURE, Workers
+from placement.processes.starting import ENDED, FAILURE, SILENT, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
@@ -147,7 +147,7 @@ def _meet(workers: Workers, names: Sequence[str]) -> None:
         for number, kind, content in workers.hear(_LOOK_S):
             if number >= total:
                 raise RankError(f"a process of a worker's strategy did not begin ({content}); run again.")
-            if kind in (ENDED, FAILURE) or content[0] != READY:
+            if kind in (ENDED, FAILURE, SILENT) or content[0] != READY:
                 raise RankError(f"{names[number]} did not begin ({content}); run again.")
             there += 1
         if time.monotonic() > end_s:
@@ -190,6 +190,10 @@ class _Watch:
         if kind == FAILURE:
             how = "".join(f"; {self._names[other]} ended with code {code}" for other, code in self._ended.items())
             raise RankError(f"{content}{how}")
+        if kind == SILENT:
+            raise RankError(
+                f"{self._names[number]} is not reached any more: its host or the network is down; start the run again."
+            )
         if kind == ENDED:
             self._ended[number] = content
             if len(self._ended) == len(self._sent_bytes):

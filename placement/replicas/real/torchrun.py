@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from functools import cache, partial
 from multiprocessing.connection import Client, Connection, Listener
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Life = Callable[[int, Parent], None]  # of a participant, given the port of the store
 _ADDRESS = "fit"
 _LOOK_S = 0.25
+_ASK_S, _ASKED, _SILENCE_S = 5, 3, 20  # between two questions whether an end is there; so many; without an answer
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -69,14 +71,14 @@ class Ranks:
     def _connected(self) -> Connection:
         pipe = Client((self.host, self._port), authkey=self._key)
         pipe.send(self.rank)
-        return pipe
+        return _watched(pipe)
 
     def _met(self, count: int) -> list[Connection]:
         """Connections of so many others, by their number."""
         found = {}
         for _ in range(count):
             one = self._listener.accept()
-            found[one.recv()] = one
+            found[one.recv()] = _watched(one)
         return [found[number] for number in sorted(found)]
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Ranks:
                     child.kill()
             found: FitRun | RankError = self._first.recv()
         except (EOFError, OSError):
-            raise RankError("rank 0 has ended before the run was over; start it again.") from None
+            raise RankError("rank 0 has ended or is not reached any more; start the run again.") from None
         finally:
             if child is not None:
                 child.kill()
@@ -154,6 +156,18 @@ class Ranks:
     def _live(self, life: Life, port: int, parent: int) -> None:
         begin_worker(parent)
         life(port, Parent(self._connected()))
+
+
+def _watched(pipe: Connection) -> Connection:
+    """The connection, which fails when its other end is not reached for a time, as where a cable was pulled out."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; elsewhere the system asks in its own time, some hours
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_S)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_S)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENCE_S)
+    return pipe
 
 
 def _differs(rank: int) -> str:

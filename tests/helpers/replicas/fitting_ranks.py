@@ -8,13 +8,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from fitted_models import cores
 from torch import Tensor, nn
 
 import placement
-from graphs.errors import FitError
+from graphs.disk import write_atomically
+from graphs.errors import PlacementError
+
+if TYPE_CHECKING:
+    from placement.replicas.fit_result import CurvePoint
 
 
 class Regression(nn.Module):
@@ -32,14 +37,20 @@ def main(file: str, methods: str, how: str) -> None:
     model, inputs = Regression(), torch.randn(64, 4)
     if how == "killed" and rank == 1:
         threading.Thread(target=_kill_own_child, daemon=True).start()
+    updates = 10**9 if how == "endless" else 60
+    data = inputs, inputs.sum(1, keepdim=True)
     try:
         found = placement.fit(
-            model, (inputs, inputs.sum(1, keepdim=True)), cores(2), methods.split(","), updates=60, batch=4, real=True
+            model, data, cores(2), methods.split(","), updates=updates, batch=4, real=True, progress=_tell
         )
         told = [[run.method, run.updates, run.loss, found.workers] for run in found.runs]
-    except FitError as error:
+    except PlacementError as error:
         told = str(error)
-    Path(f"{file}{rank}").write_text(json.dumps(told))
+    write_atomically(Path(f"{file}{rank}"), json.dumps(told))
+
+
+def _tell(method: str, point: CurvePoint) -> None:
+    print(method, point.updates, flush=True)
 
 
 def _kill_own_child() -> None:
