@@ -163,7 +163,8 @@ def _downpour(rows: Sequence[Row]) -> Finding:
         rule: min((label for label in labels if label.startswith(rule)), key=lambda label: losses[label][0])
         for rule in ("sgd", "adagrad")
     }
-    at = counts.index(8) if 8 in counts else -1
+    # The fewest workers at which SGD at that rate does not learn any more.
+    at = next((place for place, loss in enumerate(losses[best["sgd"]]) if loss > _DEAD), -1)
 
     def least(rule: str, place: int) -> float:
         return min(losses[label][place] for label in labels if label.startswith(rule))
@@ -180,11 +181,11 @@ def _downpour(rows: Sequence[Row]) -> Finding:
 
     return Finding(
         "Downpour with Adagrad survives delays that asynchronous SGD does not",
-        f"each at the rate that is best with one worker, 8 workers learn (a loss below {_DEAD}) with Adagrad and not "
-        "with SGD; and if there is a number of workers at which Adagrad learns at one of its rates and SGD at none of "
-        "its own (Dean et al. 2012). All runs take 400 gradients of 16 samples.",
+        "each at the rate that is best with one worker, so many workers learn with Adagrad that with SGD do not (a "
+        f"loss below {_DEAD}); and if there is a number of workers at which Adagrad learns at one of its rates and SGD "
+        "at none of its own (Dean et al. 2012). All runs take 400 gradients of 16 samples.",
         [
-            (f"at 8 workers SGD ends at {_loss(sgd)}, Adagrad at {_loss(adagrad)}", adagrad < _DEAD < sgd),
+            (f"at {counts[at]} workers SGD ends at {_loss(sgd)}, Adagrad at {_loss(adagrad)}", adagrad < _DEAD < sgd),
             (
                 f"at {most} workers SGD ends at {_loss(least('sgd', counts.index(most)))} at its best rate of four, "
                 f"Adagrad at {_loss(least('adagrad', counts.index(most)))}",
