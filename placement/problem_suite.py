@@ -17,7 +17,8 @@ from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from placement.comparison import Comparison, compare
 from placement.solving.compiling import compile_for
-from placement.solving.methods import check_options, default_methods
+from placement.solving.methods import STRATEGY, check_options, default_methods
+from placement.solving.result import NO_STRATEGY
 from placement.workers.runner import opened
 
 Progress = Callable[[str, int, int], None]
@@ -28,12 +29,15 @@ class SuiteRow:
     """What came of one problem.
 
     Attributes:
-        graph, cluster, graph_hash, cluster_hash, methods, seed, budget_s, evaluations: the problem and how it was
-            searched; a row is the same as another if all of these are.
-        best: the method with the smallest step time; None where nothing fits.
+        graph, cluster, graph_hash, cluster_hash, methods, strategies, seed, budget_s, evaluations: the problem and how
+            it was searched; a row is the same as another if all of these are.
+        best: the method with the smallest step time, or `STRATEGY` where a strategy is faster than all; None where
+            nothing fits.
+        strategy: the fastest one; ``"none"`` where a placement of the graph as it is is as fast, or none was searched.
         step_time_s, single_device_s: of the best method and of the best single device, in seconds; None where
             it does not fit.
-        gap: (step time - bound) / step time; None without a step time.
+        gap: (step time - bound) / step time, by the bound over all strategies where they were searched; None without a
+            step time.
         ties: methods that reach the best one's step time too.
         reason: why there is no step time, in a sentence.
     """
@@ -43,10 +47,12 @@ class SuiteRow:
     graph_hash: str
     cluster_hash: str
     methods: tuple[str, ...]
+    strategies: bool
     seed: int
     budget_s: float | None
     evaluations: int | None
     best: str | None = None
+    strategy: str = NO_STRATEGY
     step_time_s: float | None = None
     single_device_s: float | None = None
     gap: float | None = None
@@ -56,7 +62,8 @@ class SuiteRow:
     @property
     def key(self) -> tuple[object, ...]:
         """What tells this problem from another one: contents, methods, seed and limits."""
-        return (self.graph_hash, self.cluster_hash, self.methods, self.seed, self.budget_s, self.evaluations)
+        how = self.methods, self.strategies, self.seed, self.budget_s, self.evaluations
+        return (self.graph_hash, self.cluster_hash, *how)
 
     @property
     def speedup(self) -> float | None:
@@ -77,7 +84,7 @@ class Suite:
     interrupted: bool = False
 
     def headline(self) -> str:
-        """The advice in a sentence: which method is best most often, and what placing gains."""
+        """The advice in a sentence: what is best most often, and what it gains."""
         placed = [row for row in self.rows if row.best is not None]
         if not placed:
             return "No problem has a placement that fits." if self.rows else "No problem was solved."
@@ -85,6 +92,7 @@ class Suite:
         best, count = max(wins.items(), key=lambda each: (each[1], each[0]))
         gains = [row.speedup for row in placed if row.speedup]
         gained = f"; in the median {statistics.median(gains):.2f}x as fast as one device" if gains else ""
+        best = "a strategy" if best == STRATEGY else best
         return f"{best} is best, or as good, on {count} of {len(placed)} problems{gained}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,6 +110,7 @@ def suite(
     clusters: Sequence[Cluster],
     methods: Sequence[str] | None = None,
     *,
+    strategies: bool | None = None,
     seed: int = 0,
     budget_s: float | None = None,
     evaluations: int | None = None,
@@ -110,11 +119,12 @@ def suite(
     workers: int | None = None,
     address: str | None = None,
 ) -> Suite:
-    """Place every graph on every cluster with every method, by step time; no strategies.
+    """Place every graph on every cluster with every method and by the best strategy, by step time.
 
     Args:
-        methods: as of `placement.compare`.
-        seed, budget_s, evaluations: as of `placement.compare`; the limits are for each method of each problem.
+        methods, strategies: as of `placement.compare`.
+        seed, budget_s, evaluations: as of `placement.compare`; the limits are for each method of each problem, and for
+            the search over its strategies.
         file: a line of JSON is appended to it for each row as soon as it is known; rows that it has already are taken
             from there, so that a suite that was stopped goes on with what is missing.
         progress: called after each problem with its name, how many are done and how many there are.
@@ -136,10 +146,8 @@ def suite(
         check_target(path)
         known = {row.key: row for row in _read(path)}
     problems = [(graph, cluster) for graph in range(len(graphs)) for cluster in range(len(clusters))]
-    blanks = [
-        SuiteRow(graphs[g].name, clusters[c].name, graphs[g].hash, clusters[c].hash, names, seed, budget_s, evaluations)
-        for g, c in problems
-    ]
+    how = names, methods is None if strategies is None else strategies, seed, budget_s, evaluations
+    blanks = [SuiteRow(graphs[g].name, clusters[c].name, graphs[g].hash, clusters[c].hash, *how) for g, c in problems]
     missing = {row.key: (row, g, c) for row, (g, c) in zip(blanks, problems, strict=True) if row.key not in known}
     tasks, is_whole = list(missing.values()), True
 
@@ -186,25 +194,36 @@ def _solved(blank: SuiteRow, graph: OpGraph, cluster: Cluster) -> SuiteRow | Non
     """The row with its outcome; None where Ctrl-C came, for half a search is no row to keep."""
     limits: dict[str, Any] = {"seed": blank.seed, "budget_s": blank.budget_s, "evaluations": blank.evaluations}
     try:
-        found = compare(graph, cluster, blank.methods, strategies=False, **limits)
+        found = compare(graph, cluster, blank.methods, strategies=blank.strategies, **limits)
     except KeyboardInterrupt:
         return None
     except PlacementError as error:
         return replace(blank, reason=str(error))
-    if any(result.interrupted for result in found.results):
+    overall = () if found.overall is None else (found.overall,)
+    if any(result.interrupted for result in (*found.results, *overall)):
         return None
     return replace(blank, **_outcome(found))
 
 
 def _outcome(found: Comparison) -> dict[str, Any]:
-    best = found.best
+    best, overall = found.best, found.overall
+    single_s = found.single_device_s
+    if overall is not None and overall.objective_s is not None and overall.strategy != NO_STRATEGY:
+        return {
+            "best": STRATEGY,
+            "strategy": overall.strategy,
+            "step_time_s": overall.objective_s,
+            "single_device_s": single_s,
+            "gap": overall.gap,
+        }
     if best is None:
-        return {"single_device_s": found.single_device_s, "reason": found.results[0].reason}
+        reason = found.results[0].reason if overall is None else overall.reason
+        return {"single_device_s": single_s, "reason": reason}
     return {
         "best": best.method,
         "step_time_s": best.objective_s,
-        "single_device_s": found.single_device_s,
-        "gap": best.gap,
+        "single_device_s": single_s,
+        "gap": best.gap if overall is None else overall.gap,
         "ties": tuple(name for name, other in found.ties.items() if other == best.method),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ class FewestDevices:
         count: on so many a strategy fits; None where on none that was tried.
         tried: the largest number tried.
         estimate: of the fastest frugal strategy that fits; where none does, of the one that lacks least on `tried`.
+        is_whole: whether all frugal strategies were looked at, where none fits.
     """
 
     graph: str
@@ -38,12 +40,18 @@ class FewestDevices:
     count: int | None
     tried: int
     estimate: Estimate | None
+    is_whole: bool = True
 
     def headline(self) -> str:
         """The advice in a sentence."""
         graph, cluster = show(self.graph), show(self.cluster)
         if self.estimate is None:
             return f"{graph} has no strategy for devices like those of {cluster}; at least {self.at_least} are needed."
+        if self.count is None and not self.is_whole:
+            return (
+                f"No strategy that there was time for fits {graph} on {self.tried} devices like those of {cluster}: "
+                f"{self.estimate.strategy} lacks {format_bytes(self.estimate.missing_bytes)} on one."
+            )
         if self.count is None:
             return (
                 f"{graph} fits on no number of devices like those of {cluster} up to {self.tried}: "
@@ -78,8 +86,7 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
         most: devices to try.
         more_than: so many are known not to do.
     """
-    usable = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist())
-    at_least = max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable)))
+    at_least = _at_least(graph, cluster)
     tried, found, has = 0, None, len(cluster.compute_devices)
     for count in range(max(at_least, more_than + 1), most + 1):
         try:
@@ -92,6 +99,48 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
         if best is not None and best.fits:
             return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
     return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
+
+
+def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, seconds: float) -> FewestDevices:
+    """As `fewest_devices`, in about so many seconds: by halves, and any strategy that fits is enough.
+
+    The largest number comes first. Where time runs out fewer may do.
+    """
+    end_s = time.monotonic() + seconds
+    at_least, has = _at_least(graph, cluster), len(cluster.compute_devices)
+    found, is_whole = _one_that_fits(graph, cluster, most, end_s) if max(at_least, more_than) <= most else (None, True)
+    if found is None or not found.fits:
+        tried = at_least if found is None else most
+        return FewestDevices(graph.name, cluster.name, has, at_least, None, tried, found, is_whole)
+    too_few, count = max(at_least - 1, more_than), most
+    while too_few + 1 < count and time.monotonic() < end_s:
+        half = (too_few + count) // 2
+        other, _ = _one_that_fits(graph, cluster, half, end_s)
+        if other is not None and other.fits:
+            found, count = other, half
+        else:
+            too_few = half
+    return FewestDevices(graph.name, cluster.name, has, at_least, count, count, found)
+
+
+def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, end_s: float) -> tuple[Estimate | None, bool]:
+    """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
+    best: Estimate | None = None
+    try:
+        for estimate in _estimates(graph, resized(cluster, count), count):
+            if best is None or estimate.missing_bytes < best.missing_bytes:
+                best = estimate
+            if best.fits or time.monotonic() > end_s:
+                return best, False
+    except ClusterError:  # it has no hosts to repeat
+        return None, True
+    return best, True
+
+
+def _at_least(graph: OpGraph, cluster: Cluster) -> int:
+    """Fewer devices cannot hold what is kept."""
+    usable = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist())
+    return int(max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable))))
 
 
 def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimate]:

@@ -22,7 +22,7 @@ from graphs.formatting import format_bytes
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.sizing.fewest_devices import fewest_devices
+from placement.sizing.fewest_devices import enough_devices
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
@@ -47,6 +47,7 @@ _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then t
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
+_ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
@@ -289,7 +290,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     lacking = f"lacks {format_bytes(missing)}" if missing else "nearly fits"
     return (
         f"The most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
-        f"{kept_words(graph)}. {fewest_devices(graph, cluster, _MORE_DEVICES * n, n).headline()}"
+        f"{kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
     )
 
 

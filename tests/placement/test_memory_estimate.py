@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, zeros
 
@@ -18,7 +18,7 @@ from graphs.errors import UnknownNameError
 from graphs.kept import activation_width, kept_state, parameter_counts
 from graphs.opgraph import OpGraph
 from placement.memory_estimate import estimate_memory, least_devices, preset_devices
-from placement.sizing.fewest_devices import fewest_devices
+from placement.sizing.fewest_devices import enough_devices, fewest_devices
 
 
 @functools.cache
@@ -115,6 +115,30 @@ def test_the_smallest_number_of_devices_is_found() -> None:
     assert found.estimate.fits
     assert f"layers fits on {found.count} devices like those of small, with strategy " in found.headline()
     assert found.headline().endswith("Fewer than 2 cannot hold what is kept.")
+
+
+@given(kept=st.floats(0.1, 1.2), most=st.integers(1, 16), seconds=st.sampled_from([0.0, 60.0]))
+@settings(max_examples=10)
+def test_enough_devices_are_found_by_halves(kept: float, most: int, seconds: float) -> None:
+    graph = layers()
+    cluster = small(int(kept * int(graph.kept_bytes.sum())))
+    whole = fewest_devices(graph, cluster, most)
+    found = enough_devices(graph, cluster, most, 0, seconds)
+    assert found.at_least == whole.at_least
+    if found.count is None:
+        assert whole.count is None or not found.is_whole
+    else:
+        assert whole.count is not None
+        assert whole.count <= found.count <= most
+        assert found.estimate is not None
+        assert found.estimate.fits
+        assert f"fits on {found.count} device" in found.headline()
+
+
+def test_strategies_that_there_was_no_time_for_are_not_said_to_fail() -> None:
+    found = enough_devices(layers(), small(33_000), 16, 0, seconds=0.0)
+    assert (found.count, found.is_whole) == (None, False)
+    assert found.headline().startswith("No strategy that there was time for fits layers on 16 devices")
 
 
 def test_how_much_is_missing_is_said() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import placement
-from env.cluster import Cluster
+from env.cluster import Cluster, Device, both_ways
 from graphs.errors import PlacementError, UnknownNameError
 from graphs.opgraph import Op, OpGraph
 
@@ -31,6 +32,24 @@ def test_every_graph_on_every_cluster_has_its_row() -> None:
     assert [(row.best, row.ties) for row in found.rows] == [("heft", ())] * 2 + [("single_device", ("heft",))] * 2
     assert not found.interrupted
     assert len(json.loads(found.to_json())["results"]) == 4
+
+
+def test_strategies_compete_where_they_are_asked_for() -> None:
+    """A batch is trained in two halves, which no placement does."""
+    model, inputs = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))), torch.randn(512, 64)
+    graph = placement.capture(model, (inputs,), train=True)
+    devices = [Device(f"core{k}", "cpu", 2**30, {"float32": 1e8}, 1e12) for k in range(2)]
+    cluster = Cluster("pair", tuple(devices), tuple(both_ways("core0", "core1", 1e10, 1e-7)))
+    (without,) = placement.suite([graph], [cluster], METHODS, evaluations=300).rows
+    (found,) = placement.suite([graph], [cluster], METHODS, strategies=True, evaluations=300).rows
+    assert (without.strategies, without.strategy, found.strategies) == (False, "none", True)
+    assert found.best == "strategy"
+    assert found.step_time_s == placement.optimize(graph, cluster, strategy=found.strategy).step_time_s
+    assert found.speedup is not None
+    assert found.speedup > 1.5
+    suite = placement.Suite((found,))
+    assert suite.headline().startswith("a strategy is best, or as good, on 1 of 1 problems")
+    assert suite.to_dict()["results"][0]["strategy"] == found.strategy
 
 
 def test_what_is_wrong_with_one_problem_is_a_row_that_says_why() -> None:

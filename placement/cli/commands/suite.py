@@ -51,6 +51,14 @@ class SuiteOptions(HowToRead):
             help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
     ] = None
+    strategies: Annotated[
+        bool | None,
+        typer.Option(
+            "--strategies/--no-strategies",
+            show_default=False,
+            help="Search strategies, too, as `placement optimize` does; by default where --methods names none.",
+        ),
+    ] = None
     seed: options.Seed = 0
     budget_s: options.BudgetSeconds = None
     evaluations: options.Evaluations = None
@@ -84,6 +92,7 @@ def suite(given: SuiteOptions) -> None:
             graphs,
             clusters,
             methods,
+            strategies=given.strategies,
             seed=given.seed,
             budget_s=given.budget_s,
             evaluations=given.evaluations,
@@ -116,7 +125,7 @@ def _table(found: Suite) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("graph", "cluster", "best method"):
+    for name in ("graph", "cluster", "best"):
         table.add_column(name)
     for name in ("step time", "vs one", "gap"):
         table.add_column(name, justify="right")
@@ -127,10 +136,13 @@ def _table(found: Suite) -> Table:
 
 def _cells(row: SuiteRow) -> list[str]:
     from graphs.formatting import format_seconds
+    from placement.solving.methods import STRATEGY
 
     if row.step_time_s is None:
         return [row.graph, row.cluster, "does not fit", "", "", ""]
-    best = row.best if not row.ties else f"{row.best} (ties: {', '.join(row.ties)})"
+    best = row.strategy if row.best == STRATEGY else row.best
+    if row.ties:
+        best = f"{best} (ties: {', '.join(row.ties)})"
     gap = "" if row.gap is None else f"{row.gap:.1%}"
     speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
     return [row.graph, row.cluster, best or "", format_seconds(row.step_time_s), speedup, gap]

@@ -45,7 +45,7 @@ OPTIONS = {
     "suite": [
         *COMMON,
         *["--address", "--budget-s", "--clusters", "--evaluations", "--methods", "--output", "--seed", "--workers"],
-        *["-o", "GRAPHS"],
+        *["--strategies", "-o", "GRAPHS"],
     ],
     "optimize": [
         *COMMON,
