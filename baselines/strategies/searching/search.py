@@ -111,6 +111,7 @@ class _Search:
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
+        self.fits = False  # whether any estimate does
         self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
@@ -118,9 +119,9 @@ class _Search:
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
         is_whole = self._estimate_all(self._sketches(), "sketch", least=1)
-        if not any(estimate.fits for estimate in self.pool.estimates.values()):
-            frugal = frugal_strategies(self.graph, self.space.n_devices)
-            is_whole &= self._estimate_all(frugal, "sketch", least=len(self.pool.estimates) + 1)
+        for frugal in frugal_strategies(self.graph, self.space.n_devices):
+            if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
+                break
         self._look_at_rival(is_whole)
         self.progress("climbing", 1, 4)
         self._climb()
@@ -144,6 +145,7 @@ class _Search:
             pool.refused[strategy] = str(error)
             return None
         pool.estimates[strategy] = found
+        self.fits |= found.fits
         return found
 
     def _is_time(self, part: str) -> bool:
@@ -233,12 +235,17 @@ class _Search:
                 here = best
 
     def _rank(self, estimate: Estimate) -> tuple[int, float, int]:
-        """Those that fit first, then those that may, by time; of equal ones the shorter text."""
+        """Those that fit first, then those that may, by time, or by what they lack; of equal ones the shorter text.
+
+        Where nothing is known that fits, what lacks least comes first, from where the way to something that fits is
+        short.
+        """
         fits = self.pool.promises_to_fit(estimate, self.capacity)
         lacks = 0 if fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
         if self.pool.vain.get(like(estimate.strategy), 0) >= _MOST_VAIN:
             lacks = 3
-        time_s = self.pool.corrected_s(estimate) if lacks < 2 else float(estimate.missing_bytes)
+        is_timed = lacks == 0 or (lacks == 1 and self.fits)
+        time_s = self.pool.corrected_s(estimate) if is_timed else float(estimate.missing_bytes)
         return lacks, float(f"{time_s:.6e}"), len(estimate.strategy.text)
 
     def _ranked(self) -> list[Estimate]:
