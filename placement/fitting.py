@@ -187,7 +187,7 @@ def fit(
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
     if ranks is not None:
-        several = _seated(asked, several, ranks.size, is_fixed=workers is not None)
+        several = _seated(asked, several, placed.devices, ranks.size, is_fixed=workers is not None)
     most_workers(cluster, several, placed.devices)
     for method in asked:
         refused = method.exchange.refuse(method, several)
@@ -197,7 +197,7 @@ def fit(
     graph_of = _graphs(task, type(model).__name__)
     gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
     if real:
-        check_real(cluster, placed, ranks is not None)
+        check_real(cluster)
     runs = []
     for method in asked:
         seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
@@ -206,7 +206,7 @@ def fit(
         if real:
             # Where there are no stragglers nobody sleeps.
             measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)
-            plans = plans_of(task, graph_of(task.batch), cluster, seating, placed)
+            plans = plans_of(task, graph_of(task.batch), cluster, seating, placed, ranks)
             engine = RealEngine(task, several, participants, delays_of(measured_s, delays), ranks, plans)
         else:
             speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
@@ -266,21 +266,22 @@ def _ranks() -> Ranks | None:
     return ranks()
 
 
-def _seated(methods: Sequence[FitMethod], workers: int, ranks: int, *, is_fixed: bool) -> int:
+def _seated(methods: Sequence[FitMethod], workers: int, devices_each: int, ranks: int, *, is_fixed: bool) -> int:
     """How many workers there are among so many ranks: those asked for, else as many as leave room for servers.
 
     Raises:
         FitError: too few ranks.
     """
-    most = {method: workers + len(method.exchange.servers(workers)) for method in methods}
+    most = {method: workers * devices_each + len(method.exchange.servers(workers)) for method in methods}
     method = max(methods, key=most.__getitem__)
     if most[method] <= ranks:
         return workers
     if workers > 1 and not is_fixed:
-        return _seated(methods, workers - 1, ranks, is_fixed=False)
+        return _seated(methods, workers - 1, devices_each, ranks, is_fixed=False)
+    theirs = f"{workers * devices_each} of them workers'" if devices_each > 1 else f"{workers} of them workers"
     raise FitError(
-        f"{method.text} takes {most[method]} processes, {workers} of them workers, and torchrun started {ranks}; start "
-        f"it with --nproc-per-node {most[method]}, or take fewer workers."
+        f"{method.text} takes {most[method]} processes, {theirs}, and torchrun started {ranks}; start it with "
+        f"--nproc-per-node {most[method]}, or take fewer workers."
     )
 
 

@@ -32,14 +32,15 @@ class Hosts:
 
     names: tuple[str, str]
 
-    def start(self, *program: str) -> list[subprocess.Popen[str]]:
-        """One process of a program on each, by torchrun."""
+    def start(self, folder: Path, *program: str) -> list[subprocess.Popen[str]]:
+        """One process of a program on each, by torchrun, in a folder."""
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
         torchrun += ["--master-addr=10.213.7.1", f"--master-port={PORT}"]
         return [
             subprocess.Popen(
                 ["ip", "netns", "exec", name, *torchrun, f"--node-rank={k}", *program],
                 env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": name},
+                cwd=folder,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -88,11 +89,13 @@ def losses(output: str) -> list[str]:
     return sorted(line for line in output.splitlines() if "loss" in line)
 
 
-def test_a_placed_model_trains_on_two_hosts_as_on_one(hosts: Hosts) -> None:
+def test_a_placed_model_trains_on_two_hosts_as_on_one(hosts: Hosts, tmp_path: Path) -> None:
     program = str(EXAMPLES / "train_two_processes.py")
-    first, second = ended(hosts.start(program))
+    first, second = ended(hosts.start(tmp_path, program))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
-    here = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    here = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert losses(first[1] + second[1]) == losses(here.stdout)
     assert len(losses(here.stdout)) >= 10
 
@@ -102,7 +105,7 @@ def fitted(folder: Path, rank: int) -> Any:
 
 
 def test_replicas_on_two_hosts_reach_the_loss_of_one_host(hosts: Hosts, tmp_path: Path) -> None:
-    ended(hosts.start(str(RANKS), str(tmp_path / "rank"), "sync,gossip:topology=random", "alike"))
+    ended(hosts.start(tmp_path, str(RANKS), str(tmp_path / "rank"), "sync,gossip:topology=random", "alike"))
     there = fitted(tmp_path, 0)
     assert fitted(tmp_path, 1) == there
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANKS)]
@@ -113,7 +116,7 @@ def test_replicas_on_two_hosts_reach_the_loss_of_one_host(hosts: Hosts, tmp_path
 
 
 def test_a_cable_that_is_pulled_out_ends_a_run_on_both_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    started = hosts.start(str(RANKS), str(tmp_path / "rank"), "sync", "endless")
+    started = hosts.start(tmp_path, str(RANKS), str(tmp_path / "rank"), "sync", "endless")
     try:
         assert started[0].stdout is not None
         assert started[0].stdout.readline() == "sync 0\n"

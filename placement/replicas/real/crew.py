@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from placement.replicas.fit_task import FitTask
     from placement.runtime.sharded.plan import StrategyPlan
 
+READY = "ready"  # what a process says that has met the others
+
 
 @dataclass(frozen=True, eq=False)
 class CrewPlan:
@@ -31,13 +33,14 @@ class CrewPlan:
     Attributes:
         worker: its number.
         plan: what each of them does in a step of a mini-batch.
-        port: of the store where they meet.
+        port, host: of the store where they meet.
     """
 
     task: FitTask
     worker: int
     plan: StrategyPlan
     port: int
+    host: str = LOOPBACK["hostname"]
 
     @property
     def size(self) -> int:
@@ -57,9 +60,9 @@ class Crew:
         from placement.runtime.ranks.process_group import ProcessGroup
         from placement.runtime.sharded.module import StrategyModule  # loads capture
 
-        where, host = interface_of(LOOPBACK["hostname"]), LOOPBACK["hostname"]
-        group = ProcessGroup.start(met_store(plan.port, host), rank, plan.size, is_quiet=True)
-        store = PrefixStore("orders", met_store(plan.port, host))
+        where = interface_of(plan.host)
+        group = ProcessGroup.start(met_store(plan.port, plan.host), rank, plan.size, is_quiet=True)
+        store = PrefixStore("orders", met_store(plan.port, plan.host))
         self._orders = gloo_group(store, rank, plan.size, NO_LIMIT, where)
         self._module = StrategyModule(self._task.model, plan.plan, group, torch.device("cpu"))
         self._weights = torch.empty(self._task.layout.size)
@@ -108,8 +111,9 @@ class Crew:
 def follow(plan: CrewPlan, rank: int, core: int, parent: Parent) -> None:
     """The life of a process that helps a worker. Should it fail, the worker hears of it, and tells."""
     on_one_core(core)
-    del parent
     try:
-        Crew(plan, rank).follow()
+        crew = Crew(plan, rank)
+        parent.say((READY,))
+        crew.follow()
     except RankError:
         os._exit(1)

@@ -17,10 +17,11 @@ from placement.processes.starting import ENDED, FAILURE, SILENT, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
-from placement.replicas.real.crew import CrewPlan, follow
-from placement.replicas.real.life import COMPUTED, READ, READY, UPDATED, LifePlan, life
+from placement.replicas.real.crew import READY, CrewPlan, follow
+from placement.replicas.real.life import COMPUTED, READ, UPDATED, LifePlan, life
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
+from placement.runtime.transport.gloo import LOOPBACK
 
 if TYPE_CHECKING:
     from placement.processes.starting import Parent
@@ -57,6 +58,10 @@ class RealEngine:
         self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
         self._ranks, self._plans = ranks, plans
         self.pids: list[int] = []
+        # (participant, which of its processes), so that those of a worker are neighbours: on one host, if that can be.
+        sizes = [len(plan.states) for plan in plans] or [1] * workers
+        sizes += [1] * (len(participants) - workers)
+        self._seats = [(number, helper) for number, size in enumerate(sizes) for helper in range(size)]
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Until the end; `tell` is told each point of the curve.
@@ -69,7 +74,8 @@ class RealEngine:
         if ranks is None:
             return self._watched(method, stop, tell)
         if ranks.rank:
-            return ranks.take_part(self._task.fingerprint(), len(self._participants), partial(self._life, stop))
+            own = partial(self._life, stop, ranks.rank) if ranks.rank < len(self._seats) else None
+            return ranks.take_part(self._task.fingerprint(), own)
         try:
             found = self._watched(method, stop, tell)
         except RankError as error:
@@ -78,30 +84,27 @@ class RealEngine:
         ranks.tell(found)
         return found
 
-    def _life(self, stop: Stop, port: int, parent: Parent) -> None:
-        """Of the participant beside this rank."""
-        assert self._ranks is not None
-        number, host = self._ranks.rank, self._ranks.host
-        plan = LifePlan(self._task, stop, self._workers, len(self._participants), self._delay_s, port, host)
-        life(plan, number, self._participants[number], parent)
-
-    def _started(self, stop: Stop, store: Any) -> Workers:
-        total, ranks = len(self._participants), self._ranks
-        if ranks is not None:
-            first = partial(self._life, stop, store.port)
-            return ranks.begin(self._task.fingerprint(), store.port, total, first)
-        # Each crew meets at a store of its own.
-        self._stores = [new_store() for _ in self._plans]
+    def _life(self, stop: Stop, seat: int, ports: Sequence[int], parent: Parent) -> None:
+        """Of the process of a seat, given the ports of the store of all and of that of each crew."""
+        host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
         crews = tuple(
-            CrewPlan(self._task, worker, plan, met.port)
-            for worker, (plan, met) in enumerate(zip(self._plans, self._stores, strict=True))
+            CrewPlan(self._task, worker, plan, port, host)
+            for worker, (plan, port) in enumerate(zip(self._plans, ports[1:], strict=True))
         )
-        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, store.port, crews=crews)
-        lives = [partial(life, plan, number, each) for number, each in enumerate(self._participants)]
-        lives += [
-            partial(follow, crew, rank, plan.core(crew.worker, rank)) for crew in crews for rank in range(1, crew.size)
-        ]
-        return Workers.forked(lives)
+        total, (number, helper) = len(self._participants), self._seats[seat]
+        if helper:
+            follow(crews[number], helper, seat, parent)
+            return
+        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, ports[0], host, crews)
+        life(plan, number, self._participants[number], seat, parent)
+
+    def _started(self, stop: Stop, ports: Sequence[int]) -> Workers:
+        """Processes of participants by their numbers, and after them those that help them."""
+        order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat][1] > 0)
+        lives = [partial(self._life, stop, seat, ports) for seat in order]
+        if self._ranks is None:
+            return Workers.forked(lives)
+        return self._ranks.begin(self._task.fingerprint(), ports, order, lives[0])
 
     def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         """Start the participants, and watch them."""
@@ -110,11 +113,12 @@ class RealEngine:
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
         with orderly_end(), single_threaded():  # what is evaluated here takes no core from the participants
-            store = new_store() if self._ranks is None else new_store(host=self._ranks.host)
-            workers = self._started(stop, store)
+            host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
+            stores = [new_store(host=host) for _ in range(1 + len(self._plans))]  # of all, and of each crew
+            workers = self._started(stop, [store.port for store in stores])
             try:
                 self.pids = workers.pids
-                _meet(workers, names)
+                _meet(workers, names, len(self._seats))
                 watch, processes = _Watch(log, names), StoppedProcesses(workers.pids)
                 began_s = looked_s = time.monotonic()
                 workers.tell(began_s)
@@ -140,15 +144,14 @@ class RealEngine:
             os.kill(self.pids[stopped], signal.SIGKILL)
 
 
-def _meet(workers: Workers, names: Sequence[str]) -> None:
-    """Wait until all participants have met."""
-    total, there, end_s = len(names), 0, time.monotonic() + _MEETING_S
+def _meet(workers: Workers, names: Sequence[str], total: int) -> None:
+    """Wait until all processes have met, participants by name and those that help them."""
+    there, end_s = 0, time.monotonic() + _MEETING_S
     while there < total:
         for number, kind, content in workers.hear(_LOOK_S):
-            if number >= total:
-                raise RankError(f"a process of a worker's strategy did not begin ({content}); run again.")
             if kind in (ENDED, FAILURE, SILENT) or content[0] != READY:
-                raise RankError(f"{names[number]} did not begin ({content}); run again.")
+                name = names[number] if number < len(names) else "a process of a worker's strategy"
+                raise RankError(f"{name} did not begin ({content}); run again.")
             there += 1
         if time.monotonic() > end_s:
             raise RankError(f"{total} processes did not meet within {_MEETING_S:g} s; start fewer workers.")

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from placement.replicas.fit_task import FitTask
+    from placement.replicas.real.torchrun import Ranks
     from placement.replicas.stragglers import Stragglers
     from placement.replicas.virtual.seating import Seating
     from placement.runtime.sharded.plan import StrategyPlan
+    from placement.solving.result import Result
 
 
-def check_real(cluster: Cluster, strategy: Strategy, is_torchrun: bool) -> None:
+def check_real(cluster: Cluster) -> None:
     """Refuse what does not run in processes of this host.
 
     Raises:
-        FitError: the cluster's workers are no CPU cores, or workers of several devices are to be ranks of torchrun.
+        FitError: the cluster's workers are no CPU cores.
     """
     devices = (cluster.devices[d] for d in cluster.compute_devices.tolist())
     other = next((device for device in devices if device.kind != "cpu"), None)
@@ -35,17 +37,14 @@ def check_real(cluster: Cluster, strategy: Strategy, is_torchrun: bool) -> None:
             f"a real run takes workers on CPU cores, and cluster {cluster.name!r} has {other.name!r} of kind "
             f"{other.kind!r}; take the cluster local, or leave out real."
         )
-    if is_torchrun and strategy.devices > 1:
-        raise FitError(
-            f"under torchrun each worker is one rank, and strategy {strategy.text!r} takes {strategy.devices} devices; "
-            "run it without torchrun, on this host, or leave out the strategy."
-        )
 
 
 def plans_of(
-    task: FitTask, graph: OpGraph, cluster: Cluster, seating: Seating, strategy: Strategy
+    task: FitTask, graph: OpGraph, cluster: Cluster, seating: Seating, strategy: Strategy, ranks: Ranks | None = None
 ) -> list[StrategyPlan]:
     """Of each worker, what the processes of its devices do; empty where each worker is one device.
+
+    Ranks of torchrun go by what the first of them has worked out: each may have measured another cluster.
 
     Raises:
         StrategyError: graph or devices do not allow the strategy, or it cannot be run.
@@ -61,7 +60,11 @@ def plans_of(
     arguments = tuple(each[rows] for each in task.data)
     program = capture_program(task.model, arguments, {}, True, loss=task.loss, optimizer="sgd")
     parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in seating.workers]
-    return [plan_of(program, strategy_row(graph, part, strategy).result) for part in parts]
+
+    def results() -> list[Result]:
+        return [strategy_row(graph, part, strategy).result for part in parts]
+
+    return [plan_of(program, result) for result in (results() if ranks is None else ranks.shared(results))]
 
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:

@@ -13,7 +13,7 @@ from graphs.errors import PlacementError, RankError
 from placement.processes.threads import on_one_core
 from placement.replicas.fit_log import Turns
 from placement.replicas.fit_task import drawing
-from placement.replicas.real.crew import Crew
+from placement.replicas.real.crew import READY, Crew
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
 from placement.replicas.requests import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_task import FitTask
     from placement.replicas.real.crew import CrewPlan
 
-READY, READ, COMPUTED, UPDATED = "ready", "read", "computed", "updated"
+READ, COMPUTED, UPDATED = "read", "computed", "updated"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +61,10 @@ class LifePlan:
     host: str = LOOPBACK["hostname"]
     crews: tuple[CrewPlan, ...] = ()
 
-    def core(self, number: int, rank: int = 0) -> int:
-        """The core of a participant, and of the others that help it: cores are taken one after the other."""
-        sizes = [self.crews[each].size if each < len(self.crews) else 1 for each in range(number)]
-        return sum(sizes) + rank
 
-
-def life(plan: LifePlan, number: int, participant: Participant, parent: Parent) -> None:
+def life(plan: LifePlan, number: int, participant: Participant, core: int, parent: Parent) -> None:
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
-    on_one_core(plan.core(number))
+    on_one_core(core)
     store = met_store(plan.port, plan.host)
     where = interface_of(plan.host)
     mail = Mail(store, number, plan.total, where)

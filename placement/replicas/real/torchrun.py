@@ -1,6 +1,6 @@
-"""`Ranks`: a real run among the processes that ``torchrun`` has started, a participant beside each.
+"""`Ranks`: a real run among the processes that ``torchrun`` has started, a process of a participant beside each.
 
-Rank 0 watches and evaluates as `placement.replicas.real.engine` does on one host. Each participant lives in a fork of
+Rank 0 watches and evaluates as `placement.replicas.real.engine` does on one host. Each of them lives in a fork of
 its rank, so that the rank outlives it, and torchrun does not end a run that goes on without it.
 """
 
@@ -11,14 +11,14 @@ import multiprocessing
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from multiprocessing.connection import Client, Connection, Listener
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed.rendezvous import rendezvous
 
-from graphs.errors import FitError, RankError
+from graphs.errors import FitError, PlacementError, RankError
 from placement.processes.processes import begin_worker, forking
 from placement.processes.starting import Parent, Workers
 from placement.processes.stopped import StoppedProcesses
@@ -27,10 +27,12 @@ from placement.runtime.ranks.meeting import START, fresh_store
 if TYPE_CHECKING:
     from placement.replicas.fit_result import FitRun
 
-Life = Callable[[int, Parent], None]  # of a participant, given the port of the store
+Made = TypeVar("Made")
+Life = Callable[[Sequence[int], Parent], None]  # of a process, given the ports of stores
 _ADDRESS = "fit"
 _LOOK_S = 0.25
 _ASK_S, _ASKED, _SILENCE_S = 5, 3, 20  # between two questions whether an end is there; so many; without an answer
+_NO_RANK_0 = "rank 0 has ended or is not reached any more; start the run again."
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -62,7 +64,8 @@ class Ranks:
             self._listener = Listener((self.host, 0), authkey=self._key, backlog=2 * self.size)
             self._port = self._listener.address[1]
             self._store.set(_ADDRESS, json.dumps([self._port, self._key.hex()]))
-            self._others = self._met(self.size - 1)
+            met = self._met(self.size - 1)
+            self._others = [met[rank] for rank in sorted(met)]
         else:
             self._port, key = json.loads(self._store.get(_ADDRESS))
             self._key = bytes.fromhex(key)
@@ -73,24 +76,49 @@ class Ranks:
         pipe.send(self.rank)
         return _watched(pipe)
 
-    def _met(self, count: int) -> list[Connection]:
-        """Connections of so many others, by their number."""
+    def _met(self, count: int) -> dict[int, Connection]:
+        """Connections of so many others, by their rank."""
         found = {}
         for _ in range(count):
             one = self._listener.accept()
             found[one.recv()] = _watched(one)
-        return [found[number] for number in sorted(found)]
+        return found
+
+    def shared(self, make: Callable[[], Made]) -> Made:
+        """What rank 0 makes, on all ranks, which make the same call.
+
+        Raises:
+            PlacementError: what rank 0 ran into, on all ranks.
+            RankError: a rank has ended.
+        """
+        found: Made | PlacementError
+        if self.rank:
+            try:
+                found = self._first.recv()
+            except (EOFError, OSError):
+                raise RankError(_NO_RANK_0) from None
+        else:
+            try:
+                found = make()
+            except PlacementError as error:
+                found = error
+            self.tell(found)
+        if isinstance(found, PlacementError):
+            raise found
+        return found
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def begin(self, fingerprint: str, port: int, total: int, life: Callable[[Parent], None]) -> Workers:
-        """The participants of a run, this rank's own and those of the others, who `take_part`.
+    def begin(
+        self, fingerprint: str, ports: Sequence[int], order: Sequence[int], life: Callable[[Parent], None]
+    ) -> Workers:
+        """The processes of a run, this rank's own and those of the others, who `take_part`.
 
         Args:
             fingerprint: of weights and samples, which are those of all ranks.
-            port: of the store where participants meet.
-            total: number of participants.
-            life: of participant 0.
+            ports: of the stores where they meet.
+            order: the rank beside which each process lives, 0 first.
+            life: of the first process.
 
         Raises:
             FitError: a rank has other weights or samples.
@@ -99,18 +127,19 @@ class Ranks:
         try:
             differs = [rank for rank, other in enumerate(self._others, start=1) if other.recv() != fingerprint]
             for other in self._others:
-                other.send(None if differs else port)
+                other.send(None if differs else ports)
         except (EOFError, OSError):
             raise RankError("a process of torchrun has ended before the run began; start it again.") from None
         if differs:
             raise FitError(_differs(differs[0]))
         workers = Workers.forked([life])
-        for pipe in self._met(total - 1):
-            workers.add(pipe)
+        met = self._met(len(order) - 1)
+        for rank in order[1:]:
+            workers.add(met[rank])
         return workers
 
-    def tell(self, found: FitRun | RankError) -> None:
-        """Tell the others what a run has come to."""
+    def tell(self, found: object) -> None:
+        """Tell the others what something has come to."""
         for other in self._others:
             try:
                 other.send(found)
@@ -119,8 +148,8 @@ class Ranks:
 
     # -- the others -------------------------------------------------------------------------------------------------
 
-    def take_part(self, fingerprint: str, total: int, life: Life) -> FitRun:
-        """Be the participant of this rank, where there are so many, until rank 0 says what the run has come to.
+    def take_part(self, fingerprint: str, life: Life | None) -> FitRun:
+        """Let the process of this rank live, if there is one, until rank 0 says what the run has come to.
 
         Raises:
             FitError: as of `begin`.
@@ -129,12 +158,12 @@ class Ranks:
         child, stopped = None, None
         try:
             self._first.send(fingerprint)
-            port = self._first.recv()
-            if port is None:
+            ports = self._first.recv()
+            if ports is None:
                 raise FitError(_differs(self.rank))
-            if self.rank < total:
+            if life is not None:
                 child = multiprocessing.get_context("fork").Process(
-                    target=partial(self._live, life, port, os.getpid()), daemon=True
+                    target=partial(self._live, life, ports, os.getpid()), daemon=True
                 )
                 with forking():
                     child.start()
@@ -144,7 +173,7 @@ class Ranks:
                     child.kill()
             found: FitRun | RankError = self._first.recv()
         except (EOFError, OSError):
-            raise RankError("rank 0 has ended or is not reached any more; start the run again.") from None
+            raise RankError(_NO_RANK_0) from None
         finally:
             if child is not None:
                 child.kill()
@@ -153,9 +182,9 @@ class Ranks:
             raise found
         return found
 
-    def _live(self, life: Life, port: int, parent: int) -> None:
+    def _live(self, life: Life, ports: Sequence[int], parent: int) -> None:
         begin_worker(parent)
-        life(port, Parent(self._connected()))
+        life(ports, Parent(self._connected()))
 
 
 def _watched(pipe: Connection) -> Connection:

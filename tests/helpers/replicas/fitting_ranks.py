@@ -1,4 +1,4 @@
-"""One of several ranks of ``torchrun`` that fit a model together: FILE METHODS HOW; rank r writes FILEr."""
+"""One of several ranks of ``torchrun`` that fit a model together: FILE METHODS HOW [STRATEGY]; rank r writes FILEr."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Regression(nn.Module):
         return (self.layer(inputs) - targets).square().mean()
 
 
-def main(file: str, methods: str, how: str) -> None:
+def main(file: str, methods: str, how: str, strategy: str = "none") -> None:
     rank = int(os.environ["RANK"])
     torch.manual_seed(rank if how == "different" else 0)
     model, inputs = Regression(), torch.randn(64, 4)
@@ -40,9 +40,8 @@ def main(file: str, methods: str, how: str) -> None:
     updates = 10**9 if how == "endless" else 60
     data = inputs, inputs.sum(1, keepdim=True)
     try:
-        found = placement.fit(
-            model, data, cores(2), methods.split(","), updates=updates, batch=4, real=True, progress=_tell
-        )
+        cluster, given = cores(2 if strategy == "none" else 4), {"strategy": strategy, "progress": _tell}
+        found = placement.fit(model, data, cluster, methods.split(","), updates=updates, batch=4, real=True, **given)
         told = [[run.method, run.updates, run.loss, found.workers] for run in found.runs]
     except PlacementError as error:
         told = str(error)

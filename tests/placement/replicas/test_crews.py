@@ -10,14 +10,14 @@ import pytest
 from fitted_models import classifier, cores
 
 import placement
-from graphs.errors import FitError, RankError
+from graphs.errors import RankError
 from graphs.transforms.strategy import Strategy
 from placement.fitting import FitComparison, checked_stop, participants_of
 from placement.replicas.fit_data import fit_task_of
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import check_real, plans_of
+from placement.replicas.real.here import plans_of
 from placement.replicas.virtual.seating import Seating
 
 
@@ -63,5 +63,3 @@ def test_a_worker_is_lost_with_any_of_its_processes() -> None:
 def test_what_workers_of_several_devices_cannot_do_is_one_sentence() -> None:
     with pytest.raises(RankError, match="computes gradients of 8 samples, and the method asks for"):
         fitted("sandblaster", "tp2", 2, real=True)
-    with pytest.raises(FitError, match="under torchrun each worker is one rank"):
-        check_real(cores(4), Strategy.parse("tp2"), is_torchrun=True)

@@ -14,11 +14,11 @@ import pytest
 WORKER = Path(__file__).parents[2] / "helpers" / "replicas" / "fitting_ranks.py"
 
 
-def fitted(folder: Path, processes: int, methods: str, how: str = "alike") -> list[Any]:
+def fitted(folder: Path, processes: int, methods: str, how: str = "alike", strategy: str = "none") -> list[Any]:
     """What each rank has found."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [*command, str(WORKER), str(folder / "rank"), methods, how],
+        [*command, str(WORKER), str(folder / "rank"), methods, how, strategy],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -40,6 +40,16 @@ def test_all_ranks_have_the_answer_and_a_server_has_a_rank_of_its_own(tmp_path: 
 
 def test_workers_leave_a_rank_for_the_server(tmp_path: Path) -> None:
     assert [run[3] for run in fitted(tmp_path, 2, "downpour")[0]] == [1]
+
+
+def test_a_worker_may_be_several_ranks(tmp_path: Path) -> None:
+    alone, *others = fitted(tmp_path, 2, "sync")
+    first, *more = fitted(tmp_path, 5, "sync,downpour", strategy="tp2")
+    assert others == [alone]
+    assert more == [first] * 4
+    assert [run[3] for run in first] == [2, 2]
+    assert first[0] == [*alone[0][:2], pytest.approx(alone[0][2], rel=1e-4), 2]
+    assert first[1][1] >= 60
 
 
 @pytest.mark.parametrize(
