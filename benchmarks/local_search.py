@@ -18,7 +18,8 @@ from table import Printer, parser
 
 from baselines import METHODS, Plan
 from baselines.budget import Budget
-from baselines.local_search.makespan_search import COOLING, HOT, makespan_search
+from baselines.local_search.makespan_chain import COOLING, HOT
+from baselines.local_search.makespan_search import makespan_search
 from env.bounds.bounds import lower_bound
 from env.cluster import Cluster
 from env.problem import Problem

@@ -1,0 +1,169 @@
+"""A race of short annealings on coarser graphs, for the basins that a long annealing of the graph is worth.
+
+Where an annealing of thousands of ops ends is decided by its first few thousand evaluations, which differ by tens of
+percent from seed to seed; more time hardly helps. On a graph of a half to a third as many ops they cost half, and each
+move takes with it what belongs together. So many short ones are run from different starts and seeds, on graphs of
+different coarseness, and only the best go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.budget import Budget
+from baselines.local_search.makespan_chain import Chain, ChainPool
+from baselines.local_search.makespan_state import MakespanInstance, instance_of, new_state
+from env.plan import Plan
+from env.problem import Problem
+from env.units import Units
+from graphs.opgraph import IntArray
+from graphs.transforms.coarsen.multilevel import to_size
+from graphs.transforms.derived import Derived
+
+# Groups for each op. Below a third groups hold ops that should run side by side; which size is best differs from graph
+# to graph, and the graph as it is takes part.
+_RATIOS = (1.0, 0.5, 0.35, 0.42, 0.38, 0.46)
+_STARTS = 3  # of the plans to begin with, best first
+_RUN = 40_000_000  # ops and edges simulated, at most, in a run of one chain
+_LEAST = 200  # evaluations of a run: of larger graphs too few runs fit into a budget
+_LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
+_MOST_RUNS = 64
+_RUNS_SHARE = 0.4  # of the race, for first runs
+_KEPT = 3 / 8  # of the runs go on
+_LONGER = 2  # times as long
+_LEAST_S = 1.0  # a race that is shorter is none
+
+
+def race(
+    problem: Problem, instance: MakespanInstance, seed: int, starts: Sequence[Plan], budget: Budget, threads: int
+) -> list[Plan]:
+    """Plans of the graph itself to anneal from, best first; none where there is too little of the budget for a race.
+
+    First runs go on for a part of the budget. The best of them are annealed for longer, still coarse, then as part of
+    the graph itself, with a device for each op, and compared by its step time.
+
+    Source: successive halving, K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
+    Optimization", AISTATS 2016, section 2; coarse levels as in `graphs.transforms.coarsen.multilevel`.
+
+    Args:
+        instance: of the problem.
+        starts: plans that fit, best first.
+        budget: of the race alone.
+        threads: chains that run at once.
+    """
+    length = _RUN // (len(instance.unit_of) + len(instance.consumer))
+    is_long = budget.seconds >= _LEAST_S and budget.evaluations >= 2 * threads * length / _RUNS_SHARE
+    if problem.graph.n_ops < _LEAST_OPS or length < _LEAST or not is_long:
+        return []
+    levels = _Levels(problem, instance)
+    seeds = (int(np.random.SeedSequence((seed, run)).generate_state(1, np.uint64)[0]) for run in range(2**31))
+    in_round = max(1, length // 20)
+    found: list[Chain] = []
+    with ChainPool(threads, budget, in_round) as pool:
+        runs = _first_runs(levels, seeds, starts, pool, budget, length)
+        kept = sorted(runs, key=lambda run: run.chain.step_s)[: max(threads, math.ceil(_KEPT * len(runs)))]
+        for some in _waves(kept, threads):
+            for run in some:
+                run.chain.set_out(run.chain, False, _LONGER * length)
+            if not pool.run([run.chain for run in some], _LONGER * length, is_exact=False):
+                break
+            fine = [chain for run in some if (chain := levels.fine(run, next(seeds))).step_s < math.inf]
+            for chain in fine:
+                chain.set_out(chain, True, length)
+            if fine and not pool.run(fine, length):
+                found += fine
+                break
+            found += fine
+    return [chain.plan() for chain in sorted(found, key=lambda chain: chain.step_s)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One chain of the race, and the graph it runs on."""
+
+    level: _Level
+    chain: Chain
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """A graph of the race; `coarse` is None for the graph itself."""
+
+    problem: Problem
+    instance: MakespanInstance
+    coarse: Derived | None = None
+
+    def begin(self, seed: int, start: Plan) -> Chain:
+        """A chain from a plan of the graph itself."""
+        plan = start if self.coarse is None else Plan(self._voted(start.device, self.coarse))
+        return Chain(self.instance, new_state(self.instance, len(self.problem.cluster.links), seed), plan)
+
+    def _voted(self, device: IntArray, coarse: Derived) -> IntArray:
+        """int64 [n of the coarse graph]: where most of the bytes and FLOPs of its ops are, of what pins allow."""
+        units, n_devices = Units.of(self.problem), self.problem.cluster.n_devices
+        unit = self.problem.unit_of[coarse.group_of]
+        graph = coarse.source
+        work = graph.flops / max(1.0, graph.flops.sum()) + graph.bytes_moved / max(1.0, graph.bytes_moved.sum())
+        votes = np.bincount(unit * n_devices + device, work + 1e-12, units.n_units * n_devices)
+        votes = np.where(units.allowed, votes.reshape(units.n_units, n_devices), -1.0)
+        elected: IntArray = votes.argmax(axis=1)[self.problem.unit_of].astype(np.int64)
+        return elected
+
+
+class _Levels:
+    """The graphs of the race, each made when it is first asked for."""
+
+    def __init__(self, problem: Problem, instance: MakespanInstance) -> None:
+        self._finest = _Level(problem, instance)
+        self.of = functools.cache(self._made)
+
+    def _made(self, ratio: float) -> _Level:
+        if ratio == 1.0:
+            return self._finest
+        problem = self._finest.problem
+        coarse = to_size(problem.graph, max(1, math.ceil(ratio * problem.graph.n_ops)))
+        rough = Problem(coarse.graph, problem.cluster, problem.objective)
+        return _Level(rough, instance_of(rough), coarse)
+
+    def fine(self, run: _Run, seed: int) -> Chain:
+        """A chain of the graph itself from where a run has come to; of infinite step time where that does not fit."""
+        if run.level.coarse is None:
+            return run.chain
+        return self._finest.begin(seed, Plan(run.level.coarse.expand(run.chain.device)))
+
+
+def _first_runs(
+    levels: _Levels, seeds: Iterator[int], starts: Sequence[Plan], pool: ChainPool, budget: Budget, length: int
+) -> list[_Run]:
+    """Short runs until their share of the budget is over."""
+    done: list[_Run] = []
+    while len(done) < _MOST_RUNS and _is_time(budget):
+        some = []
+        for k in range(len(done), len(done) + pool.threads):
+            level = levels.of(_RATIOS[k % len(_RATIOS)])
+            # A level meets another start each time it is its turn.
+            start = starts[(k + k // len(_RATIOS)) % min(_STARTS, len(starts))]
+            some.append(_Run(level, level.begin(next(seeds), start)))
+        some = [run for run in some if run.chain.step_s < math.inf]
+        for run in some:
+            run.chain.set_out(run.chain, True, length)
+        if some and not pool.run([run.chain for run in some], length, is_exact=False):
+            return done + some
+        done += some
+    return done
+
+
+def _is_time(budget: Budget) -> bool:
+    left = 1 - _RUNS_SHARE
+    is_early = math.isinf(budget.seconds) or budget.left_s() > left * budget.seconds
+    return is_early and budget.evaluations_left() >= left * budget.evaluations and not budget.over()
+
+
+def _waves(runs: Sequence[_Run], size: int) -> Iterator[Sequence[_Run]]:
+    for first in range(0, len(runs), size):
+        yield runs[first : first + size]
