@@ -36,7 +36,8 @@ def layered(
     if width < 1:
         raise GraphError(f"width is {width}; expected 1 or more.")
     sizes = rng.integers(max(1, width // 2), width + width // 2 + 1, size=n_ops)
-    layer = np.repeat(np.arange(n_ops), sizes)[:n_ops]
+    sizes = sizes[: np.searchsorted(np.cumsum(sizes), n_ops) + 1]  # of the layers there are
+    layer = np.repeat(np.arange(len(sizes)), sizes)[:n_ops]
     first = np.searchsorted(layer, np.arange(layer[-1] + 2))
     target = np.flatnonzero(layer > 0)
     start, stop = first[layer[target] - 1], first[layer[target]]
