@@ -47,6 +47,13 @@ class Chain:
         self._state.values[BEST] = math.inf
         return float(self._state.values[NOW]) if anneal(self.instance, self._state, 0, begin=True) else math.inf
 
+    def begin_at(self, plan: Plan) -> None:
+        """Forget what is known for a plan, if that is faster."""
+        key = None if plan.order is None else -plan.order
+        step_s = self._begin(plan.device, key)
+        if step_s < self.step_s:
+            self.device, self.key, self.step_s = plan.device, key, step_s
+
     def set_out(self, elite: Chain, by_tail: bool, length: int) -> None:
         """Begin a cycle of so many evaluations from the best of a chain."""
         if by_tail and elite.key is not None:

@@ -1,9 +1,8 @@
-"""A race of short annealings on coarser graphs, for the basins that a long annealing of the graph is worth.
+"""`Race`: many short annealings, of the graph and of coarser ones, find out from where a long one is worth its time.
 
 Where an annealing of thousands of ops ends is decided by its first few thousand evaluations, which differ by tens of
 percent from seed to seed; more time hardly helps. On a graph of a half to a third as many ops they cost half, and each
-move takes with it what belongs together. So many short ones are run from different starts and seeds, on graphs of
-different coarseness, and only the best go on.
+move takes with it what belongs together.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,54 +32,101 @@ _STARTS = 3  # of the plans to begin with, best first
 _RUN = 40_000_000  # ops and edges simulated, at most, in a run of one chain
 _LEAST = 200  # evaluations of a run: of larger graphs too few runs fit into a budget
 _LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
-_MOST_RUNS = 64
-_RUNS_SHARE = 0.4  # of the race, for first runs
+_RUNS_SHARE = 0.4  # of the budget of a race, at most, for first runs
 _KEPT = 3 / 8  # of the runs go on
 _LONGER = 2  # times as long
 _LEAST_S = 1.0  # a race that is shorter is none
 
 
-def race(
-    problem: Problem, instance: MakespanInstance, seed: int, starts: Sequence[Plan], budget: Budget, threads: int
-) -> list[Plan]:
-    """Plans of the graph itself to anneal from, best first; none where there is too little of the budget for a race.
-
-    First runs go on for a part of the budget. The best of them are annealed for longer, still coarse, then as part of
-    the graph itself, with a device for each op, and compared by its step time.
+class Race:
+    """Races on one problem, which keep their coarse graphs.
 
     Source: successive halving, K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
     Optimization", AISTATS 2016, section 2; coarse levels as in `graphs.transforms.coarsen.multilevel`.
-
-    Args:
-        instance: of the problem.
-        starts: plans that fit, best first.
-        budget: of the race alone.
-        threads: chains that run at once.
     """
-    length = _RUN // (len(instance.unit_of) + len(instance.consumer))
-    is_long = budget.seconds >= _LEAST_S and budget.evaluations >= 2 * threads * length / _RUNS_SHARE
-    if problem.graph.n_ops < _LEAST_OPS or length < _LEAST or not is_long:
-        return []
-    levels = _Levels(problem, instance)
-    seeds = (int(np.random.SeedSequence((seed, run)).generate_state(1, np.uint64)[0]) for run in range(2**31))
-    in_round = max(1, length // 20)
-    found: list[Chain] = []
-    with ChainPool(threads, budget, in_round) as pool:
-        runs = _first_runs(levels, seeds, starts, pool, budget, length)
-        kept = sorted(runs, key=lambda run: run.chain.step_s)[: max(threads, math.ceil(_KEPT * len(runs)))]
-        for some in _waves(kept, threads):
-            for run in some:
-                run.chain.set_out(run.chain, False, _LONGER * length)
-            if not pool.run([run.chain for run in some], _LONGER * length, is_exact=False):
-                break
-            fine = [chain for run in some if (chain := levels.fine(run, next(seeds))).step_s < math.inf]
-            for chain in fine:
-                chain.set_out(chain, True, length)
-            if fine and not pool.run(fine, length):
+
+    def __init__(
+        self, problem: Problem, instance: MakespanInstance, seed: int, starts: Sequence[Plan], threads: int
+    ) -> None:
+        """
+        Args:
+            instance: of the problem.
+            starts: plans that fit, best first.
+            threads: chains that run at once.
+        """
+        self._finest = _Level(problem, instance)
+        self._seed, self._starts, self._threads = seed, starts[:_STARTS], threads
+        self._length = _RUN // (len(instance.unit_of) + len(instance.consumer))
+        self._level = functools.cache(self._made)
+
+    def is_worth(self, budget: Budget) -> bool:
+        """Whether the graph is one whose annealings end far apart, and a budget enough for a race."""
+        is_long = budget.seconds >= _LEAST_S
+        is_long &= budget.evaluations >= 2 * self._threads * self._length / _RUNS_SHARE
+        return is_long and self._length >= _LEAST and self._finest.problem.graph.n_ops >= _LEAST_OPS
+
+    def run(self, number: int, budget: Budget) -> list[Plan]:
+        """Plans of the graph itself to anneal from, best first; the more, the better, the later a race.
+
+        First runs are short. The best of them are annealed for longer, still coarse, then as part of the graph itself,
+        with a device for each op, and compared by its step time.
+
+        Args:
+            number: of the race, from 0: each has twice as many runs as the one before.
+            budget: of this race alone; what is left of it is not used.
+        """
+        seeds = (int(np.random.SeedSequence((self._seed, number, k)).generate_state(1)[0]) for k in range(2**31))
+        length, found = self._length, list[Chain]()
+        with ChainPool(self._threads, budget, max(1, length // 20)) as pool:
+            runs = self._first_runs(len(_RATIOS) * 2**number, seeds, pool, budget)
+            kept = sorted(runs, key=lambda run: run.chain.step_s)[: max(self._threads, math.ceil(_KEPT * len(runs)))]
+            for some in _waves(kept, self._threads):
+                for run in some:
+                    run.chain.set_out(run.chain, False, _LONGER * length)
+                if not pool.run([run.chain for run in some], _LONGER * length, is_exact=False):
+                    break
+                fine = [chain for run in some if (chain := self._fine(run, next(seeds))).step_s < math.inf]
+                for chain in fine:
+                    chain.set_out(chain, True, length)
                 found += fine
+                if fine and not pool.run(fine, length):
+                    break
+        return [chain.plan() for chain in sorted(found, key=lambda chain: chain.step_s)]
+
+    def _made(self, ratio: float) -> _Level:
+        if ratio == 1.0:
+            return self._finest
+        problem = self._finest.problem
+        coarse = to_size(problem.graph, max(1, math.ceil(ratio * problem.graph.n_ops)))
+        rough = Problem(coarse.graph, problem.cluster, problem.objective)
+        return _Level(rough, instance_of(rough), coarse)
+
+    def _first_runs(self, most: int, seeds: Iterator[int], pool: ChainPool, budget: Budget) -> list[_Run]:
+        """So many short runs, while their share of the budget lasts."""
+        done: list[_Run] = []
+        for numbers in _waves(range(most), self._threads):
+            if not _is_early(budget):
                 break
-            found += fine
-    return [chain.plan() for chain in sorted(found, key=lambda chain: chain.step_s)]
+            some = []
+            for k in numbers:
+                level = self._level(_RATIOS[k % len(_RATIOS)])
+                # A level meets another start each time it is its turn.
+                start = self._starts[(k + k // len(_RATIOS)) % len(self._starts)]
+                run = _Run(level, level.begin(next(seeds), start))
+                if run.chain.step_s < math.inf:
+                    some.append(run)
+            for run in some:
+                run.chain.set_out(run.chain, True, self._length)
+            done += some
+            if some and not pool.run([run.chain for run in some], self._length, is_exact=False):
+                break
+        return done
+
+    def _fine(self, run: _Run, seed: int) -> Chain:
+        """A chain of the graph itself from where a run has come to; of infinite step time where that does not fit."""
+        if run.level.coarse is None:
+            return run.chain
+        return self._finest.begin(seed, Plan(run.level.coarse.expand(run.chain.device)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,55 +162,16 @@ class _Level:
         return elected
 
 
-class _Levels:
-    """The graphs of the race, each made when it is first asked for."""
-
-    def __init__(self, problem: Problem, instance: MakespanInstance) -> None:
-        self._finest = _Level(problem, instance)
-        self.of = functools.cache(self._made)
-
-    def _made(self, ratio: float) -> _Level:
-        if ratio == 1.0:
-            return self._finest
-        problem = self._finest.problem
-        coarse = to_size(problem.graph, max(1, math.ceil(ratio * problem.graph.n_ops)))
-        rough = Problem(coarse.graph, problem.cluster, problem.objective)
-        return _Level(rough, instance_of(rough), coarse)
-
-    def fine(self, run: _Run, seed: int) -> Chain:
-        """A chain of the graph itself from where a run has come to; of infinite step time where that does not fit."""
-        if run.level.coarse is None:
-            return run.chain
-        return self._finest.begin(seed, Plan(run.level.coarse.expand(run.chain.device)))
-
-
-def _first_runs(
-    levels: _Levels, seeds: Iterator[int], starts: Sequence[Plan], pool: ChainPool, budget: Budget, length: int
-) -> list[_Run]:
-    """Short runs until their share of the budget is over."""
-    done: list[_Run] = []
-    while len(done) < _MOST_RUNS and _is_time(budget):
-        some = []
-        for k in range(len(done), len(done) + pool.threads):
-            level = levels.of(_RATIOS[k % len(_RATIOS)])
-            # A level meets another start each time it is its turn.
-            start = starts[(k + k // len(_RATIOS)) % min(_STARTS, len(starts))]
-            some.append(_Run(level, level.begin(next(seeds), start)))
-        some = [run for run in some if run.chain.step_s < math.inf]
-        for run in some:
-            run.chain.set_out(run.chain, True, length)
-        if some and not pool.run([run.chain for run in some], length, is_exact=False):
-            return done + some
-        done += some
-    return done
-
-
-def _is_time(budget: Budget) -> bool:
+def _is_early(budget: Budget) -> bool:
+    """Whether the share of first runs is not over yet."""
     left = 1 - _RUNS_SHARE
     is_early = math.isinf(budget.seconds) or budget.left_s() > left * budget.seconds
     return is_early and budget.evaluations_left() >= left * budget.evaluations and not budget.over()
 
 
-def _waves(runs: Sequence[_Run], size: int) -> Iterator[Sequence[_Run]]:
-    for first in range(0, len(runs), size):
-        yield runs[first : first + size]
+Item = TypeVar("Item")
+
+
+def _waves(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

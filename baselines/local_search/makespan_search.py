@@ -10,8 +10,8 @@ import numpy as np
 
 from baselines.budget import Budget, Found
 from baselines.local_search.makespan_chain import ROUND, Chain, ChainPool
-from baselines.local_search.makespan_race import race
-from baselines.local_search.makespan_state import MakespanInstance, instance_of, new_state
+from baselines.local_search.makespan_race import Race
+from baselines.local_search.makespan_state import instance_of, new_state
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -19,7 +19,8 @@ from env.simulation.simulator import Simulator
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
 FIRST_CYCLE = 20  # rounds
 _GROWTH = 1.5  # of the length from one cycle to the next
-_RACE_SHARE = 0.35  # of the budget finds out where to begin
+_RACE_SHARE = 1 / 3  # of the budget that is left, at most, for a race
+_AFTER_RACE = 2  # times as many evaluations as a race took follow it, before the next one
 _SHARED = 3  # every third cycle all chains go on from the best
 _BEHIND = 1.02  # a chain this much slower than the best goes on from the best
 
@@ -64,16 +65,15 @@ def makespan_search(
     if not ranked or problem.cluster.n_devices == 1 or budget.over() or budget.reached(best_s):
         return Found(best)
     instance = instance_of(problem)
-    seeds = np.random.SeedSequence(seed).generate_state(chains, np.uint64)
-    annealing: list[Chain] = []
+    begins = [plan for _, plan in ranked]
+    race = None if cycle is not None else Race(problem, instance, seed, begins, chains)
+    states = [
+        new_state(instance, len(problem.cluster.links), int(own))
+        for own in np.random.SeedSequence(seed).generate_state(chains, np.uint64)
+    ]
+    annealing = [Chain(instance, state, begins[min(k, len(begins) - 1)]) for k, state in enumerate(states)]
     try:
-        begins = [plan for _, plan in ranked]
-        if cycle is None:
-            begins = _raced(problem, instance, seed, begins, budget, chains) + begins
-        for k, own in enumerate(seeds):
-            state = new_state(instance, len(problem.cluster.links), int(own))
-            annealing.append(Chain(instance, state, begins[min(k, len(begins) - 1)]))
-        _anneal(annealing, budget, cycle)
+        _anneal(annealing, budget, cycle, race)
     except KeyboardInterrupt:
         budget.interrupted = True
     plans = [best, *(chain.plan() for chain in annealing)]
@@ -105,23 +105,18 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
     return Plan(plan.device, order)
 
 
-def _raced(
-    problem: Problem, instance: MakespanInstance, seed: int, starts: Sequence[Plan], budget: Budget, chains: int
-) -> list[Plan]:
-    """Plans that a race has found, for a part of the budget."""
-    part = budget.part(_RACE_SHARE)
-    try:
-        return race(problem, instance, seed, starts, part, chains)
-    finally:
-        budget.absorb(part)
+def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None, race: Race | None) -> None:
+    """Cycle after cycle until the budget is over, between races that begin anew; looks at the clock between rounds.
 
-
-def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None) -> None:
-    """Cycle after cycle until the budget is over; looks at the clock between rounds."""
+    What is done next depends on what was done, not on the budget, so that more of it finds nothing worse.
+    """
     in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
     length = FIRST_CYCLE * in_round if cycle_length is None else cycle_length
+    races, next_race = itertools.count(), 0 if race is not None else math.inf
     with ChainPool(len(chains), budget, in_round) as pool:
         for cycle in itertools.count():
+            if race is not None and budget.spent >= next_race:
+                next_race = _raced(race, next(races), chains, budget)
             best = min(chains, key=lambda chain: chain.step_s)
             for k, chain in enumerate(chains):
                 behind = cycle % _SHARED == _SHARED - 1 or chain.step_s > _BEHIND * best.step_s
@@ -129,3 +124,18 @@ def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None) -> No
             if not pool.run(chains, length):
                 return
             length = int(length * _GROWTH)
+
+
+def _raced(race: Race, number: int, chains: Sequence[Chain], budget: Budget) -> float:
+    """Let chains begin where a race has ended, where that is better; returns how much is spent when the next is due."""
+    part = budget.part(_RACE_SHARE)
+    if not race.is_worth(part):
+        return math.inf
+    try:
+        plans = race.run(number, part)
+    finally:
+        budget.absorb(part)
+    slowest_first = sorted(chains, key=lambda chain: -chain.step_s)
+    for chain, plan in zip(slowest_first, plans, strict=False):
+        chain.begin_at(plan)
+    return budget.spent + _AFTER_RACE * part.spent

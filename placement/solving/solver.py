@@ -133,19 +133,17 @@ class Solver:
         budget_s: float | None = None,
         evaluations: int | None = None,
         place: Place | None = None,
-        known: Sequence[Candidate] = (),
     ) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
 
         Args:
             place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
-            known: what a search begins with, beside what it always does.
         """
         compile_for(self.problem, [method], search=budget_s != 0)
         began_s = time.perf_counter()
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
         try:
-            found = self._found(method, budget, place, known)
+            found = self._found(method, budget, place)
         except InfeasibleError as error:
             found = Finding(self._failed(method, error), method)
         if method in HEURISTICS:
@@ -197,16 +195,16 @@ class Solver:
             return str(error)
         return f"{error} {what_would_help(self.problem, self.problem.working_bytes)}"
 
-    def _found(self, method: str, budget: Budget, place: Place | None, known: Sequence[Candidate]) -> Finding:
+    def _found(self, method: str, budget: Budget, place: Place | None) -> Finding:
         if place is not None:
             learned = place(self.seed, budget)
             return Finding(learned.plan, learned.method)
         if method in HEURISTICS:
             return Finding(baselines.METHODS[method](self.problem, self.seed), method)
-        outcome = self._search(method, budget, known)
+        outcome = self._search(method, budget)
         return Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
 
-    def _search(self, method: str, budget: Budget, known: Sequence[Candidate]) -> PortfolioOutcome:
+    def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
         problem = self.problem
         usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         searches = [(name, self._instead.get(name, search), share) for name, search, share in usual]
@@ -217,7 +215,7 @@ class Solver:
         except InfeasibleError as error:
             reason = f" {error}"
         try:
-            return improve(problem, self.seed, sorted([*known, *found], key=_value_s), searches, budget)
+            return improve(problem, self.seed, found, searches, budget)
         except NotFoundError as error:
             raise NotFoundError(f"{error}{reason}") from None
 
@@ -268,10 +266,6 @@ class Solver:
             bytes_moved=run.score.bytes_moved,
             gap=relative_gap(run.objective_s, bound_s),
         )
-
-
-def _value_s(candidate: Candidate) -> float:
-    return candidate.value_s
 
 
 def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from baselines.budget import Budget
-from baselines.portfolio import Candidate
 from baselines.strategies.searching.records import Rival
 from env.cluster import Cluster
 from env.plan import Priority
@@ -166,25 +165,22 @@ def _placements(solver: Solver | str, quick: Result, outcome: StrategyOutcome, b
         is_rival = quick.objective_s is not None and quick.objective_s <= _RIVAL * best_s
         seconds = budget.left_s() if is_rival else min(budget.left_s(), PLACING_SHARE * budget.seconds)
         most = max(budget.evaluations_left() if is_rival else 0, PLACING_SHARE * budget.evaluations)
-        placed = _placed(solver, budget, seconds, most, quick)
+        # From scratch: the same seed takes the same way again, and further.
+        again = _placed(solver, budget, seconds, most)
+        placed = min(quick, again, key=lambda one: math.inf if one.objective_s is None else one.objective_s)
     return placed, solver.solve(SINGLE)
 
 
-def _placed(solver: Solver, budget: Budget, seconds: float, evaluations: float, known: Result | None = None) -> Result:
-    """What `AUTO` finds in a part of the budget, from what is known on; infinite limits are none."""
+def _placed(solver: Solver, budget: Budget, seconds: float, evaluations: float) -> Result:
+    """What `AUTO` finds in a part of the budget; infinite limits are none."""
     result = solver.solve(
         AUTO,
         None if math.isinf(seconds) else seconds,
         None if math.isinf(evaluations) else math.ceil(evaluations),
-        known=[] if known is None or known.objective_s is None else [_candidate(known, known.objective_s)],
     )
     budget.spend(result.evaluations or 0)
     budget.interrupted |= result.interrupted
     return result
-
-
-def _candidate(result: Result, objective_s: float) -> Candidate:
-    return Candidate(result.chosen, result.plan(), objective_s)
 
 
 def find_strategies(

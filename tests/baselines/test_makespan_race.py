@@ -12,7 +12,7 @@ from strategies import allowed_placements, problems
 import baselines.local_search.makespan_race as race_module
 from baselines.budget import Budget
 from baselines.list_schedulers.heft import heft
-from baselines.local_search.makespan_race import race
+from baselines.local_search.makespan_race import Race
 from baselines.local_search.makespan_search import makespan_search
 from baselines.local_search.makespan_state import instance_of
 from env.cluster import Cluster
@@ -31,7 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raced(problem: Problem, seed: int, starts: list[Plan], evaluations: int = 4000) -> list[Plan]:
-    return race(problem, instance_of(problem), seed, starts, Budget(evaluations=evaluations), 2)
+    return Race(problem, instance_of(problem), seed, starts, 2).run(0, Budget(evaluations=evaluations))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -64,18 +64,33 @@ def test_the_answer_depends_on_the_seed_alone(problem: Problem) -> None:
 
 def test_a_race_is_won_by_something_better_and_counts_its_evaluations(problem: Problem) -> None:
     start, scorer, budget = Plan(heft(problem, 0).device), Scorer(problem), Budget(evaluations=4000)
-    best = race(problem, instance_of(problem), 0, [start], budget, 2)[0]
+    best = Race(problem, instance_of(problem), 0, [start], 2).run(0, budget)[0]
     assert scorer.value(best) < scorer.value(start)
     assert 0 < budget.spent <= 4000
 
 
-def test_the_search_begins_where_the_race_has_ended(problem: Problem) -> None:
-    scorer, start = Scorer(problem), heft(problem, 0)
-    raced_s = scorer.value(raced(problem, 5, [start], 7000)[0])
-    found = makespan_search(problem, 5, [start], Budget(evaluations=20_000))
-    assert scorer.value(found.plan) <= raced_s
-    assert found.evaluations == 20_000
+def test_each_race_has_other_runs_and_twice_as_many(problem: Problem) -> None:
+    race, budgets = Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2), [Budget(), Budget()]
+    first, second = (race.run(number, budget) for number, budget in enumerate(budgets))
+    assert budgets[1].spent == pytest.approx(2 * budgets[0].spent, rel=0.2)
+    assert first[0].device.tolist() != second[0].device.tolist()
 
 
-def test_too_little_for_a_race_is_none(problem: Problem) -> None:
-    assert raced(problem, 0, [heft(problem, 0)], 40) == []
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.integers(0, 9))
+def test_more_evaluations_find_nothing_worse(seed: int) -> None:
+    """What is done next does not depend on how much is left, but for races that the budget cuts short."""
+    problem = Problem(layered(200, seed=4), Cluster.preset("4xV100-pcie"))
+    scorer, starts = Scorer(problem), [heft(problem, 0)]
+    found = [makespan_search(problem, seed, starts, Budget(evaluations=20_000 * k)) for k in (1, 2, 3)]
+    values = [scorer.value(one.plan) for one in found]
+    assert values == sorted(values, reverse=True)
+
+
+def test_too_little_or_too_small_for_a_race(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2)
+    assert race.is_worth(Budget(evaluations=4000))
+    assert not race.is_worth(Budget(evaluations=40))
+    assert not race.is_worth(Budget(seconds=0.5))
+    monkeypatch.setattr(race_module, "_LEAST_OPS", 601)
+    assert not race.is_worth(Budget())

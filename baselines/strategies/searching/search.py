@@ -39,6 +39,7 @@ _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
 _FAR_BEHIND = 1.2  # times the rival: estimates above it are slower indeed, where only some were estimated
+_HOPELESS, _ENOUGH = 2.0, 24  # times the rival, where so many estimates are slower no further mesh is looked at
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 NO_RIVAL = Rival()
@@ -118,7 +119,7 @@ class _Search:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
-        is_whole = self._estimate_all(self._sketches(), "sketch", least=1)
+        is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
                 break
@@ -160,15 +161,26 @@ class _Search:
         Args:
             is_whole: every mesh was looked at; else the best may not have been, and what was must be far slower.
         """
-        fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
-        behind = min(fitting, default=math.inf) / self.rival.step_time_s
+        behind = self._behind()
         if behind > (1 if is_whole else _FAR_BEHIND):
             self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
 
-    def _estimate_all(self, strategies: Iterable[Strategy], part: str, least: int = 0) -> bool:
-        """Estimate strategies while there is time, and until there are `least`; returns whether it was enough."""
+    def _behind(self) -> float:
+        """Step time of the fastest that is estimated to fit, times the rival's."""
+        fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
+        return min(fitting, default=math.inf) / self.rival.step_time_s
+
+    def _is_hopeless(self) -> bool:
+        """Whether nothing comes near the rival, of the meshes along one axis at least, which are the first."""
+        is_limited = not math.isinf(self.all_s)
+        return is_limited and len(self.pool.estimates) >= _ENOUGH and self._behind() > _HOPELESS
+
+    def _estimate_all(
+        self, strategies: Iterable[Strategy], part: str, least: int = 0, enough: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Estimate strategies while there is time, until `enough`, at least so many; returns whether all were."""
         for strategy in strategies:
-            if not self._is_time(part) and len(self.pool.estimates) >= least:
+            if (enough() or not self._is_time(part)) and len(self.pool.estimates) >= least:
                 return False
             self._estimate(strategy)
         return True
