@@ -21,7 +21,6 @@ from baselines.local_search.makespan_state import MakespanInstance, instance_of,
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units
-from graphs.opgraph import IntArray
 from graphs.transforms.coarsen.multilevel import to_size
 from graphs.transforms.derived import Derived
 
@@ -76,22 +75,20 @@ class Race:
             budget: of this race alone; what is left of it is not used.
         """
         seeds = (int(np.random.SeedSequence((self._seed, number, k)).generate_state(1)[0]) for k in range(2**31))
-        length, found = self._length, list[Chain]()
-        with ChainPool(self._threads, budget, max(1, length // 20)) as pool:
-            runs = self._first_runs(len(_RATIOS) * 2**number, seeds, pool, budget)
-            kept = sorted(runs, key=lambda run: run.chain.step_s)[: max(self._threads, math.ceil(_KEPT * len(runs)))]
-            for some in _waves(kept, self._threads):
-                for run in some:
-                    run.chain.set_out(run.chain, False, _LONGER * length)
-                if not pool.run([run.chain for run in some], _LONGER * length, is_exact=False):
+        found: list[_Run] = []
+        with ChainPool(self._threads, budget, max(1, self._length // 20)) as pool:
+            runs = sorted(self._first_runs(len(_RATIOS) * 2**number, seeds, pool, budget), key=_step_s)
+            for some in _waves(runs[: max(self._threads, math.ceil(_KEPT * len(runs)))], self._threads):
+                coarse = [run.level.begin(next(seeds), run.plan) for run in some]
+                is_over = not self._annealed(coarse, False, _LONGER * self._length, pool)
+                expanded = [run.level.expanded(chain.plan()) for run, chain in zip(some, coarse, strict=True)]
+                fine = [self._finest.begin(next(seeds), plan) for plan in expanded]
+                fine = [chain for chain in fine if chain.step_s < math.inf]
+                is_over = is_over or not self._annealed(fine, True, self._length, pool)
+                found += [_Run(self._finest, chain.plan(), chain.step_s) for chain in fine]
+                if is_over:
                     break
-                fine = [chain for run in some if (chain := self._fine(run, next(seeds))).step_s < math.inf]
-                for chain in fine:
-                    chain.set_out(chain, True, length)
-                found += fine
-                if fine and not pool.run(fine, length):
-                    break
-        return [chain.plan() for chain in sorted(found, key=lambda chain: chain.step_s)]
+        return [run.plan for run in sorted(found, key=_step_s)]
 
     def _made(self, ratio: float) -> _Level:
         if ratio == 1.0:
@@ -107,59 +104,63 @@ class Race:
         for numbers in _waves(range(most), self._threads):
             if not _is_early(budget):
                 break
-            some = []
-            for k in numbers:
-                level = self._level(_RATIOS[k % len(_RATIOS)])
-                # A level meets another start each time it is its turn.
-                start = self._starts[(k + k // len(_RATIOS)) % len(self._starts)]
-                run = _Run(level, level.begin(next(seeds), start))
-                if run.chain.step_s < math.inf:
-                    some.append(run)
-            for run in some:
-                run.chain.set_out(run.chain, True, self._length)
-            done += some
-            if some and not pool.run([run.chain for run in some], self._length, is_exact=False):
+            levels = [self._level(_RATIOS[k % len(_RATIOS)]) for k in numbers]
+            # A level meets another start each time it is its turn.
+            starts = [self._starts[(k + k // len(_RATIOS)) % len(self._starts)] for k in numbers]
+            chains = [level.begin(next(seeds), level.rough(plan)) for level, plan in zip(levels, starts, strict=True)]
+            is_over = not self._annealed([c for c in chains if c.step_s < math.inf], True, self._length, pool)
+            done += [_Run(level, chain.plan(), chain.step_s) for level, chain in zip(levels, chains, strict=True)]
+            if is_over:
                 break
-        return done
+        return [run for run in done if run.step_s < math.inf]
 
-    def _fine(self, run: _Run, seed: int) -> Chain:
-        """A chain of the graph itself from where a run has come to; of infinite step time where that does not fit."""
-        if run.level.coarse is None:
-            return run.chain
-        return self._finest.begin(seed, Plan(run.level.coarse.expand(run.chain.device)))
+    def _annealed(self, chains: Sequence[Chain], by_tail: bool, length: int, pool: ChainPool) -> bool:
+        """Run one cycle of each; False where the budget is over before its end."""
+        for chain in chains:
+            chain.set_out(chain, by_tail, length)
+        return not chains or pool.run(chains, length, is_exact=False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """One chain of the race, and the graph it runs on."""
+    """What one chain of a race has come to: a plan of a level's graph, and its step time there."""
 
     level: _Level
-    chain: Chain
+    plan: Plan
+    step_s: float
+
+
+def _step_s(run: _Run) -> float:
+    return run.step_s
 
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """A graph of the race; `coarse` is None for the graph itself."""
+    """A graph of a race; `coarse` is None for the graph itself."""
 
     problem: Problem
     instance: MakespanInstance
     coarse: Derived | None = None
 
-    def begin(self, seed: int, start: Plan) -> Chain:
-        """A chain from a plan of the graph itself."""
-        plan = start if self.coarse is None else Plan(self._voted(start.device, self.coarse))
+    def begin(self, seed: int, plan: Plan) -> Chain:
+        """A chain from a plan of this graph; of infinite step time where it does not fit."""
         return Chain(self.instance, new_state(self.instance, len(self.problem.cluster.links), seed), plan)
 
-    def _voted(self, device: IntArray, coarse: Derived) -> IntArray:
-        """int64 [n of the coarse graph]: where most of the bytes and FLOPs of its ops are, of what pins allow."""
+    def expanded(self, plan: Plan) -> Plan:
+        """A plan of this graph as one of the graph itself; the order of groups is none of ops."""
+        return plan if self.coarse is None else Plan(self.coarse.expand(plan.device))
+
+    def rough(self, plan: Plan) -> Plan:
+        """A plan of the graph itself as one of this graph: each group where most of the work of its unit is."""
+        if self.coarse is None:
+            return plan
         units, n_devices = Units.of(self.problem), self.problem.cluster.n_devices
-        unit = self.problem.unit_of[coarse.group_of]
-        graph = coarse.source
+        unit = self.problem.unit_of[self.coarse.group_of]
+        graph = self.coarse.source
         work = graph.flops / max(1.0, graph.flops.sum()) + graph.bytes_moved / max(1.0, graph.bytes_moved.sum())
-        votes = np.bincount(unit * n_devices + device, work + 1e-12, units.n_units * n_devices)
+        votes = np.bincount(unit * n_devices + plan.device, work + 1e-12, units.n_units * n_devices)
         votes = np.where(units.allowed, votes.reshape(units.n_units, n_devices), -1.0)
-        elected: IntArray = votes.argmax(axis=1)[self.problem.unit_of].astype(np.int64)
-        return elected
+        return Plan(votes.argmax(axis=1)[self.problem.unit_of].astype(np.int64))
 
 
 def _is_early(budget: Budget) -> bool:
