@@ -28,13 +28,13 @@ from graphs.transforms.derived import Derived
 # to graph, and the graph as it is takes part.
 _RATIOS = (1.0, 0.5, 0.35, 0.42, 0.38, 0.46)
 _STARTS = 3  # of the plans to begin with, best first
-_RUN = 40_000_000  # ops and edges simulated, at most, in a run of one chain
-_LEAST = 200  # evaluations of a run: of larger graphs too few runs fit into a budget
+_RUN = 20_000_000  # ops and edges simulated, at most, in a first run of one chain
+_LEAST = 100  # evaluations of a run: of larger graphs too few runs fit into a budget
 _LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
-_RUNS_SHARE = 0.4  # of the budget of a race, at most, for first runs
 _KEPT = 3 / 8  # of the runs go on
-_LONGER = 2  # times as long
-_LEAST_S = 1.0  # a race that is shorter is none
+_LONGER = 3  # times as long
+_MOST_SHARE = 0.6  # of the budget that is left may go into a race; one that would take more is none
+_FINE = 2  # times as long as a run of a coarse graph, about, takes one of the graph itself
 
 
 class Race:
@@ -58,27 +58,33 @@ class Race:
         self._length = _RUN // (len(instance.unit_of) + len(instance.consumer))
         self._level = functools.cache(self._made)
 
-    def is_worth(self, budget: Budget) -> bool:
-        """Whether the graph is one whose annealings end far apart, and a budget enough for a race."""
-        is_long = budget.seconds >= _LEAST_S
-        is_long &= budget.evaluations >= 2 * self._threads * self._length / _RUNS_SHARE
-        return is_long and self._length >= _LEAST and self._finest.problem.graph.n_ops >= _LEAST_OPS
+    def is_worth(self, number: int, budget: Budget) -> bool:
+        """Whether the graph is one whose annealings end far apart, and evaluations are enough for a race."""
+        evaluations = self._length * (self._runs(number) + (_LONGER + 1) * self._kept(number))
+        is_short = evaluations <= _MOST_SHARE * budget.evaluations_left()
+        return is_short and self._length >= _LEAST and self._finest.problem.graph.n_ops >= _LEAST_OPS
+
+    def _runs(self, number: int) -> int:
+        return len(_RATIOS) << number
+
+    def _kept(self, number: int) -> int:
+        return max(self._threads, math.ceil(_KEPT * self._runs(number)))
 
     def run(self, number: int, budget: Budget) -> list[Plan]:
         """Plans of the graph itself to anneal from, best first; the more, the better, the later a race.
 
         First runs are short. The best of them are annealed for longer, still coarse, then as part of the graph itself,
-        with a device for each op, and compared by its step time.
+        with a device for each op, and compared by its step time. Where the time would not do, as the pace of the first
+        runs tells, there is no race: one that is cut short would make the answer a matter of chance.
 
         Args:
             number: of the race, from 0: each has twice as many runs as the one before.
-            budget: of this race alone; what is left of it is not used.
         """
         seeds = (int(np.random.SeedSequence((self._seed, number, k)).generate_state(1)[0]) for k in range(2**31))
         found: list[_Run] = []
         with ChainPool(self._threads, budget, max(1, self._length // 20)) as pool:
-            runs = sorted(self._first_runs(len(_RATIOS) * 2**number, seeds, pool, budget), key=_step_s)
-            for some in _waves(runs[: max(self._threads, math.ceil(_KEPT * len(runs)))], self._threads):
+            runs = sorted(self._first_runs(number, seeds, pool, budget), key=_step_s)
+            for some in _waves(runs[: self._kept(number)], self._threads):
                 coarse = [run.level.begin(next(seeds), run.plan) for run in some]
                 is_over = not self._annealed(coarse, False, _LONGER * self._length, pool)
                 expanded = [run.level.expanded(chain.plan()) for run, chain in zip(some, coarse, strict=True)]
@@ -98,12 +104,16 @@ class Race:
         rough = Problem(coarse.graph, problem.cluster, problem.objective)
         return _Level(rough, instance_of(rough), coarse)
 
-    def _first_runs(self, most: int, seeds: Iterator[int], pool: ChainPool, budget: Budget) -> list[_Run]:
-        """So many short runs, while their share of the budget lasts."""
+    def _first_runs(self, number: int, seeds: Iterator[int], pool: ChainPool, budget: Budget) -> list[_Run]:
+        """The short runs; none where the race would take too long."""
         done: list[_Run] = []
-        for numbers in _waves(range(most), self._threads):
-            if not _is_early(budget):
-                break
+        began_s = budget.left_s()
+        waves = math.ceil(self._runs(number) / self._threads)
+        waves += (_LONGER + _FINE) * math.ceil(self._kept(number) / self._threads)
+        for numbers in _waves(range(self._runs(number)), self._threads):
+            is_timed = len(done) == self._threads and not math.isinf(began_s)
+            if is_timed and waves * (began_s - budget.left_s()) > _MOST_SHARE * began_s:
+                return []
             levels = [self._level(_RATIOS[k % len(_RATIOS)]) for k in numbers]
             # A level meets another start each time it is its turn.
             starts = [self._starts[(k + k // len(_RATIOS)) % len(self._starts)] for k in numbers]
@@ -161,13 +171,6 @@ class _Level:
         votes = np.bincount(unit * n_devices + plan.device, work + 1e-12, units.n_units * n_devices)
         votes = np.where(units.allowed, votes.reshape(units.n_units, n_devices), -1.0)
         return Plan(votes.argmax(axis=1)[self.problem.unit_of].astype(np.int64))
-
-
-def _is_early(budget: Budget) -> bool:
-    """Whether the share of first runs is not over yet."""
-    left = 1 - _RUNS_SHARE
-    is_early = math.isinf(budget.seconds) or budget.left_s() > left * budget.seconds
-    return is_early and budget.evaluations_left() >= left * budget.evaluations and not budget.over()
 
 
 Item = TypeVar("Item")

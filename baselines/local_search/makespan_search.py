@@ -19,7 +19,6 @@ from env.simulation.simulator import Simulator
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
 FIRST_CYCLE = 20  # rounds
 _GROWTH = 1.5  # of the length from one cycle to the next
-_RACE_SHARE = 1 / 3  # of the budget that is left, at most, for a race
 _AFTER_RACE = 2  # times as many evaluations as a race took follow it, before the next one
 _SHARED = 3  # every third cycle all chains go on from the best
 _BEHIND = 1.02  # a chain this much slower than the best goes on from the best
@@ -128,14 +127,11 @@ def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None, race:
 
 def _raced(race: Race, number: int, chains: Sequence[Chain], budget: Budget) -> float:
     """Let chains begin where a race has ended, where that is better; returns how much is spent when the next is due."""
-    part = budget.part(_RACE_SHARE)
-    if not race.is_worth(part):
+    if not race.is_worth(number, budget):
         return math.inf
-    try:
-        plans = race.run(number, part)
-    finally:
-        budget.absorb(part)
+    began = budget.spent
+    plans = race.run(number, budget)
     slowest_first = sorted(chains, key=lambda chain: -chain.step_s)
     for chain, plan in zip(slowest_first, plans, strict=False):
         chain.begin_at(plan)
-    return budget.spent + _AFTER_RACE * part.spent
+    return budget.spent + _AFTER_RACE * (budget.spent - began) if plans else math.inf
