@@ -34,7 +34,7 @@ _LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it be
 _KEPT = 3 / 8  # of the runs go on
 _LONGER = 3  # times as long
 _MOST_SHARE = 0.6  # of the budget that is left may go into a race; one that would take more is none
-_FINE = 2  # times as long as a run of a coarse graph, about, takes one of the graph itself
+_COARSE = 0.5  # of the time of a run of the graph itself, about, takes one of a coarse graph
 
 
 class Race:
@@ -70,6 +70,11 @@ class Race:
     def _kept(self, number: int) -> int:
         return max(self._threads, math.ceil(_KEPT * self._runs(number)))
 
+    def _waves(self, number: int) -> float:
+        """How long the race takes, in times of a first run of the graph itself."""
+        first, later = (math.ceil(count / self._threads) for count in (self._runs(number), self._kept(number)))
+        return _COARSE * first + (_COARSE * _LONGER + 1) * later
+
     def run(self, number: int, budget: Budget) -> list[Plan]:
         """Plans of the graph itself to anneal from, best first; the more, the better, the later a race.
 
@@ -84,7 +89,7 @@ class Race:
         found: list[_Run] = []
         with ChainPool(self._threads, budget, max(1, self._length // 20)) as pool:
             runs = sorted(self._first_runs(number, seeds, pool, budget), key=_step_s)
-            for some in _waves(runs[: self._kept(number)], self._threads):
+            for some in _in_waves(runs[: self._kept(number)], self._threads):
                 coarse = [run.level.begin(next(seeds), run.plan) for run in some]
                 is_over = not self._annealed(coarse, False, _LONGER * self._length, pool)
                 expanded = [run.level.expanded(chain.plan()) for run, chain in zip(some, coarse, strict=True)]
@@ -107,18 +112,18 @@ class Race:
     def _first_runs(self, number: int, seeds: Iterator[int], pool: ChainPool, budget: Budget) -> list[_Run]:
         """The short runs; none where the race would take too long."""
         done: list[_Run] = []
-        began_s = budget.left_s()
-        waves = math.ceil(self._runs(number) / self._threads)
-        waves += (_LONGER + _FINE) * math.ceil(self._kept(number) / self._threads)
-        for numbers in _waves(range(self._runs(number)), self._threads):
-            is_timed = len(done) == self._threads and not math.isinf(began_s)
-            if is_timed and waves * (began_s - budget.left_s()) > _MOST_SHARE * began_s:
+        left_s, first_s = budget.left_s(), 0.0
+        for numbers in _in_waves(range(self._runs(number)), self._threads):
+            if len(done) == self._threads and first_s * self._waves(number) > _MOST_SHARE * left_s:
                 return []
             levels = [self._level(_RATIOS[k % len(_RATIOS)]) for k in numbers]
             # A level meets another start each time it is its turn.
             starts = [self._starts[(k + k // len(_RATIOS)) % len(self._starts)] for k in numbers]
             chains = [level.begin(next(seeds), level.rough(plan)) for level, plan in zip(levels, starts, strict=True)]
+            begun_s = budget.left_s()
             is_over = not self._annealed([c for c in chains if c.step_s < math.inf], True, self._length, pool)
+            # The first of all is one of the graph itself, so its wave takes as long as one of such runs.
+            first_s = first_s or (0.0 if math.isinf(begun_s) else begun_s - budget.left_s())
             done += [_Run(level, chain.plan(), chain.step_s) for level, chain in zip(levels, chains, strict=True)]
             if is_over:
                 break
@@ -176,6 +181,6 @@ class _Level:
 Item = TypeVar("Item")
 
 
-def _waves(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+def _in_waves(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for first in range(0, len(items), size):
         yield items[first : first + size]
