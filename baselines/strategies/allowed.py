@@ -14,7 +14,9 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import unmatched
+from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import Strategy
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
@@ -25,9 +27,9 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     """What can be said before the graph is rewritten.
 
     Raises:
-        StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own,
-            statistics of a batch would change, a pattern matches nothing, or there is no update whose storage ZeRO
-            could split.
+        StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own, there
+            are more micro-batches than samples, statistics of a batch would change, a pattern matches nothing, or there
+            is no update whose storage ZeRO could split.
     """
     devices_of(cluster, strategy)
     if strategy.order == "pipedream":
@@ -41,6 +43,8 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"strategy {strategy.text!r} has zero{strategy.zero}, which splits what updates work on, and graph "
             f"{graph.name!r} has no update; capture a training step, or leave it out."
         )
+    if strategy.micro_batches > 1:  # before an order lists them all
+        check_parts(graph, in_micro_batches(strategy.micro_batches), [rule.axis() for rule in strategy.mesh])
     _check_statistics(graph, strategy)
     _check_patterns(graph, strategy)
 

@@ -35,9 +35,11 @@ def devices_of(cluster: Cluster, strategy: Strategy) -> IntArray:
             )
         devices = np.array([cluster.device_index[name] for name in strategy.device_names], dtype=np.int64)
     if strategy.devices > len(devices):
+        left_out = len(cluster.devices) > len(devices) and not strategy.device_names
+        hint = " (CPUs beside other devices are left out unless devices= names them)" if left_out else ""
         raise StrategyError(
             f"strategy {strategy.text!r} needs {strategy.devices} devices, and cluster {cluster.name!r} has "
-            f"{len(devices)}; take a smaller mesh or a larger cluster."
+            f"{len(devices)}{hint}; take a smaller mesh or a larger cluster."
         )
     return devices
 

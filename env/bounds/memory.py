@@ -60,10 +60,12 @@ def _kinds_too_small(problem: Problem) -> str | None:
             i = _largest(graph.kept_bytes, inside[choice_of])
             names = ", ".join(problem.cluster.devices[d].name for d in np.flatnonzero(choice)[:4])
             more = " ..." if choice.sum() > 4 else ""
+            is_pinned = any(graph.pins[op] for op in np.flatnonzero(inside[choice_of]).tolist())
+            way_out = "pin fewer of them there, or take" if is_pinned else "take"
             return (
                 f"the ops that may run only on {names}{more}, the largest of them {graph.op_names[i]!r}, keep "
                 f"{exact_bytes(needed)} for the whole step, where {exact_bytes(room)} are free in all: "
-                f"{format_bytes(needed - room)} too little; pin fewer of them there, or take more such devices."
+                f"{format_bytes(needed - room)} too little; {way_out} more such devices."
             )
     return None
 

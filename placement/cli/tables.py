@@ -56,11 +56,13 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     graph, cluster = comparison.graph, comparison.cluster
     head = (
         f"{show(graph.name)} on {show(cluster.name)}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, "
-        f"{cluster.n_devices} devices; no placement has a {measure(comparison.objective)} below "
-        f"{format_seconds(comparison.lower_bound_s)}"
+        f"{cluster.n_devices} devices"
     )
     overall = comparison.overall
-    if overall is not None:
+    if comparison.lower_bound_s > 0:
+        bound = format_seconds(comparison.lower_bound_s)
+        head = f"{head}; no placement has a {measure(comparison.objective)} below {bound}"
+    if overall is not None and overall.lower_bound_s > 0:
         head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
     first = "method" if overall is None else "method or strategy"
     table = new_table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")

@@ -46,7 +46,10 @@ class FewestDevices:
         """The advice in a sentence."""
         graph, cluster = show(self.graph), show(self.cluster)
         if self.estimate is None:
-            return f"{graph} has no strategy for devices like those of {cluster}; at least {self.at_least} are needed."
+            return (
+                f"At least {self.at_least} devices like the largest of {cluster} are needed for what {graph} keeps; "
+                f"how many would do was not tried, as {cluster} has unlike devices or hosts and cannot be made larger."
+            )
         if self.count is None and not self.is_whole:
             return (
                 f"No strategy that there was time for fits {graph} on {self.tried} devices like those of {cluster}: "
@@ -104,10 +107,12 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
 def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, seconds: float) -> FewestDevices:
     """As `fewest_devices`, in about so many seconds: by halves, and any strategy that fits is enough.
 
-    The largest number comes first. Where time runs out fewer may do.
+    The largest number comes first, which is twice what is needed at least where that is more than `most`. Where time
+    runs out fewer may do.
     """
     end_s = time.monotonic() + seconds
     at_least, has = _at_least(graph, cluster), len(cluster.compute_devices)
+    most = max(most, min(2 * at_least, MOST_DEVICES))
     found, is_whole = _one_that_fits(graph, cluster, most, end_s) if max(at_least, more_than) <= most else (None, True)
     if found is None or not found.fits:
         tried = at_least if found is None else most

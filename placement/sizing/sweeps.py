@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ _MOST = {DEVICES: 1024, BATCH: 1_000_000, WORKERS: 1024}
 _RANGE = re.compile(r"(\d{1,7})(?:\.\.(\d{1,7})(?:\.\.(\d{1,7}))?)?", re.ASCII)
 _LONG = 16  # a range of more numbers goes by doubling
 _HOUR_S = 3600.0
+_MOST_PRICE = 1e9
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,17 @@ def _expected(text: str, kinds: tuple[str, str]) -> str:
     name = kinds[0]
     return (
         f"--sweep takes numbers of {name}, {name}=FIRST..LAST or {name}=A,B,..., for example {name}=1..8 or "
-        f"{name}=1,2,4, or sizes of the batch, for example batch=32..4096, got {text[:80]!r}."
+        f"{name}=1,2,4, or sizes of the batch, for example batch=32..4096, or figures, got {text[:80]!r}."
     )
 
 
 def check_price(price: float) -> None:
-    """Raises: ValueError: a price of a device-hour that is not above 0, or no number."""
-    if not 0 < price < math.inf:
-        raise ValueError(f"--price takes what one device costs in an hour, a number above 0, got {price:g}.")
+    """Raises: ValueError: a price of a device-hour that is not above 0 or above any, or no number."""
+    if not 0 < price <= _MOST_PRICE:
+        raise ValueError(
+            f"--price takes what one device costs in an hour, a number above 0 and at most {_MOST_PRICE:,.0f}, "
+            f"got {price:g}."
+        )
 
 
 def cost_of(price: float, devices: int, time_s: float) -> float:

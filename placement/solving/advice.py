@@ -55,7 +55,7 @@ def _is_searched(result: Result) -> bool:
 def _one_device_is(result: Result, one_s: float) -> str:
     """What can be said of one device, which is as fast as the answer."""
     answer = result.answered()
-    if _is_searched(result):
+    if _is_searched(result) and one_s <= answer.objective_s:
         return "one device is best"
     if result.strategy == NO_STRATEGY and len(answer.used) == 1:
         return "one device is the best placement found" if result.method == AUTO else "one device"

@@ -283,7 +283,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
         return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."
     frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
     missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
-    lacking = f"lacks {format_bytes(missing)}" if missing else "nearly fits"
+    lacking = f"lacks {format_bytes(missing)} on the fullest device" if missing else "nearly fits"
     return (
         f"The most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
         f"{kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"

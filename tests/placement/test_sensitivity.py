@@ -9,7 +9,7 @@ from env.cluster import Cluster, Device, Link, both_ways
 from graphs.capture import capture
 from graphs.errors import InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.sensitivity import Sensitivities, what_helps
+from placement.sensitivity import Sensitivities, scored_on, what_helps
 from placement.sizing.figures import link_kind, memories, rates
 
 
@@ -116,3 +116,13 @@ def test_memory_that_is_too_small_costs_the_better_answer() -> None:
     found = what_helps(OpGraph.build(ops, [], "ab"), cluster, evaluations=0)
     assert found.step_s == pytest.approx(9.0)
     assert (found.rows[0].figure, found.rows[0].better_s) == ("memory of fast", pytest.approx(2.0))
+
+
+def test_what_would_help_is_told_of_a_step_that_may_run_in_another_order() -> None:
+    """A schedule that is held to its order can wait where the better cluster need not."""
+    found = what_helps(perceptron(), gpus(2), evaluations=200)
+    for figure in rates(found.cluster):
+        told = next(row for row in found.rows if row.figure == figure.name)
+        free, _ = scored_on(found.graph, found.result, figure.scaled(1.1 if figure.more_helps else 0.9))
+        assert told.better_s is not None
+        assert told.better_s <= free.step_time_s

@@ -146,6 +146,7 @@ def test_work_that_is_repeated_is_said() -> None:
         ("dp2 zero4", r"cannot be read at 'zero4' \(character 5\), did you mean 'zero"),
         ("hp2", "no op of graph '.*' can be cut into 2 parts by height, as axis 'hp' wants; its ops have rows for"),
         ("dp4 | mb3", "axis 'mb' wants 12 parts of the batch, which has 8; take at most 8 parts"),
+        ("pp2 1f1b mb999999999", "axis 'mb' wants 999999999 parts of the batch, which has 8; take at most 8 parts"),
         ("tp16", "'tp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8; take a smaller mesh or a larger cl"),
         ("zero2", "cannot be read at 'zero2'"),
         ("pp2 2f2b mb4", r"cannot be read at '2f2b' \(character 5\); expected gpipe or 1f1b or"),

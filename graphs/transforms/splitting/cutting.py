@@ -21,11 +21,7 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
     Raises:
         StrategyError: as `split`.
     """
-    parts = axis.size
-    for other in others:
-        if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
-            parts *= other.size
-    _check_extents(graph, axis, parts, others)
+    parts = check_parts(graph, axis, others)
     sharding = shard(graph, replace(axis, parts=parts))
     if not _is_cut_as_named(graph, sharding):
         what = "weights" if axis.cuts_weights else axis.words[0]
@@ -39,6 +35,20 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
         )
     _check_shared(graph, sharding)
     return sharding
+
+
+def check_parts(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> int:
+    """Parts of all axes together that cut what this axis cuts.
+
+    Raises:
+        StrategyError: more than an input has units.
+    """
+    parts = axis.size
+    for other in others:
+        if set(other.words) & set(axis.words) or (not axis.words and other is not axis):
+            parts *= other.size
+    _check_extents(graph, axis, parts, others)
+    return parts
 
 
 def _is_cut_as_named(graph: OpGraph, sharding: Sharding) -> bool:

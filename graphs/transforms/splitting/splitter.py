@@ -57,6 +57,11 @@ def split(
     return Derived.identity(graph) if copies is None else split_as(copies, zero, synchronised=synchronised)
 
 
+def in_micro_batches(count: int) -> Axis:
+    """The axis of time, along which a batch is cut into micro-batches."""
+    return Axis("mb", count, (BATCH,))
+
+
 def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False) -> Copies | None:
     """How `split` cuts a graph, which a runtime asks for too; None where it is not cut.
 
@@ -71,7 +76,7 @@ def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, f
             f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut; capture the model from "
             "PyTorch, or use a strategy of stages and recomputation alone."
         )
-    chunking = Axis("mb", micro_batches, (BATCH,))
+    chunking = in_micro_batches(micro_batches)
     mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
     chunks = in_time(graph, cut(graph, chunking, axes)) if micro_batches > 1 else None
     if folded:

@@ -44,9 +44,9 @@ def test_sweeps_have_an_end(text: str) -> None:
         parse_sweep(text)
 
 
-@pytest.mark.parametrize("price", [0.0, -2.0, math.nan, math.inf])
+@pytest.mark.parametrize("price", [0.0, -2.0, math.nan, math.inf, 1e10])
 def test_a_price_is_above_0(price: float) -> None:
-    with pytest.raises(ValueError, match="a number above 0, got"):
+    with pytest.raises(ValueError, match="a number above 0 and at most 1,000,000,000, got"):
         check_price(price)
 
 
