@@ -101,7 +101,7 @@ Workers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes of Ray that search side by side; with --evaluations the answer is the same for any number.",
+        help="Processes of Ray that search side by side, in another way than without; any number finds the same by --evaluations.",
     ),
 ]
 TrainWorkers = Annotated[

@@ -214,7 +214,7 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price -1": [
             "a number above 0 and at most 1,000,000,000, got -1"
         ],
-        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price nan": ["a number above 0, got nan"],
+        f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=1..2 --price nan": ["1,000,000,000, got nan"],
         f"compare {graph_file} --cluster 4xV100-pcie --price 1": [
             "--price says what the rows of --sweep and --clusters"
         ],
