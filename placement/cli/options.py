@@ -101,7 +101,7 @@ Workers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes of Ray that search side by side, in another way than without; any number finds the same by --evaluations.",
+        help="Processes of Ray that search side by side, not as without; by --evaluations any number finds the same.",
     ),
 ]
 TrainWorkers = Annotated[

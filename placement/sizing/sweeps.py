@@ -61,10 +61,10 @@ def _doubled(first: int, last: int) -> list[int]:
 
 
 def _expected(text: str, kinds: tuple[str, str]) -> str:
-    name = kinds[0]
+    name, others = kinds[0], ", or figures" if kinds[0] == DEVICES else ""
     return (
         f"--sweep takes numbers of {name}, {name}=FIRST..LAST or {name}=A,B,..., for example {name}=1..8 or "
-        f"{name}=1,2,4, or sizes of the batch, for example batch=32..4096, or figures, got {text[:80]!r}."
+        f"{name}=1,2,4, or sizes of the batch, for example batch=32..4096{others}, got {text[:80]!r}."
     )
 
 

@@ -220,7 +220,7 @@ def test_bad_options(call: Call, graph_file: Path) -> None:
         ],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep figures --methods heft": ["leave out --methods"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=2..0": [
-            "for example batch=32..4096, got 'batch=2..0'"
+            "for example batch=32..4096, or figures, got 'batch=2..0'"
         ],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep devices=4096": ["--sweep goes up to devices=1024"],
         f"compare {graph_file} --cluster 4xV100-pcie --sweep batch=1,2": ["--dim gives sizes to"],
