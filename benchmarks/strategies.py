@@ -199,7 +199,10 @@ def _time(seconds: float | None) -> str:
 def _page(rows: list[Row], command: str) -> str:
     counts = {word: sum(_outcome(row) == word for row in rows) for word in ("win", "tie", "loss")}
     against = [row for row in rows if row["auto_s"] is not None and row["search_s"] is not None]
-    worse = sum(map(_worse_than_placement, against))
+    behind = [row["search_s"] / row["auto_s"] - 1 for row in against if _worse_than_placement(row)]
+    extent = (
+        f", by at most {max(behind):.1%}, on {sum(each < 0.01 for each in behind)} by less than 1 %" if behind else ""
+    )
     commits = ", ".join(f"{n} by {name or 'older code'}" for name, n in Counter(map(_commit, rows)).most_common())
     lines = [
         "# The search over strategies",
@@ -208,7 +211,7 @@ def _page(rows: list[Row], command: str) -> str:
         "",
         f"Against the best of the hand grid: better on {counts['win']} of {sum(counts.values())} rows, "
         f"equal on {counts['tie']}, worse on {counts['loss']}. "
-        f"Worse than pure placement with the same budget on {worse} of {len(against)}.",
+        f"Worse than pure placement with the same budget on {len(behind)} of {len(against)}{extent}.",
         "",
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
         "Gap: at most so far from optimal, among all strategies. Grid: "
