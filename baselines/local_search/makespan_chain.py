@@ -36,9 +36,10 @@ class Chain:
 
     def __init__(self, instance: MakespanInstance, state: MakespanState, start: Plan) -> None:
         self.instance, self._state = instance, state
+        self.step_s = math.inf
         self.device: IntArray = start.device
-        self.key: FloatArray | None = None if start.order is None else -start.order
-        self.step_s = self._begin(self.device, self.key)
+        self.key: FloatArray | None = None
+        self.begin_at(start)
 
     def _begin(self, device: IntArray, key: FloatArray | None) -> float:
         self._state.device[:] = device
@@ -89,8 +90,8 @@ class ChainPool:
         Args:
             in_round: evaluations of a chain between two looks at the clock, at most.
         """
-        self.threads, self._budget, self._in_round = threads, budget, in_round
-        self.per_s = in_round / _FIRST_ROUND_S  # evaluations of a chain, at the pace of the last round
+        self._budget, self._in_round = budget, in_round
+        self._per_s = in_round / _FIRST_ROUND_S  # evaluations of a chain, at the pace of the last round
         self._pool = ThreadPoolExecutor(max_workers=threads)
 
     def __enter__(self) -> Self:
@@ -109,14 +110,14 @@ class ChainPool:
         while left:
             if budget.over() or (is_exact and budget.reached(min(chain.step_s for chain in chains))):
                 return False
-            affordable = max(1, int(min(self._in_round, left, self.per_s * budget.left_s())))
+            affordable = max(1, int(min(self._in_round, left, self._per_s * budget.left_s())))
             allowed = min(budget.evaluations_left(), len(chains) * affordable)
             most, odd = divmod(allowed, len(chains))
             tried = [int(most + (k < odd)) for k in range(len(chains))]
             began_s = time.monotonic()
             for future in [self._pool.submit(chain.run, own) for chain, own in zip(chains, tried, strict=True)]:
                 future.result()
-            self.per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
+            self._per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
             for chain in chains:
                 chain.take_stock()
             budget.spend(sum(tried))
