@@ -171,7 +171,7 @@ class WhatIf:
                 said = [f"Fastest: {show(fastest.cluster.name)}, with {show(fastest.by)}{gain}."]
         if fastest is not None and fastest.cost is not None and self.sweep == DEVICES:
             cheapest = min((case for case in self.cases if case.cost is not None), key=lambda case: case.cost or 0.0)
-            said.append(f"A step is cheapest on {cheapest.devices}: {cheapest.cost:.3g}.")
+            said.append(f"A step costs least on {cheapest.devices}: {cheapest.cost:.3g}, in the currency of the price.")
         if self.interrupted:
             rows = f"{len(self.cases)} row{'s' if len(self.cases) > 1 else ''}"
             said.append(f"Interrupted: {rows} so far, the last one perhaps not searched to its end.")

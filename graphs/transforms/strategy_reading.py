@@ -17,7 +17,8 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
 _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
-_OPTIONS = ("updates=fused", "devices=gpu0+gpu1", "cuts=OP")
+_OPTIONS = ("recompute=*", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
+_MOST_TOLD = 18  # words that a message lists
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields
 
 
@@ -71,7 +72,8 @@ class _Reader:
         elif "=" in first[0]:
             strategy = self._option(strategy, first)
         else:
-            options = ("pp2", "mb8", "recompute=*", "reduce=ring", "devices=gpu0", "cuts=OP")
+            options = ["pp2", "mb8", *_OPTIONS, "reduce=ring", "statistics=sync"]
+            options += [NONE] if first[0] == self.text.strip() else []  # beside others it means nothing
             raise self._unknown(first, [*(f"{axis}2" for axis in AXES), *options])
         for word in rest:
             raise self._unknown(word, ["|"])
@@ -146,7 +148,7 @@ class _Reader:
         if key == "bucket" and found:
             return replace(strategy, bucket_bytes=int(found[1]) * _UNITS[found[2]])
         names = [f"reduce={name}" for name in ALGORITHMS] + [f"statistics={name}" for name in STATISTICS]
-        raise self._unknown(word, ["recompute=layers.*", *names, "bucket=25MB", *_OPTIONS])
+        raise self._unknown(word, [*_OPTIONS, *names])
 
     def _once(self, word: re.Match[str], what: str) -> None:
         """Of two answers to one question the second would silently win."""
@@ -165,9 +167,11 @@ class _Reader:
         name, size = self._sized(word)
         if size and name in (*AXES, "pp", "mb") and expected != ["|"]:
             expected = [f"| {word[0]}", *expected]
-        near = difflib.get_close_matches(word[0], expected, n=1)
+        lower = word[0].lower()
+        is_case = lower != word[0] and (lower in expected or re.sub(r"\d+$", "2", lower) in expected)
+        near = [lower] if is_case else difflib.get_close_matches(word[0], expected, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ";"
         return StrategyError(
             f"strategy {self.text!r:.200} cannot be read at {word[0]!r:.60} (character {word.start() + 1}){hint} "
-            f"expected {' or '.join(expected[:12])}."
+            f"expected {' or '.join(expected[:_MOST_TOLD])}."
         )

@@ -11,6 +11,7 @@ from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.strategy_words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
+_FAR = 4.0  # times the answer: slower ways are none to choose from
 _SAME = 1.005  # speed-ups below are none, for a reader
 
 
@@ -21,20 +22,25 @@ def advice(result: Result) -> str:
         result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
     """
     ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
+    which = next((f" ({one.device})" for one in ways if one.device), "")
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
-    others = [one for one in ways if one.step_time_s is not None and one.name != ONE_DEVICE]
+    others = [one for one in ways if one.name != ONE_DEVICE and _is_near(one, answer.objective_s)]
     if one_s is not None and prefers_one_device(result):
         held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
-        head = f"{_one_device_is(result, one_s)}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
+        head = f"{_one_device_is(result, one_s)}{which}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
         told = others if _is_searched(result) or len(answer.used) > 1 else []  # else it would be told twice
         return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
     peak = format_bytes(max(answer.peak_bytes.values(), default=0))
     head = f"{_best(result)}: {_gain(answer.speedup(one_s), _time(result, answer.objective_s))}, fits in {peak}"
     mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
     rest = [one for one in others if mine not in (one.strategy, one.name)]
-    return "; ".join([head, *(_told(one, one_s) for one in rest[:_OTHERS]), _one_device(one_s)])
+    return "; ".join([head, *(_told(one, one_s) for one in rest[:_OTHERS]), _one_device(one_s, which)])
+
+
+def _is_near(one: Alternative, best_s: float) -> bool:
+    return one.step_time_s is not None and one.step_time_s <= _FAR * best_s
 
 
 def prefers_one_device(result: Result) -> bool:
@@ -84,8 +90,8 @@ def _gain(speedup: float | None, time: str) -> str:
     return time if speedup is None else f"{speedup:.2f}x one device, {time}"
 
 
-def _one_device(one_s: float | None) -> str:
-    return "one device does not fit" if one_s is None else f"one device takes {format_seconds(one_s)}"
+def _one_device(one_s: float | None, which: str) -> str:
+    return "one device does not fit" if one_s is None else f"one device takes {format_seconds(one_s)}{which}"
 
 
 def beside(result: Result) -> list[str]:

@@ -19,12 +19,14 @@ class Alternative:
         strategy: its text; ``"none"`` for a placement of the graph as it is.
         step_time_s: seconds; None where it does not fit.
         peak_bytes: memory of the fullest device; None where it does not fit.
+        device: the name of the one of `ONE_DEVICE`, where not all devices are like it; else "".
     """
 
     name: str
     strategy: str
     step_time_s: float | None
     peak_bytes: int | None
+    device: str = ""
 
     def speedup(self, single_s: float | None) -> float | None:
         """How many times faster than the best single device takes; None where either does not fit."""

@@ -52,7 +52,16 @@ def with_alternatives(best: Result, results: Iterable[Result], single: Result | 
 def as_alternative(result: Result, name: str) -> Alternative:
     """A result under the name of an alternative."""
     peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
-    return Alternative(name, result.strategy, result.objective_s, peak)
+    return Alternative(name, result.strategy, result.objective_s, peak, _only_device(result, name))
+
+
+def _only_device(result: Result, name: str) -> str:
+    """The device of a result on one, unless all that compute are like it."""
+    if name != ONE_DEVICE or result.answer is None or not result.answer.used:
+        return ""
+    cluster, used = result.cluster, min(result.answer.used)
+    alike = cluster.alike[cluster.compute_devices] == cluster.alike[cluster.device_index[used]]
+    return "" if alike.all() else used
 
 
 def _name(result: Result) -> str:

@@ -21,7 +21,7 @@ from placement.solving.answer import Answer
 from placement.solving.result import NO_STRATEGY, Result
 
 SCHEMA = "placement.result"
-VERSION = 5
+VERSION = 6
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -38,6 +38,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     3: {"strategy": NO_STRATEGY},
     4: {"alternatives": [], "bounds": {}},
     5: {"stage_cuts": []},
+    6: {},  # the device of an alternative
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -169,7 +170,12 @@ def _completed(document: Any, where: str) -> dict[str, Any]:
         added |= _ADDED[later]
     if version < 3:
         added["source_hash"] = document.get("graph_hash")
-    return {**added, **document}
+    completed = {**added, **document}
+    if version < 6 and isinstance(completed.get("alternatives"), list):
+        completed["alternatives"] = [
+            {"device": "", **one} if isinstance(one, dict) else one for one in completed["alternatives"]
+        ]
+    return completed
 
 
 def _check_fields(document: Mapping[str, Any], where: str) -> None:

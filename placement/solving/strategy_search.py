@@ -29,6 +29,7 @@ from placement.solving.one_device import as_alternative
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row, without_answer
+from placement.solving.strategy_words import impossible
 
 if TYPE_CHECKING:
     from baselines.budget import Search
@@ -240,7 +241,7 @@ def fastest(
         best = without_answer(graph, cluster, seed, AUTO, reason)
     else:
         best = best if best.bounds else best.among_strategies(bounds)
-    remarks = dict.fromkeys((best.note, counted(outcome), *outcome.refused))
+    remarks = dict.fromkeys((best.note, counted(outcome), *impossible(outcome.refused)))
     return dataclasses.replace(
         best,
         method=AUTO,
@@ -285,7 +286,7 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
     lacking = f"lacks {format_bytes(missing)} on the fullest device" if missing else "nearly fits"
     return (
-        f"The most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
+        f"the most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
         f"{kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
     )
 

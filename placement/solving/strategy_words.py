@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT
@@ -29,7 +30,7 @@ _ORDERS = {
 _FAMILIES = {
     ONE_DEVICE: "one device",
     PLACEMENT: "placed op by op",
-    "": "one device, the step in parts",
+    "": "one device, in micro-batches or recomputing",
     "dp": "data parallel",
     "zero1": "data parallel, ZeRO-1",
     "zero2": "data parallel, ZeRO-2",
@@ -40,6 +41,7 @@ _FAMILIES = {
     "spatial": "spatial parallel",
     "hybrid": "hybrid",
 }
+_QUOTED = re.compile(r"'[^']*'")
 _FEW = 4  # names of devices that are told
 _STATISTICS = {
     "sync": "batch statistics put together",
@@ -56,6 +58,23 @@ def family_in_words(name: str) -> str:
     """The name of an alternative: "data parallel, ZeRO-1", "pipeline, 1F1B"."""
     kind, _, order = name.partition(" ")
     return f"pipeline, {_ORDERS.get(order, order)}" if kind == "pp" else _FAMILIES.get(name, name)
+
+
+def impossible(refused: Mapping[str, str]) -> list[str]:
+    """A sentence for all families that are not possible for one reason.
+
+    Args:
+        refused: reasons by names of families, each about one strategy, which it may quote.
+    """
+    families: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
+    for name, reason in refused.items():
+        alike = _QUOTED.sub("", reason)
+        families.setdefault(alike, []).append(family_in_words(name))
+        reasons.setdefault(alike, reason)
+    return [
+        f"Not possible here: {'; '.join(names)} ({reasons[alike].rstrip('.')})." for alike, names in families.items()
+    ]
 
 
 def _parts(strategy: Strategy) -> Iterator[str]:
@@ -91,7 +110,7 @@ def _axis(rule: MeshRule, zero: int) -> str:
     extra += ["sequence parallelism"] if rule.sequence else []
     extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
     where = f" in {', '.join(rule.modules)}" if rule.modules else ""
-    where += f", tensor parallel in {', '.join(rule.tensor_modules)}" if rule.tensor_modules else ""
+    where += f", with the weights of {', '.join(rule.tensor_modules)} cut" if rule.tensor_modules else ""
     if extra:
         words += f" with {' and '.join(extra)}"
     return words + where

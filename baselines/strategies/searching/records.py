@@ -157,7 +157,7 @@ class StrategyOutcome:
         front: those that no other one beats both in time and in memory, fastest first.
         frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
         estimated, scored: how many strategies were estimated, and scored by the simulator.
-        refused: why strategies were not considered that one would expect, e.g. that parts of a batch change statistics.
+        refused: why a family is not possible, e.g. that parts of a batch change statistics, by its name.
         interrupted: the search was ended by Ctrl-C.
     """
 
@@ -167,5 +167,5 @@ class StrategyOutcome:
     frugal: Estimate | None = None
     estimated: int = 0
     scored: int = 0
-    refused: tuple[str, ...] = field(default=())
+    refused: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False

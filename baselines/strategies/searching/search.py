@@ -397,19 +397,18 @@ class _Search:
             frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
             estimated=len(estimates),
             scored=len(self.pool.scored),
-            refused=tuple(self._refusals(best_of)),
+            refused=self._refusals(best_of),
             interrupted=self.budget.interrupted,
         )
 
-    def _refusals(self, best_of: Mapping[str, Scored]) -> Iterator[str]:
-        """One sentence for each family of which nothing is possible."""
-        seen: set[str] = {HYBRID}
-        possible = {family_of(strategy) for strategy in self.pool.estimates}
+    def _refusals(self, best_of: Mapping[str, Scored]) -> dict[str, str]:
+        """A reason for each family of which nothing is possible; hybrids fail as their parts do."""
+        possible = {HYBRID, *best_of, *map(family_of, self.pool.estimates)}
+        reasons: dict[str, str] = {}
         for strategy, reason in self.pool.refused.items():
-            family = family_of(strategy)
-            if family not in possible and family not in best_of and family not in seen:
-                seen.add(family)
-                yield reason
+            if (family := family_of(strategy)) not in possible:
+                reasons.setdefault(family, reason)
+        return reasons
 
 
 def _front(fitting: list[Scored]) -> Iterator[Scored]:

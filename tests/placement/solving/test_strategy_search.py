@@ -202,7 +202,7 @@ def test_the_search_begins_with_statistics_of_the_whole_batch() -> None:
 def test_where_nothing_fits_the_most_frugal_strategy_says_what_it_lacks() -> None:
     found = optimize(heavy(), TINY, evaluations=FEW)
     assert not found.feasible
-    assert found.reason.startswith("The most frugal strategy, '")
+    assert found.reason.startswith("the most frugal strategy, '")
     assert "gpu0" in found.reason
     assert "lacks " in found.reason
     assert "fits on no number of devices like those of 8xA100-nvswitch up to 32: " in found.reason
@@ -237,6 +237,34 @@ def test_the_first_line_is_the_advice(result: Result) -> None:
     assert first == advice(result)
     assert "x one device, " in first
     assert first.endswith(f"one device takes {first.rpartition('takes ')[2]}")
+
+
+def test_a_file_from_before_devices_of_alternatives_is_read(result: Result) -> None:
+    document = json.loads(result.to_json())
+    document["version"] = 5
+    for one in document["alternatives"]:
+        del one["device"]
+    assert Result.from_json(json.dumps(document)) == result
+
+
+def test_one_device_is_named_where_devices_differ(result: Result) -> None:
+    assert not any(one.device for one in result.alternatives)
+    small = replace(CLUSTER.devices[1], memory_bytes=8000, reserved_bytes=0)
+    devices = (CLUSTER.devices[0], small, *CLUSTER.devices[2:])
+    found = optimize(heavy(), replace(CLUSTER, devices=devices), evaluations=FEW)
+    assert [one.device for one in found.alternatives if one.name == ONE_DEVICE] == [devices[0].name]
+    assert f" ({devices[0].name})" in advice(found)
+
+
+def test_the_advice_leaves_out_what_is_far_slower(result: Result) -> None:
+    answer_s = result.answered().objective_s
+    one = Alternative(ONE_DEVICE, "none", 8 * answer_s, 5)
+    near, far = (
+        Alternative(name, text, times * answer_s, 5) for name, text, times in (("tp", "tp2", 2), ("dp", "dp2", 5))
+    )
+    told = advice(replace(result, alternatives=listed([one, near, far])))
+    assert "tensor parallel on 2 4.00x" in told
+    assert "1.60x" not in told
 
 
 def ways(*rows: tuple[str, str, float | None, int | None]) -> tuple[Alternative, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from baselines.strategies.searching.families import FAMILIES
 from graphs.transforms.strategy import AXES, ORDERS, Strategy
-from placement.solving.strategy_words import family_in_words, in_words
+from placement.solving.strategy_words import family_in_words, impossible, in_words
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from placement.solving.strategy_words import family_in_words, in_words
         ),
         ("dp5 | devices=a+b+c+d+e", "data parallel on 5, on a, b, c, d and 1 more"),
         ("dp8", "data parallel on 8"),
-        ("dp4 zero1 tp on head", "data parallel on 4 with ZeRO-1, tensor parallel in head"),
+        ("dp4 zero1 tp on head", "data parallel on 4 with ZeRO-1, with the weights of head cut"),
         ("tp8 sp", "tensor parallel on 8 with sequence parallelism"),
         (
             "dp4 zero1 | pp2 1f1b mb8",
@@ -58,3 +58,15 @@ def test_every_order_has_a_name(order: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_words(family: str) -> None:
     assert family_in_words(family) != family or family == "hybrid"
+
+
+def test_families_that_fail_alike_share_a_sentence() -> None:
+    refused = {
+        "dp": "strategy 'dp2' changes statistics.",
+        "pp interleaved": "strategy 'pp2 interleaved mb2' needs gpipe.",
+        "pp zbv": "strategy 'pp2 zbv mb2' needs gpipe.",
+    }
+    assert impossible(refused) == [
+        "Not possible here: data parallel (strategy 'dp2' changes statistics).",
+        "Not possible here: pipeline, interleaved 1F1B; pipeline, ZB-V (strategy 'pp2 interleaved mb2' needs gpipe).",
+    ]

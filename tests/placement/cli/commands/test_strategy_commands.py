@@ -229,7 +229,7 @@ def test_what_no_strategy_fits_is_one_sentence(call: Call) -> None:
     for command in ("optimize", "compare"):
         code, _, err = call(command, "g.json", "--cluster", "tiny.toml", "--evaluations", 300)
         assert code == 1
-        assert err.startswith("placement: found no placement and no strategy that fits: The most frugal strategy, '")
+        assert err.startswith("placement: found no placement and no strategy that fits: the most frugal strategy, '")
         assert len(err.splitlines()) == 1
 
 
