@@ -97,9 +97,14 @@ def _averaging() -> Iterator[Case]:
 
 def _compression() -> Iterator[Case]:
     parts = {
-        "uncompressed": "none", "QSGD, 16 levels": "qsgd:s=16", "QSGD, 7 levels": "qsgd:s=7", "1-bit": "one_bit",
-        "top 1%": "top_k:fraction=0.01", "PowerSGD, rank 2": "power_sgd:rank=2",
-    }  # fmt: skip
+        "uncompressed": "none",
+        "QSGD, 16 levels": "qsgd:s=16",
+        "QSGD, 7 levels": "qsgd:s=7",
+        "QSGD, 7 levels, buckets of 128": "qsgd:s=7:bucket=128",
+        "1-bit": "one_bit",
+        "top 1%": "top_k:fraction=0.01",
+        "PowerSGD, rank 2": "power_sgd:rank=2",
+    }
     for problem, rate in (("cnn", 0.05), ("char_transformer", 0.5)):
         for label, part in parts.items():
             yield Case("compression", label, f"{part}+lr={rate}", batch=8, updates=150, problem=problem)
@@ -140,7 +145,7 @@ def _pipeline() -> Iterator[Case]:
         for rate in rates:
             for label, options in variants.items():
                 method = f"pipedream:{options.format(stages)}+lr={rate}"
-                yield Case("pipeline", f"{label}, rate {rate:g}", method, workers=1, updates=240, problem=problem)
+                yield Case("pipeline", f"{label}, rate {rate:g}", method, workers=1, updates=960, problem=problem)
 
 
 def _options() -> argparse.Namespace:

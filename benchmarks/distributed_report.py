@@ -401,7 +401,7 @@ def _pipeline(rows: Sequence[Row]) -> Finding:
         "Pipelines with stale weights learn with stashing, and vertical sync adds nothing",
         "over all problems and rates stashing is within a tenth of the loss without a pipeline more often than not, "
         "the pipeline with neither diverges where stashing does not, and vertical sync is seldom better than stashing "
-        "alone (Narayanan et al. 2019, section 3.3). One worker, 6 and 8 stages, 240 updates of 32 samples.",
+        "alone (Narayanan et al. 2019, section 3.3). One worker, 6 and 8 stages, 960 updates of 32 samples.",
         [
             (compared("stashing", "no pipeline"), within("stashing", "no pipeline") > most),
             (_only_without(losses), _count_only_without(losses) > 0),

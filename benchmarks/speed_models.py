@@ -102,7 +102,7 @@ class Case:
     Attributes:
         model: ``"gpt2"`` or ``"resnet"``.
         strategy: ours.
-        torch: what torch calls it; ``"GPipe"`` and ``"1F1B"`` are its pipelines of the model's halves.
+        torch: what torch calls it; schedules of `PIPELINES` run the model's halves, or its quarters, two a process.
         wanted: torch's time over ours, at least.
     """
 
@@ -117,10 +117,21 @@ CASES = (
     Case("resnet", "dp2 | statistics=local", "DistributedDataParallel", 0.97),
     Case("gpt2", "pp2 gpipe mb8", "GPipe", 0.97),
     Case("gpt2", "pp2 1f1b mb8", "1F1B", 0.97),
+    Case("gpt2", "pp2 interleaved mb8", "Interleaved1F1B", 0.97),
+    Case("gpt2", "pp2 zb-h1 mb8", "InterleavedZeroBubble", 0.97),
+    Case("gpt2", "pp2 zbv mb8", "ZBVZeroBubble", 0.97),
     Case("gpt2", "tp2", "parallelize_module", 0.97),
     Case("gpt2", "dp2 zero3", "fully_shard", 0.95),
 )
 MICRO_BATCHES = 8
+# Torch's schedules, and the stages of each of two processes.
+PIPELINES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "GPipe": ((0,), (1,)),
+    "1F1B": ((0,), (1,)),
+    "InterleavedZeroBubble": ((0,), (1,)),
+    "Interleaved1F1B": ((0, 2), (1, 3)),
+    "ZBVZeroBubble": ((0, 3), (1, 2)),
+}
 
 
 def example(name: str, width: int, batch: int, seed: int) -> tuple[WithLoss, tuple[Tensor, Tensor]]:
@@ -198,26 +209,27 @@ def _tensor_parallel(model: WithLoss, batch: tuple[Tensor, ...]) -> Step:
 
 
 def _pipelined(schedule: str, model: WithLoss, batch: tuple[Tensor, Tensor], rank: int) -> Step:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed.pipelining import PipelineStage, schedules
 
-    layers = list(model.body)
-    half = nn.Sequential(*(layers[: len(layers) // 2] if rank == 0 else layers[len(layers) // 2 :]))
-    stage = PipelineStage(half, rank, 2, torch.device("cpu"))
-    made = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}[schedule]
+    layers, own = list(model.body), PIPELINES[schedule][rank]
+    count = sum(map(len, PIPELINES[schedule]))
+    ends = [len(layers) * k // count for k in range(count + 1)]
+    parts = [nn.Sequential(*layers[ends[k] : ends[k + 1]]) for k in own]
+    stages = [PipelineStage(part, k, count, torch.device("cpu")) for k, part in zip(own, parts, strict=True)]
+    made = getattr(schedules, f"Schedule{schedule}")
 
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels.flatten())
 
-    runner = made(stage, MICRO_BATCHES, loss_fn=loss_of)
-    update, (inputs, labels) = optimizer(half), batch
+    is_single = not issubclass(made, schedules.PipelineScheduleMulti)
+    runner = made(stages[0] if is_single else stages, MICRO_BATCHES, loss_fn=loss_of)
+    update, (inputs, labels) = optimizer(nn.ModuleList(parts)), batch
 
     def step() -> float:
         update.zero_grad()
         losses: list[Tensor] = []
-        if rank == 0:
-            runner.step(inputs)
-        else:
-            runner.step(target=labels, losses=losses)
+        ends_here = {"target": labels, "losses": losses} if count - 1 in own else {}
+        runner.step(*([inputs] if 0 in own else []), **ends_here)
         update.step()
         return float(sum(float(loss.detach()) for loss in losses)) / MICRO_BATCHES
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from table import commit, machine, parser, read_rows
 
-from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Estimate, Scored
 from baselines.strategies.searching.scoring import scored

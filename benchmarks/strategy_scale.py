@@ -28,7 +28,7 @@ import torch
 from table import Printer, parser
 
 from baselines.strategies.applied import applied
-from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.moves import neighbours
 from env.cluster import Cluster
 from env.resizing import resized

@@ -149,7 +149,7 @@ def _at_least(graph: OpGraph, cluster: Cluster) -> int:
 
 
 def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimate]:
-    from baselines.strategies.searching.estimator import Estimator  # loads all transforms
+    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
     estimator = Estimator(graph, cluster)
     for strategy in frugal_strategies(graph, count):

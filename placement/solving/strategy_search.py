@@ -33,7 +33,8 @@ from placement.solving.strategy_words import impossible
 
 if TYPE_CHECKING:
     from baselines.budget import Search
-    from baselines.strategies.searching.records import Scored, StrategyOutcome
+    from baselines.strategies.searching.outcome import StrategyOutcome
+    from baselines.strategies.searching.records import Scored
     from baselines.strategies.searching.search import ScoreMany
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many

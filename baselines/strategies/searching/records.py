@@ -1,9 +1,8 @@
-"""What the search over strategies knows: estimates, scores, what it learned from them, and the outcome of it all."""
+"""What the search over strategies knows: estimates, scores, and what it learned from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -144,28 +143,3 @@ class Rival:
     def is_beaten_by(self, step_time_s: float) -> bool:
         """Whether a step is so much faster that no improvement could make up for it."""
         return _BEATEN * step_time_s < self.step_time_s
-
-
-@dataclass(frozen=True)
-class StrategyOutcome:
-    """What a search over strategies has found.
-
-    Attributes:
-        best: the fastest that fits; None if none does.
-        best_of: the fastest of each family that fits, the graph as it is aside, by names of
-            `baselines.strategies.searching.families.FAMILIES`; `IN_PARTS` first.
-        front: those that no other one beats both in time and in memory, fastest first.
-        frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
-        estimated, scored: how many strategies were estimated, and scored by the simulator.
-        refused: why a family is not possible, e.g. that parts of a batch change statistics, by its name.
-        interrupted: the search was ended by Ctrl-C.
-    """
-
-    best: Scored | None
-    best_of: Mapping[str, Scored]
-    front: tuple[Scored, ...] = ()
-    frugal: Estimate | None = None
-    estimated: int = 0
-    scored: int = 0
-    refused: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False

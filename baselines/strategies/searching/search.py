@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from baselines.budget import Budget
 from baselines.strategies.allowed import FLUSHING
-from baselines.strategies.searching.estimator import Estimator
-from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
+from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.searching.families import HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
+from baselines.strategies.searching.outcome import StrategyOutcome, fastest_first, outcome_of
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Estimate, Pool, Rival, Scored, StrategyOutcome, Tried, like, shape_of
+from baselines.strategies.searching.records import Estimate, Pool, Rival, Scored, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.space import Space, frugal_strategies
 from env.cluster import Cluster
@@ -74,7 +75,7 @@ def search_strategies(
         if budget.interrupted:
             raise  # asked twice: leave at once
         budget.interrupted = True
-    return search.outcome()
+    return outcome_of(search.pool, budget.interrupted)
 
 
 def _first_of_each(
@@ -373,48 +374,5 @@ class _Search:
         self.pool.learn(estimate, found.scored, is_gain)
         return is_gain
 
-    # -- the outcome ------------------------------------------------------------------------------------------
-
-    def _fitting(self) -> list[Scored]:
-        """What fits, fastest first; of equal ones the shorter text."""
-        fitting = (found for found in self.pool.scored.values() if found.fits)
-        return sorted(fitting, key=lambda found: (found.step_time_s, len(found.strategy.text), found.strategy.text))
-
     def _best(self) -> Scored | None:
-        return next(iter(self._fitting()), None)
-
-    def outcome(self) -> StrategyOutcome:
-        """What there is to say."""
-        fitting, estimates = self._fitting(), self.pool.estimates.values()
-        best_of: dict[str, Scored] = {}
-        for found in fitting:
-            if not found.strategy.is_none:
-                best_of.setdefault(family_of(found.strategy), found)
-        return StrategyOutcome(
-            best=fitting[0] if fitting else None,
-            best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
-            front=tuple(_front(fitting)),
-            frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
-            estimated=len(estimates),
-            scored=len(self.pool.scored),
-            refused=self._refusals(best_of),
-            interrupted=self.budget.interrupted,
-        )
-
-    def _refusals(self, best_of: Mapping[str, Scored]) -> dict[str, str]:
-        """A reason for each family of which nothing is possible; hybrids fail as their parts do."""
-        possible = {HYBRID, *best_of, *map(family_of, self.pool.estimates)}
-        reasons: dict[str, str] = {}
-        for strategy, reason in self.pool.refused.items():
-            if (family := family_of(strategy)) not in possible:
-                reasons.setdefault(family, reason)
-        return reasons
-
-
-def _front(fitting: list[Scored]) -> Iterator[Scored]:
-    """Of strategies, fastest first, those that need less memory than every faster one."""
-    least = math.inf
-    for found in fitting:
-        if found.peak_bytes < least:
-            least = found.peak_bytes
-            yield found
+        return next(iter(fastest_first(self.pool)), None)

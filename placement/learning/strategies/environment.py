@@ -32,7 +32,7 @@ from placement.learning.strategies.observation import (
 )
 
 if TYPE_CHECKING:
-    from baselines.strategies.searching.estimator import Estimator
+    from baselines.strategies.estimating.estimator import Estimator
 
 SCORERS, MASKS = ("estimate", "simulate"), ("fits", "possible")
 RANDOM = "random"
@@ -74,7 +74,7 @@ class StrategyTask:
 
     @cached_property
     def estimator(self) -> Estimator:
-        from baselines.strategies.searching.estimator import Estimator  # loads all transforms
+        from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
         return Estimator(self.graph, self.cluster)
 

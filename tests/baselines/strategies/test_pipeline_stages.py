@@ -13,7 +13,7 @@ from training_steps import mlp
 
 from baselines.strategies import stages
 from baselines.strategies.applied import applied
-from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator

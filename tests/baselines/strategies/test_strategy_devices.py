@@ -10,8 +10,8 @@ from training_steps import mlp
 
 from baselines.strategies.applied import applied
 from baselines.strategies.devices import device_subsets, proportional_shares
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.folding import grid_of
-from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.stage_cuts import pipeline_stages, stage_cuts
 from env.cluster import Cluster, Device, Link
 from env.simulation.simulator import Simulator

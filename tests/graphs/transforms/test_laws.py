@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from training_steps import mlp
 
 from baselines.strategies.applied import applied
-from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.estimating.estimator import Estimator
 from env.checking.checker import audit
 from env.cluster import Cluster, Device
 from env.plan import Plan

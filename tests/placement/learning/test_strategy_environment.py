@@ -17,8 +17,8 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from training_steps import mlp
 
 import placement  # noqa: F401  (registers the environment)
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.bound import ALL, strategy_bounds
-from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.moves import KINDS, neighbours
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster

@@ -15,7 +15,8 @@ import pytest
 from training_steps import mlp
 
 from baselines.budget import Budget
-from baselines.strategies.searching.records import Scored, StrategyOutcome
+from baselines.strategies.searching.outcome import StrategyOutcome
+from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster, Device, Link
 from env.lanes import without_lanes
 from graphs.errors import MismatchError

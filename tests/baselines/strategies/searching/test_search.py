@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from baselines.budget import Budget
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching import scoring
 from baselines.strategies.searching import search as search_module
 from baselines.strategies.searching.bound import ALL, strategy_bounds
-from baselines.strategies.searching.estimator import Estimator
 from baselines.strategies.searching.families import FAMILIES, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Rival, Scored

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baselines.strategies.searching.local_costs import Hops
+from baselines.strategies.estimating.local_costs import Hops
 from env.jit import entry, inner
 from graphs.arrays import BoolArray, FloatArray, IntArray
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from baselines.strategies.searching.step import (
+from baselines.strategies.estimating.step import (
     ALL_GATHER,
     ALL_TO_ALL,
     HALO,
@@ -27,7 +27,7 @@ from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 from graphs.transforms.splitting.sharding import SUM
 
 if TYPE_CHECKING:
-    from baselines.strategies.searching.cuts import AxisCut
+    from baselines.strategies.estimating.cuts import AxisCut
 
 _LATE = 3  # the last kind of `_crossings`
 

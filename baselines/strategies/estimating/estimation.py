@@ -11,20 +11,16 @@ import numpy as np
 
 from baselines.strategies.allowed import FLUSHING, check_allowed, needs_flush
 from baselines.strategies.costs import PipelineCosts
-from baselines.strategies.folding import grid_of
-from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
-from baselines.strategies.orders import PipelineOrder
-from baselines.strategies.searching.block_kernel import (
+from baselines.strategies.estimating.block_kernel import (
     PipelineArrays,
     TurnArrays,
     run_blocks,
     run_in_turn,
     run_pipeline,
 )
-from baselines.strategies.searching.cuts import MICRO_BATCHES, AxisCut
-from baselines.strategies.searching.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
-from baselines.strategies.searching.records import Estimate
-from baselines.strategies.searching.step import (
+from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
+from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
+from baselines.strategies.estimating.step import (
     BACKWARD,
     GROUPS,
     HALO,
@@ -36,6 +32,10 @@ from baselines.strategies.searching.step import (
     Split,
     States,
 )
+from baselines.strategies.folding import grid_of
+from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
+from baselines.strategies.orders import PipelineOrder
+from baselines.strategies.searching.records import Estimate
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -43,7 +43,7 @@ from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
-    from baselines.strategies.searching.estimator import Estimator
+    from baselines.strategies.estimating.estimator import Estimator
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
 _COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}

@@ -23,7 +23,7 @@ from graphs.transforms.splitting.synchronised import NUMBERS
 from graphs.transforms.splitting.zero import layer_of
 
 if TYPE_CHECKING:
-    from baselines.strategies.searching.cuts import AxisCut
+    from baselines.strategies.estimating.cuts import AxisCut
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baselines.strategies.searching.cuts import Cuts
+from baselines.strategies.estimating.cuts import Cuts
 from graphs.transforms.recomputing import recompute
 from graphs.transforms.strategy import MeshRule
 from graphs.zoo.cache import model_graph

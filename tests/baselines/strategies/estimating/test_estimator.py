@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from baselines.strategies.applied import applied
-from baselines.strategies.searching.estimator import Estimator
+from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster

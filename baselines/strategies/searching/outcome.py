@@ -1,0 +1,79 @@
+"""What a search over strategies has found: the best, the best of each family, and why families are not possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
+from baselines.strategies.searching.records import Estimate, Pool, Scored
+
+
+@dataclass(frozen=True)
+class StrategyOutcome:
+    """What a search over strategies has found.
+
+    Attributes:
+        best: the fastest that fits; None if none does.
+        best_of: the fastest of each family that fits, the graph as it is aside, by names of
+            `baselines.strategies.searching.families.FAMILIES`; `IN_PARTS` first.
+        front: those that no other one beats both in time and in memory, fastest first.
+        frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
+        estimated, scored: how many strategies were estimated, and scored by the simulator.
+        refused: why a family is not possible, e.g. that parts of a batch change statistics, by its name.
+        interrupted: the search was ended by Ctrl-C.
+    """
+
+    best: Scored | None
+    best_of: Mapping[str, Scored]
+    front: tuple[Scored, ...] = ()
+    frugal: Estimate | None = None
+    estimated: int = 0
+    scored: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
+    """What there is to say of all that was estimated and scored."""
+    fitting, estimates = fastest_first(pool), pool.estimates.values()
+    best_of: dict[str, Scored] = {}
+    for found in fitting:
+        if not found.strategy.is_none:
+            best_of.setdefault(family_of(found.strategy), found)
+    return StrategyOutcome(
+        best=fitting[0] if fitting else None,
+        best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
+        front=tuple(_front(fitting)),
+        frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
+        estimated=len(estimates),
+        scored=len(pool.scored),
+        refused=_refusals(pool, best_of),
+        interrupted=is_interrupted,
+    )
+
+
+def fastest_first(pool: Pool) -> list[Scored]:
+    """What was scored and fits; of equal ones the shorter text first."""
+    fitting = (found for found in pool.scored.values() if found.fits)
+    return sorted(fitting, key=lambda found: (found.step_time_s, len(found.strategy.text), found.strategy.text))
+
+
+def _refusals(pool: Pool, best_of: Mapping[str, Scored]) -> dict[str, str]:
+    """A reason for each family of which nothing is possible; hybrids fail as their parts do."""
+    possible = {HYBRID, *best_of, *map(family_of, pool.estimates)}
+    reasons: dict[str, str] = {}
+    for strategy, reason in pool.refused.items():
+        if (family := family_of(strategy)) not in possible:
+            reasons.setdefault(family, reason)
+    return reasons
+
+
+def _front(fitting: Sequence[Scored]) -> Iterator[Scored]:
+    """Of strategies, fastest first, those that need less memory than every faster one."""
+    least = math.inf
+    for found in fitting:
+        if found.peak_bytes < least:
+            least = found.peak_bytes
+            yield found
