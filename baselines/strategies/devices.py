@@ -100,7 +100,12 @@ def proportional_shares(graph: OpGraph, cluster: Cluster, devices: IntArray) -> 
     weights = tuple(np.maximum(np.rint(1e6 * speed / speed.max()), 1).astype(np.int64).tolist())
     if samples < replicas or len(set(weights)) == 1:
         return ()
-    found = np.rint(shares(samples, replicas, weights) * samples).astype(np.int64)
+    return whole_shares(samples, weights)
+
+
+def whole_shares(samples: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """The shares that give each replica as many samples as these do, in the smallest numbers; () for equal ones."""
+    found = np.rint(shares(samples, len(weights), weights) * samples).astype(np.int64)
     return () if len(set(found.tolist())) == 1 else tuple((found // np.gcd.reduce(found)).tolist())
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.strategies.devices import are_alike, device_subsets, devices_of, proportional_shares, swapped
+from baselines.strategies.devices import (
+    are_alike,
+    device_subsets,
+    devices_of,
+    proportional_shares,
+    swapped,
+    whole_shares,
+)
 from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
@@ -209,7 +217,12 @@ def _devices(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[M
         if rule.name == "dp" and rule.size > 1 and not rule.tensor_modules:
             of_replica = used.reshape(strategy.stages, rule.size, -1).swapaxes(0, 1)
             fair = proportional_shares(graph, cluster, of_replica)
-            for shares in ((), fair, *_traded(rule.shares or (_EVEN_SHARE,) * rule.size)):
+            samples, now = graph.origin.batch_size or 0, rule.shares or (1,) * rule.size
+            finer = math.ceil(_EVEN_SHARE * rule.size / sum(now))
+            traded = _traded(tuple(finer * share for share in now))
+            if samples >= rule.size:  # of shares that come to the same samples, one
+                traded = (whole_shares(samples, shares) for shares in traded)
+            for shares in ((), fair, *traded):
                 yield "shares", replace(strategy, mesh=(replace(rule, shares=shares), *strategy.mesh[1:]))
 
 

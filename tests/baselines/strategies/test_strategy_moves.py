@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baselines.strategies.applied import applied
+from baselines.strategies.devices import whole_shares
 from baselines.strategies.searching.moves import KINDS, neighbours
 from baselines.strategies.searching.patterns import first_layers, patterns
 from env.cluster import Cluster
@@ -95,3 +96,14 @@ def test_first_layers_are_counted(count: int) -> None:
     chosen = list(first_layers("layers", count))
     matched = [i for i in range(100) if any(fnmatchcase(f"layers.{i}", pattern) for pattern in chosen)]
     assert matched == list(range(count))
+
+
+def test_shares_are_told_apart_by_their_samples(transformer: OpGraph) -> None:
+    """Of a batch of 8, shares of 9:8 are even ones, and 9:5 and 9:6 both are 5:3."""
+    assert [whole_shares(8, each) for each in ((9, 8), (9, 5), (9, 6))] == [(), (5, 3), (5, 3)]
+    moves = [
+        move for kind, move in neighbours(transformer, MIXED, Strategy.parse("dp2 shares=5:3")) if kind == "shares"
+    ]
+    assert len(moves) > 1
+    samples = [whole_shares(8, move.mesh[0].shares or (1, 1)) for move in moves]
+    assert len(set(samples)) == len(samples)
