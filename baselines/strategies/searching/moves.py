@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
+
+import numpy as np
 
 from baselines.strategies.devices import (
     are_alike,
@@ -19,6 +20,7 @@ from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import AXES, ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]
@@ -32,7 +34,8 @@ _BUCKET_FACTOR = 4
 _LEAST_BUCKET = 1_000_000
 _FORWARD_ORDERS = ("gpipe", "1f1b", "interleaved")  # without a backward pass the others are no different
 _PIPELINE = "pp"
-_EVEN_SHARE = 8  # so that one more is not much more
+_UNKNOWN = 8  # samples of each replica, where the batch is unknown
+_STEPS = 8  # about so many times what a replica gives or gets in one move is what it has
 
 
 def neighbours(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
@@ -217,18 +220,20 @@ def _devices(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[M
         if rule.name == "dp" and rule.size > 1 and not rule.tensor_modules:
             of_replica = used.reshape(strategy.stages, rule.size, -1).swapaxes(0, 1)
             fair = proportional_shares(graph, cluster, of_replica)
-            samples, now = graph.origin.batch_size or 0, rule.shares or (1,) * rule.size
-            finer = math.ceil(_EVEN_SHARE * rule.size / sum(now))
-            traded = _traded(tuple(finer * share for share in now))
-            if samples >= rule.size:  # of shares that come to the same samples, one
-                traded = (whole_shares(samples, shares) for shares in traded)
-            for shares in ((), fair, *traded):
-                yield "shares", replace(strategy, mesh=(replace(rule, shares=shares), *strategy.mesh[1:]))
+            known = graph.origin.batch_size or 0
+            samples = known if known >= rule.size else _UNKNOWN * rule.size
+            traded = _traded(rule.shares or (1,) * rule.size, samples)
+            for own in ((), fair, *traded):
+                yield "shares", replace(strategy, mesh=(replace(rule, shares=own), *strategy.mesh[1:]))
 
 
-def _traded(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """One more, or one less, for one replica."""
-    for i, share in enumerate(shares):
-        for change in (1, -1):
-            if share + change >= 1:
-                yield (*shares[:i], share + change, *shares[i + 1 :])
+def _traded(weights: tuple[int, ...], samples: int) -> Iterator[tuple[int, ...]]:
+    """Some samples more, or fewer, for one replica; the others share the rest as before."""
+    count = np.rint(shares(samples, len(weights), weights) * samples)
+    step = max(1, samples // (_STEPS * len(weights)))
+    for i, own in enumerate(count.tolist()):
+        for wanted in (own + step, own - step):
+            if 1 <= wanted <= samples - len(count) + 1:
+                traded = count * (samples - wanted) / (samples - own)
+                traded[i] = wanted
+                yield whole_shares(samples, tuple(np.rint(1e6 * traded).astype(np.int64).tolist()))
