@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.process_group import ProcessGroup
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
     from placement.runtime.sharded.module import StrategyModule
     from placement.runtime.sharded.plan import StrategyPlan
 
@@ -71,6 +73,7 @@ def _measured(case: Case, options: argparse.Namespace) -> dict[str, dict[str, fl
     with tempfile.TemporaryDirectory() as folder:
         description = {
             "case": CASES.index(case),
+            "strategy": _with_cuts(case, options),
             "store": f"{folder}/store",
             **{name: getattr(options, name) for name in ("width", "batch", "steps", "seed")},
         }
@@ -85,13 +88,27 @@ def _measured(case: Case, options: argparse.Namespace) -> dict[str, dict[str, fl
     return {"wall_s": wall, "cpu_s": cpu}
 
 
+def _with_cuts(case: Case, options: argparse.Namespace) -> str:
+    """The strategy, a pipeline's with the stages that measured op times make even, as of `placement apply`."""
+    from baselines.strategies.stage_cuts import stage_cuts
+    from graphs.transforms.strategy import Strategy
+    from placement.measuring.profiling import profile
+
+    strategy = Strategy.parse(case.strategy)
+    if strategy.stages == 1:
+        return strategy.text
+    model, batch = example(case.model, options.width, options.batch, options.seed)
+    graph = profile(model, batch, cluster=_two_cores(), train=True)
+    return dataclasses.replace(strategy, cuts=stage_cuts(graph, _two_cores(), strategy)).text
+
+
 def timed(description: dict[str, Any], group: ProcessGroup) -> dict[str, dict[str, list[float]]]:
     """What one process does."""
     case, rank = CASES[description["case"]], group.rank
     dist.init_process_group("gloo", store=dist.FileStore(description["store"], 2), rank=rank, world_size=2)
     model, batch = example(case.model, description["width"], description["batch"], description["seed"])
     steps = {
-        "ours": our_step(case.strategy, copy.deepcopy(model), batch, group),
+        "ours": our_step(description["strategy"], copy.deepcopy(model), batch, group),
         "torch": torch_step(case, copy.deepcopy(model), batch, rank),
         "one device": training_step(model, batch) if rank == 0 else lambda: None,
     }
@@ -129,7 +146,6 @@ def planned_module(
 ) -> tuple[StrategyModule, StrategyPlan]:
     """A process's share of a model, and what all processes do."""
     from baselines.strategies.applied import applied
-    from env.cluster import Cluster, Device, both_ways
     from graphs.capture import capture_program
     from graphs.transforms.strategy import Strategy
     from placement.runtime.program.functional import functional
@@ -138,10 +154,15 @@ def planned_module(
     from placement.runtime.sharded.values import Values
 
     program = capture_program(model, batch, {}, train=True)
-    devices = tuple(Device(name, "cpu", 1 << 40, {"float32": 5e10}, 1e10, 2e-6) for name in ("cpu0", "cpu1"))
-    cluster = Cluster("two cores", devices, tuple(both_ways("cpu0", "cpu1", 5e9, 5e-5)))
-    plan = StrategyPlan(Values(functional(program), applied(program.graph, cluster, Strategy.parse(strategy))))
+    plan = StrategyPlan(Values(functional(program), applied(program.graph, _two_cores(), Strategy.parse(strategy))))
     return StrategyModule(model, plan, group, torch.device("cpu")), plan
+
+
+def _two_cores() -> Cluster:
+    from env.cluster import Cluster, Device, both_ways
+
+    devices = tuple(Device(name, "cpu", 1 << 40, {"float32": 5e10}, 1e10, 2e-6) for name in ("cpu0", "cpu1"))
+    return Cluster("two cores", devices, tuple(both_ways("cpu0", "cpu1", 5e9, 5e-5)))
 
 
 def _options() -> argparse.Namespace:
