@@ -4,7 +4,8 @@
 
 Every graph here, every cluster, or both were held out of `benchmarks/pretrain.py`. Heuristics count with the faster of
 their own order and the default priority, like every method of `placement.optimize`; the best one is that of HEURISTICS.
-With --budget-s, method pretrained and method auto also get that many seconds each, on --searched of the held-out pairs.
+With --budget-s, method pretrained and method auto also get that many seconds each, on --searched of the held-out pairs
+of the zoo, and on one of each captured model.
 Losses are printed like wins.
 """
 
@@ -21,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from captured import MODELS as CAPTURED
+from captured import captured
 from pretrain import CLUSTERS, HELD_OUT_CLUSTERS, HELD_OUT_MODELS, HELD_OUT_SEEDS, generated, random_cluster
 from table import machine, parser
 
@@ -76,7 +79,9 @@ def main() -> None:
         print(_line(row), flush=True)
     searched = []
     if options.budget_s:
-        for row in [row for row in rows if row.what == "zoo"][:: max(1, options.spread)][: options.searched]:
+        chosen = [row for row in rows if row.what == "zoo"][:: max(1, options.spread)][: options.searched]
+        chosen += {row.graph.name: row for row in rows if row.what == "captured"}.values()  # each on its last cluster
+        for row in chosen:
             searched.append(_searched(row, options))
             print(searched[-1], flush=True)
     command = shlex.join(["python", "benchmarks/zero_shot.py", *sys.argv[1:]])
@@ -94,6 +99,10 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, OpGraph, Cluster]
     for model in SEEN_MODELS:
         for name in HELD_OUT_CLUSTERS:
             yield "cluster", model_graph(model, False), Cluster.preset(name)
+    for model in CAPTURED:
+        graph = captured(model)
+        for name in HELD_OUT_CLUSTERS:
+            yield "captured", graph, Cluster.preset(name)
     rng = np.random.default_rng(HELD_OUT_SEEDS + options.seed)
     for number in range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + GENERATED):
         cluster = random_cluster(rng, number)
@@ -154,6 +163,7 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
     titles = {
         "zoo": "Zoo models that training left out, on clusters it left out and (the last four of each) on others",
         "cluster": "Other zoo models, on clusters that training left out",
+        "captured": "Training steps of configurations of transformers, on clusters that training left out",
         "generated": "Generated graphs and clusters that training left out",
     }
     lines = [
@@ -179,6 +189,12 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
         lost = sum(row.values["zero-shot"] > row.values["heft"] * 1.001 for row in chosen)
         cells = [f"{what} ({len(chosen)})", *means, f"{lost} of {len(chosen)} to HEFT"]
         lines.append("| " + " | ".join(cells) + " |")
+    worst, where = max(
+        ((row.values["zero-shot"] / row.values["best"], row) for row in rows if _is_answered(row)),
+        key=lambda pair: pair[0],
+    )
+    name = f"{where.graph.name}{', training' if where.graph.phase.any() else ''} on {where.cluster.name}"
+    lines += ["", f"Zero-shot / best heuristic is {worst:.3f} at most: {name}."]
     if searched:
         ratio = math.exp(np.mean([math.log(ours / auto) for _, ours, auto in searched]))
         lines += ["", f"With {options.budget_s:g} s each; pretrained / auto in geometric mean: {ratio:.4f}.", ""]
@@ -191,6 +207,10 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
         lines += ["", f"## {title}", "", COLUMNS, "| --- |" + " ---: |" * 10]
         lines += [_line(row) for row in rows if row.what == what]
     return "\n".join(lines) + "\n"
+
+
+def _is_answered(row: Row) -> bool:
+    return math.isfinite(row.values["best"]) and math.isfinite(row.values["zero-shot"])
 
 
 def _mean(rows: list[Row], ours: str, other: str) -> float:
