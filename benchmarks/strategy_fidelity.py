@@ -129,7 +129,7 @@ def _mlp() -> Made:
 
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: example("gpt2", WIDTH, BATCH, 0),
-    "resnet": lambda: example("resnet", WIDTH, BATCH, 0),
+    "resnet": lambda: example("resnet", WIDTH, 4 * BATCH, 0),
     "mlp": _mlp,
     "vit": _vit,
     "bert": _from_transformers(
