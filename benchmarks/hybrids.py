@@ -86,7 +86,7 @@ def main() -> None:
         times = ["-" if value is None else format_seconds(value) for value in (predicted_s, took_s)]
         gain = "-" if took_s is None else f"{one_s / took_s:.2f}"
         shown = ways[name].strategy if name in ways else "none"
-        rows.append([family_in_words(name), f"`{shown}`".replace("|", "\\|"), *times, gain])
+        rows.append([family_in_words(name), f"`{shown}`", *times, gain])
     printer = Printer("Hybrids and pure strategies", options.markdown)
     printer.table(
         f"Step times, medians of {options.rounds} rounds; the search says {found.strategy!r}.",
