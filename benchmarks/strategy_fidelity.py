@@ -55,7 +55,7 @@ LOCAL = " | statistics=local"  # of a model with batch norms
 BATCH, WIDTH = 16, 256
 PARTS = (
     "Nor is in the model that a part of an op may take more than its share of the whole. With half its output channels "
-    "the first residual convolution of the ResNet takes 0.70 of its time (64 images, one core; the others 0.52 to 0.63, "
+    "the first residual convolution of the ResNet takes 0.70 of its time (64 images, a core; the others 0.52 to 0.63, "
     "and with half the images 0.48 to 0.52), so that `tp2` of the ResNet is slower than predicted, and than pipelines."
 )
 
