@@ -86,6 +86,8 @@ class FitComparison:
         if not best.reached:
             lowest = f"{best.method} has the lowest loss, {best.loss:.4g} after {format_seconds(best.seconds)}"
             if not math.isfinite(best.loss):
+                if not any(run.updates for run in self.runs):
+                    return "The loss is no number before the first update; look for NaN in the data and the model."
                 return "Every method diverged; take a smaller learning rate."
             return f"{lowest}." if self.until is None else f"None of these reaches loss {self.until:g}; {lowest}."
         behind = sorted((run for run in others if run.reached), key=_rank)
@@ -192,7 +194,7 @@ def fit(
     for method in asked:
         refused = method.exchange.refuse(method, several)
         if refused is not None:
-            raise FitError(f"{method.text}: {refused}")
+            raise FitError(refused if refused.startswith(method.name) else f"{method.name}: {refused}")
     task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
     graph_of = _graphs(task, type(model).__name__)
     gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
@@ -214,7 +216,7 @@ def fit(
                 rehearsal = Rehearsal(task, gradients_s, several, len(participants) - several, seed)
                 speeds = speeds.timed(gradients_s, rehearsal, delays, seed)
             engine = VirtualEngine(task, cluster, several, participants, speeds)
-        run = engine.run(method.text, stop, _telling(progress, method.text))
+        run = engine.run(method.name, stop, _telling(progress, method.name))
         runs.append(_noted(run, task, several))
     return FitComparison(
         graph=graph_of(task.batch),
@@ -280,7 +282,7 @@ def _seated(methods: Sequence[FitMethod], workers: int, devices_each: int, ranks
         return _seated(methods, workers - 1, devices_each, ranks, is_fixed=False)
     theirs = f"{workers * devices_each} of them workers'" if devices_each > 1 else f"{workers} of them workers"
     raise FitError(
-        f"{method.text} takes {most[method]} processes, {theirs}, and torchrun started {ranks}; start it with "
+        f"{method.name} takes {most[method]} processes, {theirs}, and torchrun started {ranks}; start it with "
         f"--nproc-per-node {most[method]}, or take fewer workers."
     )
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
 from placement.processes.kept_memory import keep_freed_memory
-from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.progress import Report, StepProgress, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.runtime.transport.channels import Transport
@@ -158,9 +158,8 @@ def run_workers(
 
 
 def _ended(core: int, code: int) -> str:
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     hint = ", most likely for want of memory" if code == -signal.SIGKILL else ""
-    return f"the worker on core {core} ended with {how}{hint}; try fewer devices or a smaller model."
+    return f"the worker on core {core} {how_ended(code)}{hint}; try fewer devices or a smaller model."
 
 
 def _work(work: Callable[[Worker], Any], worker: Worker) -> None:

@@ -76,6 +76,11 @@ def kill(process: ProcessId) -> None:
             os.kill(process.number, signal.SIGKILL)
 
 
+def how_ended(code: int) -> str:
+    """An exit code as Python has it in words: negative where a signal has ended the process."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 @contextmanager
 def orderly_end() -> Iterator[None]:
     """While the block runs, SIGTERM unwinds the stack, so that the processes and files it has made go with it.

@@ -74,7 +74,10 @@ def _columns(data: Any) -> tuple[torch.Tensor, ...]:
         )
     rows = [len(each) for each in columns]
     if len(set(rows)) > 1 or rows[0] < 2:
-        raise FitError(f"the tensors of the data have {rows} rows; expected as many in each, 2 or more.")
+        few = "no rows" if max(rows) == 0 else f"{' and '.join(map(str, dict.fromkeys(rows)))} rows"
+        raise FitError(
+            f"the tensors of the data have {few}; expected a row for each sample, as many in each, 2 or more."
+        )
     return columns
 
 

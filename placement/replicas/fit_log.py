@@ -96,7 +96,11 @@ class FitLog:
         if len(self._points) > MOST_POINTS:
             del self._points[1:-1:2]
         if not math.isfinite(point.loss):
-            self.end(f"diverged: the held-out loss is no number after {self.updates} updates; take a smaller lr")
+            self.end(
+                f"diverged: the held-out loss is no number after {self.updates} updates; take a smaller lr"
+                if self.updates
+                else "the held-out loss is no number before the first update; look for NaN in the data and the model"
+            )
         elif point.loss <= self._stop.loss or self.updates >= self._stop.updates:
             self.end()
 

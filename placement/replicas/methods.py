@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
@@ -75,6 +75,7 @@ class FitMethod:
     Attributes:
         exchange, compression, batch_rule, arrival: the parts.
         learning_rate: the one that is right for the batch of one worker; None: the run's own.
+        name: what it is called, the text that it was read from; else `text`.
     """
 
     exchange: ExchangeRule
@@ -82,6 +83,10 @@ class FitMethod:
     batch_rule: BatchRule
     arrival: ArrivalRule
     learning_rate: float | None = None
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.text)
 
     @classmethod
     def parse(cls, text: str) -> FitMethod:
@@ -106,7 +111,7 @@ class FitMethod:
             made[kind] = _part(PARTS[kind][0][name], name, options, text)
         if "arrival" in made:  # takes a server
             made.setdefault("exchange", ParameterServer())
-        return cls(**{kind: names[default]() for kind, (names, default) in PARTS.items()} | made)
+        return cls(**{kind: names[default]() for kind, (names, default) in PARTS.items()} | made, name=text.strip())
 
     @property
     def text(self) -> str:
@@ -144,5 +149,5 @@ def _number(value: str, kind: type, option: str, text: str) -> Any:
     try:
         return kind(value)
     except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise FitError(f"method {text!r}: {option!r} has no {what}; expected {what} after '='.") from None
+        what = "whole number" if kind is int else "number"
+        raise FitError(f"method {text!r}: {option!r} has no {what}; expected a {what} after '='.") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphs.errors import RankError
-from placement.processes.processes import orderly_end
+from placement.processes.processes import how_ended, orderly_end
 from placement.processes.starting import ENDED, FAILURE, SILENT, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
@@ -151,7 +151,8 @@ def _meet(workers: Workers, names: Sequence[str], total: int) -> None:
         for number, kind, content in workers.hear(_LOOK_S):
             if kind in (ENDED, FAILURE, SILENT) or content[0] != READY:
                 name = names[number] if number < len(names) else "a process of a worker's strategy"
-                raise RankError(f"{name} did not begin ({content}); run again.")
+                why = how_ended(content) if kind == ENDED else content
+                raise RankError(f"{name} did not begin ({why}); run again.")
             there += 1
         if time.monotonic() > end_s:
             raise RankError(f"{total} processes did not meet within {_MEETING_S:g} s; start fewer workers.")
@@ -191,8 +192,8 @@ class _Watch:
         if self._log.is_over:
             return
         if kind == FAILURE:
-            how = "".join(f"; {self._names[other]} ended with code {code}" for other, code in self._ended.items())
-            raise RankError(f"{content}{how}")
+            how = "".join(f"; {self._names[other]} {how_ended(code)}" for other, code in self._ended.items())
+            raise RankError(f"{str(content).removesuffix('.')}{how}.")
         if kind == SILENT:
             raise RankError(
                 f"{self._names[number]} is not reached any more: its host or the network is down; start the run again."

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from graphs.errors import PlacementError, RankError
-from placement.processes.processes import orderly_end, usable_cores
+from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.progress import Report, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.stopped import StoppedProcesses
@@ -157,13 +157,12 @@ def reason_of(store: Any, rank: int, code: int) -> str:
         time.sleep(_POLL_S)
     if sentence:
         return sentence
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     doing = ""
     with suppress(Exception):  # it had not begun to tell
         key = beat_key(rank)
         doing = " " + Beat.from_json(store.get(key)).doing() if store.check([key]) else ""
     hint = ", most likely for want of memory" if code == -signal.SIGKILL and not doing else ""
-    return f"rank {rank} {how}{doing}{hint}."
+    return f"rank {rank} {how_ended(code)}{doing}{hint}."
 
 
 # -- in the process --------------------------------------------------------------------------------------------------

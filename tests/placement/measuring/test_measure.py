@@ -224,7 +224,7 @@ def _sleeps(worker: Worker) -> None:
     ("work", "limit_s", "sentence"),
     [
         (_fails, 60, r"the worker on core \d+ failed with ZeroDivisionError: no such thing"),
-        (_dies, 60, r"the worker on core \d+ ended with signal SIGKILL, most likely for want of memory; try fewer"),
+        (_dies, 60, r"the worker on core \d+ was killed by SIGKILL, most likely for want of memory; try fewer"),
         (_sleeps, 0.2, r"the workers were not done after 0.2 s; try again"),
     ],
 )

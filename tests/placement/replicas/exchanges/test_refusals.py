@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graphs.errors import FitError
 from placement.replicas.methods import EXCHANGES, FitMethod
 
 REFUSED = {
@@ -67,3 +68,16 @@ def test_an_arrival_rule_alone_means_a_parameter_server() -> None:
     assert FitMethod.parse("first:extra=2") == FitMethod.parse("parameter_server+first:extra=2")
     assert FitMethod.parse("stale:bound=0").text == "parameter_server+stale:bound=0"
     assert FitMethod.parse("sync").text == "sync"
+
+
+def test_a_method_is_called_what_it_was_asked_for_as() -> None:
+    asked = FitMethod.parse(" local_sgd:period=8 ")
+    assert (asked.name, asked.text) == ("local_sgd:period=8", "local_sgd")
+    assert asked == FitMethod.parse("local_sgd")
+    assert FitMethod.parse("qsgd:s=7+lr=0.1").name == "qsgd:s=7+lr=0.1"
+
+
+@pytest.mark.parametrize(("text", "kind"), [("qsgd:s=1.5", "whole number"), ("sync+lr=x", "number")])
+def test_a_value_that_is_no_number_is_named(text: str, kind: str) -> None:
+    with pytest.raises(FitError, match=f"has no {kind}; expected a {kind} after '='"):
+        FitMethod.parse(text)
