@@ -98,7 +98,7 @@ class FitLog:
         if not math.isfinite(point.loss):
             self.end(
                 f"diverged: the held-out loss is no number after {self.updates} updates; take a smaller lr"
-                if self.updates
+                if version
                 else "the held-out loss is no number before the first update; look for NaN in the data and the model"
             )
         elif point.loss <= self._stop.loss or self.updates >= self._stop.updates:

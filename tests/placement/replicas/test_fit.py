@@ -28,11 +28,11 @@ def fitted(methods: Any = "sync", **options: Any) -> FitComparison:
 
 def test_methods_stand_side_by_side_and_the_advice_names_the_first() -> None:
     found = fitted(["sync", "adam+lr=0.02", "sync+lr=1e-6"], until=0.5, updates=200)
-    assert [run.method for run in found.runs] == ["sync", "adam+lr=0.02", "lr=1e-06"]
+    assert [run.method for run in found.runs] == ["sync", "adam+lr=0.02", "sync+lr=1e-6"]
     assert [run.reached for run in found.runs] == [True, True, False]
     assert found.best is min(found.runs[:2], key=lambda run: run.seconds)
     assert found.advice().startswith(f"{found.best.method} reaches loss 0.5 first, in ")
-    assert found.advice().endswith("; lr=1e-06 does not reach it.")
+    assert found.advice().endswith("; sync+lr=1e-6 does not reach it.")
     first = found.runs[0]
     assert first.points[0].loss > first.points[-1].loss == first.loss <= 0.5
     told = json.loads(found.to_json())
@@ -126,7 +126,7 @@ def test_bad_input_gets_one_sentence(options: dict[str, Any], said: str) -> None
     [
         ("no model", torch.zeros(4, 8), "the model is a str"),
         (nn.Linear(8, 3), torch.zeros(1, 8), "2 or more"),
-        (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(5)), "[4, 5] rows"),
+        (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(5)), "4 and 5 rows"),
         (nn.Linear(8, 3), [[1, 2]], "the data are a list"),
         (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(4)), "cannot be trained on these data"),
         (nn.Linear(8, 3).double(), torch.zeros(4, 8), "torch.float64"),

@@ -196,6 +196,9 @@ def test_a_loss_that_is_no_number_ends_a_run_as_diverged(loss: float) -> None:
     log.evaluate(torch.zeros(1), 1, 1.0, 1)
     assert log.is_over
     assert "diverged" in log.note
+    begun = fit_log.FitLog(Stop(loss=0.5), lambda _: loss, fit_log.tell_no_one)
+    begun.evaluate(torch.zeros(1), 0, 0.0, 0)
+    assert "before the first update; look for NaN" in begun.note
     assert not log.run("m", 1.0, 1).reached
 
 
