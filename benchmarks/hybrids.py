@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import statistics
 import sys
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from predictions import with_cuts
 from speed_models import WithLoss
 from table import Printer, parser
 from torch import nn
 
-from baselines.strategies.stage_cuts import stage_cuts
-from env.cluster import Cluster
 from graphs.formatting import format_seconds
-from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.measuring.executor import Executor
 from placement.measuring.machine import local_cluster
@@ -50,12 +47,6 @@ class WideHead(nn.Module):
         return out
 
 
-def _with_cuts(graph: OpGraph, cluster: Cluster, text: str) -> str:
-    """The strategy with the stages that the search has meant: those that measured times make even."""
-    strategy = Strategy.parse(text)
-    return replace(strategy, cuts=strategy.cuts or stage_cuts(graph, cluster, strategy)).text
-
-
 def main() -> None:
     """Print a row for each family."""
     made = parser(__doc__)
@@ -69,7 +60,7 @@ def main() -> None:
     graph = profile(model, batch, cluster=cluster, train=True, name="wide_head")
     found = optimize(graph, cluster, seed=options.seed, budget_s=options.budget_s)
     ways = {one.name: one for one in best_of_each(found.alternatives) if Strategy.parse(one.strategy).devices == 2}
-    texts = {"one device": "none", **{name: _with_cuts(graph, cluster, one.strategy) for name, one in ways.items()}}
+    texts = {"one device": "none", **{name: with_cuts(graph, cluster, one.strategy) for name, one in ways.items()}}
     measured: dict[str, list[float]] = {name: [] for name in texts}
     for number in range(options.rounds):  # an executor remembers what it has run
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)

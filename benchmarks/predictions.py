@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
     from env.plan import Plan
     from env.problem import Problem
     from env.simulation.simulator import Schedule
-    from graphs.opgraph import FloatArray, IntArray
+    from graphs.opgraph import FloatArray, IntArray, OpGraph
 
 LARGE = 0.2  # an error that a page names
 MODELLED = (
@@ -26,6 +27,17 @@ MODELLED = (
 )
 
 Row = dict[str, Any]
+
+
+def with_cuts(graph: OpGraph, cluster: Cluster, text: str) -> str:
+    """The strategy with the stages that a graph's times make even, so that what is run is what is predicted."""
+    from baselines.strategies.stage_cuts import stage_cuts
+    from graphs.transforms.strategy import Strategy
+
+    strategy = Strategy.parse(text)
+    if strategy.is_none:
+        return text
+    return replace(strategy, cuts=strategy.cuts or stage_cuts(graph, cluster, strategy)).text
 
 
 def predicted_s(problem: Problem, plan: Plan, alone: FloatArray) -> float:

@@ -14,13 +14,12 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from predictions import Row, ends, error, predicted_s, summary, tau
+from predictions import Row, ends, error, predicted_s, summary, tau, with_cuts
 from speed_models import WithLoss, example
 from table import machine, parser, read_rows
 from torch import Tensor, nn
@@ -166,7 +165,7 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
     profiles = [profiled()]
     suffix = LOCAL if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else ""
     asked = [text if text == "none" else text + suffix for text in STRATEGIES]
-    texts = [_with_cuts(profiles[0].graph, cluster, text) for text in asked]
+    texts = [with_cuts(profiles[0].graph, cluster, text) for text in asked]
     samples_s: dict[str, list[float]] = {text: [] for text in texts}
     reasons: dict[str, str] = {}
     random = np.random.default_rng(options.seed)
@@ -201,15 +200,6 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
         }
         for short, text in zip(asked, texts, strict=True)
     ]
-
-
-def _with_cuts(graph: OpGraph, cluster: Cluster, text: str) -> str:
-    """The strategy with the stages that measured times make even, so that what is run is what is predicted."""
-    from baselines.strategies.stage_cuts import stage_cuts
-    from graphs.transforms.strategy import Strategy
-
-    strategy = Strategy.parse(text)
-    return text if strategy.is_none else replace(strategy, cuts=stage_cuts(graph, cluster, strategy)).text
 
 
 def _predicted(graph: OpGraph, alone: FloatArray, cluster: Cluster, text: str) -> float:

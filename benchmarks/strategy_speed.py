@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from predictions import with_cuts
 from speed_models import CASES, Case, Step, example, optimizer, torch_step, training_step
 from table import Printer, parser
 
@@ -90,16 +90,13 @@ def _measured(case: Case, options: argparse.Namespace) -> dict[str, dict[str, fl
 
 def _with_cuts(case: Case, options: argparse.Namespace) -> str:
     """The strategy, a pipeline's with the stages that measured op times make even, as of `placement apply`."""
-    from baselines.strategies.stage_cuts import stage_cuts
     from graphs.transforms.strategy import Strategy
     from placement.measuring.profiling import profile
 
-    strategy = Strategy.parse(case.strategy)
-    if strategy.stages == 1:
-        return strategy.text
+    if Strategy.parse(case.strategy).stages == 1:
+        return case.strategy
     model, batch = example(case.model, options.width, options.batch, options.seed)
-    graph = profile(model, batch, cluster=_two_cores(), train=True)
-    return dataclasses.replace(strategy, cuts=stage_cuts(graph, _two_cores(), strategy)).text
+    return with_cuts(profile(model, batch, cluster=_two_cores(), train=True), _two_cores(), case.strategy)
 
 
 def timed(description: dict[str, Any], group: ProcessGroup) -> dict[str, dict[str, list[float]]]:

@@ -149,13 +149,16 @@ def _searched(row: Row, options: argparse.Namespace) -> tuple[str, float, float]
     return f"{row.graph.name} on {row.cluster.name}", scorer.value(plan), auto_s
 
 
+def _name(row: Row) -> str:
+    return f"{row.graph.name}{', training' if row.graph.phase.any() else ''} on {row.cluster.name}"
+
+
 def _line(row: Row) -> str:
     times = [
         format_seconds(value) + (f" {row.best}" if name == "best" else "") if math.isfinite(value) else "-"
         for name, value in row.values.items()
     ]
-    phase = ", training" if row.graph.phase.any() else ""
-    cells = [f"{row.graph.name}{phase} on {row.cluster.name}", str(row.graph.n_ops), str(row.cluster.n_devices), *times]
+    cells = [_name(row), str(row.graph.n_ops), str(row.cluster.n_devices), *times]
     return "| " + " | ".join([*cells, f"{row.solve_s:.2f}", f"{row.gap:.1%}"]) + " |"
 
 
@@ -193,8 +196,7 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
         ((row.values["zero-shot"] / row.values["best"], row) for row in rows if _is_answered(row)),
         key=lambda pair: pair[0],
     )
-    name = f"{where.graph.name}{', training' if where.graph.phase.any() else ''} on {where.cluster.name}"
-    lines += ["", f"Zero-shot / best heuristic is {worst:.3f} at most: {name}."]
+    lines += ["", f"Zero-shot / best heuristic is {worst:.3f} at most: {_name(where)}."]
     if searched:
         ratio = math.exp(np.mean([math.log(ours / auto) for _, ours, auto in searched]))
         lines += ["", f"With {options.budget_s:g} s each; pretrained / auto in geometric mean: {ratio:.4f}.", ""]
