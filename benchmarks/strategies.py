@@ -26,9 +26,10 @@ from typing import Any
 
 from table import commit, machine, parser, read_rows
 
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
-from baselines.strategies.searching.records import Estimate, Scored
+from baselines.strategies.searching.records import Scored
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
 from env.presets import PRESETS

@@ -15,7 +15,7 @@ from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
-    from baselines.strategies.searching.records import Estimate
+    from baselines.strategies.estimating.estimate import Estimate
 
 MOST_DEVICES = 1024  # no more are tried
 

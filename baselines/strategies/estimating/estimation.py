@@ -19,6 +19,7 @@ from baselines.strategies.estimating.block_kernel import (
     run_pipeline,
 )
 from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.estimating.step import (
     BACKWARD,
@@ -35,7 +36,6 @@ from baselines.strategies.estimating.step import (
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
-from baselines.strategies.searching.records import Estimate
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase

@@ -17,6 +17,7 @@ from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.devices import are_alike, problem_of, recomputed
 from baselines.strategies.estimating.block_kernel import BlockArrays
 from baselines.strategies.estimating.cuts import Cuts
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimation import Estimation
 from baselines.strategies.estimating.local_costs import OpTimes
 from baselines.strategies.estimating.step import (
@@ -35,7 +36,6 @@ from baselines.strategies.estimating.step import (
 )
 from baselines.strategies.memory_order import order_of
 from baselines.strategies.orders import PipelineOrder
-from baselines.strategies.searching.records import Estimate
 from baselines.strategies.stage_cuts import equal_cuts, is_overfull, recomputed_in_stages
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray, pointers

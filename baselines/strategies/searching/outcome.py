@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
-from baselines.strategies.searching.records import Estimate, Pool, Scored
+from baselines.strategies.searching.records import Pool, Scored
 
 
 @dataclass(frozen=True)

@@ -7,38 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baselines.strategies.estimating.estimate import Estimate, Figures
 from graphs.transforms.strategy import Strategy
 
 _BEATEN = 2.0  # times as fast
 _HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
 _WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a strategy takes.
-
-    Attributes:
-        strategy: of which.
-        step_time_s: seconds of a step.
-        peak_bytes: memory of the fullest device.
-        missing_bytes: what the device that lacks most is short of; 0 where everything fits.
-    """
-
-    strategy: Strategy
-    step_time_s: float
-    peak_bytes: int
-    missing_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether the memory of every device suffices."""
-        return self.missing_bytes == 0
-
-
-@dataclass(frozen=True)
-class Estimate(Figures):
-    """What a strategy takes, worked out without making its graph."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 from baselines.budget import Budget
 from baselines.strategies.allowed import FLUSHING
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.families import HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.outcome import StrategyOutcome, fastest_first, outcome_of
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Estimate, Pool, Rival, Scored, Tried, like, shape_of
+from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.space import Space, frugal_strategies
 from env.cluster import Cluster

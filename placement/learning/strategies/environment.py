@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.strategies.searching.records import Estimate, Figures, Scored
+from baselines.strategies.estimating.estimate import Estimate, Figures
+from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster
 from env.gym.batch import ScorerFactory, StrategyScorer
 from env.gym.named import Clusters, Graphs, clusters_named, graphs_named

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baselines.strategies.devices import are_alike
+from baselines.strategies.estimating.estimate import Figures
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Figures
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy

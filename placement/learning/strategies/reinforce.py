@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.strategies.searching.records import Estimate, Figures
+from baselines.strategies.estimating.estimate import Estimate, Figures
 from graphs.errors import UnknownNameError
 from graphs.transforms.strategy import Strategy
 from placement.learning.learners.learner import LearnerState, Update, adam_tensors, better, restore_adam, tensors_under

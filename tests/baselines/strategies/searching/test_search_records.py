@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baselines.strategies.searching.records import Estimate, Pool, Rival, Scored
+from baselines.strategies.estimating.estimate import Estimate
+from baselines.strategies.searching.records import Pool, Rival, Scored
 from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
