@@ -33,7 +33,7 @@ BATCH_STATISTICS = frozenset(
 OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
-_ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+))?")
+_ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+)(?:/([0-9.e+-]+))?)?")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ class SplitRow:
         axis: what is split, in a word: batch, sequence, heads, features, channels, height, width, experts ...; "" where
             nobody said.
         whole_flops, whole_bytes: FLOPs and bytes moved that every part has in full; the rest is divided.
+        whole_time: share of an op's measured time, beside what is fixed, that every part takes although its work is
+            divided, from 0 to 1: kernels use fewer channels less well.
     """
 
     inputs: tuple[Part, ...]
@@ -93,6 +95,7 @@ class SplitRow:
     axis: str = ""
     whole_flops: float = 0.0
     whole_bytes: float = 0.0
+    whole_time: float = 0.0
 
     @cached_property
     def extent(self) -> int:
@@ -102,7 +105,8 @@ class SplitRow:
 
     def __str__(self) -> str:
         before, after = (",".join(map(str, parts)) for parts in (self.inputs, self.outputs))
-        whole = f" whole {self.whole_flops!r}/{self.whole_bytes!r}" if self.whole_flops or self.whole_bytes else ""
+        amounts = [self.whole_flops, self.whole_bytes, *([self.whole_time] if self.whole_time else [])]
+        whole = f" whole {'/'.join(map(repr, amounts))}" if any(amounts) else ""
         return f"{f'{self.axis}: ' if self.axis else ''}{before}->{after}{whole}"
 
     @staticmethod
@@ -115,11 +119,13 @@ class SplitRow:
         found = _ROW.fullmatch(text)
         if found is None:
             raise _unreadable(text)
-        axis, before, after, flops, moved = found.groups()
+        axis, before, after, *amounts = found.groups()
         try:
-            whole = float(flops or 0), float(moved or 0)
+            whole = [float(amount or 0) for amount in amounts]
         except ValueError:
             raise _unreadable(text) from None
+        if not 0 <= whole[2] <= 1:
+            raise _unreadable(text)
         return SplitRow(_parts(before, text), _parts(after, text), axis or "", *whole)
 
 

@@ -21,7 +21,7 @@ from graphs.capture.trace import TensorInfo, value_of
 from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine import measure_step
-from placement.measuring.op_clock import ClockedRoutine, clocked, cuda_clock, host_clock
+from placement.measuring.op_clock import clocked, cuda_clock, host_clock
 from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.workers import Worker
@@ -31,6 +31,7 @@ from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
+from placement.runtime.sharded.in_halves import Imagined, StepInHalves
 from placement.runtime.sharded.in_parts import Nobody, StepInParts
 
 Times = dict[int, list[float]]  # op -> seconds in each step
@@ -58,6 +59,7 @@ class MeasuredStep:
         around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
         fixed: op -> of ``ops`` what each part of it takes in full, in each step; where that was measured.
         around_fixed: the same of ``around``.
+        halves: op -> seconds in each step of its half, where weights are cut in two; empty where they cannot be.
         alone: op -> seconds in each of some more steps in which the other workers rest; empty where nobody else is, or
             this worker is one that rests.
     """
@@ -67,6 +69,7 @@ class MeasuredStep:
     around: Times
     fixed: Times
     around_fixed: Times
+    halves: Times
     alone: Times
 
 
@@ -102,9 +105,9 @@ def op_times(
         functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
     )
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
-    parts = StepInParts.of(layout.step)
-    routines = [routine] if parts is None else [routine, parts.routine]
-    turns = _Turns(layout, routine, parts, _values(step, layout, routines), place)
+    parts, halves = StepInParts.of(layout.step), StepInHalves.of(layout.step)
+    routines = [routine, *(cut.routine for cut in (parts, halves) if cut is not None)]
+    turns = _Turns(layout, routine, parts, halves, _values(step, layout, routines), place)
 
     def barrier() -> None:
         if worker is not None:
@@ -125,19 +128,48 @@ def op_times(
         around |= update_times_s(updates, step.optimizer, place, steps, barrier)
         smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updates]
         around_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
-    ops, fixed = turns.op_times_s(warm_up)
+    ops, fixed, in_halves = turns.op_times_s(warm_up)
     alone: Times = {}
     if worker is not None and worker.size > 1:
         barrier()
         if worker.rank == 0:
             alone = turns.more_times_s(min(steps, _MOST_ALONE))
         barrier()
-    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed, alone)
+    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed, in_halves, alone)
+
+
+class _Clocked:
+    """A routine with readings of every clock.
+
+    Args:
+        taken: gives the arguments of one run.
+        others: what the code talks to.
+    """
+
+    def __init__(
+        self, routine: Routine, place: torch.device, taken: Callable[[Routine], list[Any]], *others: Any
+    ) -> None:
+        clocks = [host_clock()] + ([cuda_clock()] if place.type == "cuda" else [])
+        self._codes = [(clocked(routine, read), between) for read, between in clocks]
+        self._routine, self._place, self._taken, self._others = routine, place, taken, others
+
+    def read(self) -> dict[int, float]:
+        """The seconds of each op in one run by each clock."""
+        row: dict[int, float] = {}
+        for code, between in self._codes:
+            taken = self._taken(self._routine)
+            synchronise(self._place)
+            readings = code.run(*self._others, *taken)[len(self._routine.gives) :]
+            synchronise(self._place)
+            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
+            for op, seconds in code.seconds(readings, between).items():
+                row[op] = max(seconds, row.get(op, 0.0))
+        return row
 
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of a step: each turn plain, and with readings of each clock, whole and in parts.
+    """Runs of a step: each turn plain, and with readings of each clock: whole, in parts, and one half of it.
 
     ``values``: states and inputs.
     """
@@ -145,29 +177,32 @@ class _Turns:
     layout: DeviceLayout
     routine: Routine
     parts: StepInParts | None
+    halves: StepInHalves | None
     values: Mapping[Key, Any]
     place: torch.device
 
     def __post_init__(self) -> None:
-        clocks = [host_clock()] + ([cuda_clock()] if self.place.type == "cuda" else [])
-
-        def read_by_all(routine: Routine) -> list[tuple[ClockedRoutine, Callable[[Any, Any], float]]]:
-            return [(clocked(routine, read), between) for read, between in clocks]
-
-        self._whole = read_by_all(self.routine)
-        self._parts = [] if self.parts is None else read_by_all(self.parts.routine)
+        self._whole = _Clocked(self.routine, self.place, self._taken, None)
+        if self.parts is not None:
+            self._parts = _Clocked(self.parts.routine, self.place, self._taken, None, Nobody())
+        if self.halves is not None:
+            own = self.halves.parts_of(self.values)
+            imagined = Imagined(self.halves.exchanges, self.place)
+            self._half = _Clocked(self.halves.routine, self.place, lambda r: self._taken(r, own), None, imagined)
         self._rows: list[dict[int, float]] = []
         self._fixed: list[dict[int, float]] = []
+        self._halves: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
 
-    def taken(self, routine: Routine) -> list[Any]:
-        """The arguments of one run; what is drawn for it, the run may overwrite."""
+    def _taken(self, routine: Routine, values: Mapping[Key, Any] | None = None) -> list[Any]:
+        """The arguments of one run, of all values or others; what is drawn for it, the run may overwrite."""
+        values = self.values if values is None else values
         drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout.step).items()}
-        return [drawn[key] if key in drawn else self.values[key] for key in routine.takes]
+        return [drawn[key] if key in drawn else values[key] for key in routine.takes]
 
     def plain(self) -> float:
         """Run without readings; returns how many seconds it took."""
-        taken = self.taken(self.routine)
+        taken = self._taken(self.routine)
         synchronise(self.place)
         start = time.perf_counter()
         given = self.routine.run(None, *taken)
@@ -179,39 +214,25 @@ class _Turns:
     def take(self) -> float:
         """One turn; returns how many seconds the run without readings took."""
         step_s = self.plain()
-        self._rows.append(self._read(self._whole, self.routine, None))
+        self._rows.append(self._whole.read())
         if self.parts is not None:
-            cut = self._read(self._parts, self.parts.routine, None, Nobody())
-            self._fixed.append(self.parts.fixed_s(self._rows[-1], cut))
+            self._fixed.append(self.parts.fixed_s(self._rows[-1], self._parts.read()))
+        if self.halves is not None:
+            self._halves.append(self._half.read())
         return step_s
-
-    def _read(
-        self, codes: list[tuple[ClockedRoutine, Callable[[Any, Any], float]]], routine: Routine, *others: Any
-    ) -> dict[int, float]:
-        """The seconds of each op in one run by each clock; ``others``: what the code talks to."""
-        row: dict[int, float] = {}
-        for code, between in codes:
-            taken = self.taken(routine)
-            synchronise(self.place)
-            readings = code.run(*others, *taken)[len(routine.gives) :]
-            synchronise(self.place)
-            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
-            for op, seconds in code.seconds(readings, between).items():
-                row[op] = max(seconds, row.get(op, 0.0))
-        return row
 
     def more_times_s(self, steps: int) -> Times:
         """By op, of so many more runs of the whole."""
-        rows = [self._read(self._whole, self.routine, None) for _ in range(steps)]
+        rows = [self._whole.read() for _ in range(steps)]
         return {op: [row[op] for row in rows] for op in rows[0]}
 
-    def op_times_s(self, warm_up: int) -> tuple[Times, Times]:
-        """By op, of every turn but the first ones: its time, and the fixed part of that."""
-        times, fixed = (
+    def op_times_s(self, warm_up: int) -> tuple[Times, Times, Times]:
+        """By op, of every turn but the first ones: its time, the fixed part of that, and the time of its half."""
+        times, fixed, halves = (
             {op: [row[op] for row in rows[warm_up:]] for op in (rows[0] if rows else ())}
-            for rows in (self._rows, self._fixed)
+            for rows in (self._rows, self._fixed, self._halves)
         )
-        return times, fixed
+        return times, fixed, halves
 
 
 def _values(step: StepToMeasure, layout: DeviceLayout, routines: Sequence[Routine]) -> dict[Key, Any]:

@@ -25,6 +25,7 @@ from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, T
 from placement.measuring.repeats import Repeats, beforehand
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.progress import Report, tell_nobody
+from placement.runtime.sharded.in_halves import with_whole_times
 
 _CPU = torch.device("cpu")
 
@@ -34,7 +35,8 @@ class Profile:
     """Measured op times (n ops, k models or kinds of devices).
 
     Attributes:
-        graph: with the medians in ``time_s``, and in ``fixed_s`` what of it every part of an op takes in full.
+        graph: with the medians in ``time_s``, in ``fixed_s`` what of it every part of an op takes in full, and in the
+            rows that cut weights what halves take in full beside that.
         spread_s: float64 [n, k] like ``graph.time_s``: the middle half of an op's times lies within this much.
         step_s: by key of ``graph.time_keys`` the measured time of the whole step on one such device, without updates.
         steps: by key, how many times each median is of.
@@ -135,6 +137,7 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))
     fixed_s, alone = np.zeros(time_s.shape), np.ones(time_s.shape)
     step_s, steps = {}, {}
+    halves_s: list[dict[int, float]] = []
     for column, key in enumerate(keys):
         whole = [seconds for part in measured[key] for seconds in part.step_s]
         step_s[key], steps[key] = statistics.median(whole), len(whole)
@@ -154,7 +157,11 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
             for op, samples in times.items():
                 seconds = round(statistics.median(samples) * factor, 10)
                 fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
+        halves = _pooled([part.halves for part in measured[key]])
+        halves_s.append({op: statistics.median(halves[op]) * scale for op in halves if op in own and op not in around})
     found = dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s)
+    if halves_s[0]:  # rows say it once, so one kind of device stands for all
+        found = with_whole_times(found, 0, halves_s[0])
     return Profile(found, spread_s, step_s, steps, alone)
 
 

@@ -32,7 +32,7 @@ class AxisCut:
     Attributes:
         key: tells it from all other cuts of the graph.
         extent: int64 [n], units into which an op may be cut; 1 where its work is not divided, 0 where it is not cut.
-        whole_flops, whole_bytes: float64 [n], what every part has in full.
+        whole_flops, whole_bytes, whole_time: float64 [n], what every part has in full, as of `SplitRow`.
         written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
         written, read, state: as of `Sharding`.
         halo: float64 [e], as of `Sharding`.
@@ -43,6 +43,7 @@ class AxisCut:
     extent: IntArray
     whole_flops: FloatArray
     whole_bytes: FloatArray
+    whole_time: FloatArray
     written_extent: IntArray
     written: IntArray
     read: IntArray
@@ -164,6 +165,7 @@ class _Origins:
             extent=first.extent[self.op],
             whole_flops=first.whole_flops[self.op],
             whole_bytes=first.whole_bytes[self.op],
+            whole_time=first.whole_time[self.op],
             written_extent=np.where(none_of_tensor, 0, first.written_extent[self.tensor]),
             written=np.where(none_of_tensor, WHOLE, first.written[self.tensor]),
             read=np.where(none_of_input, WHOLE, first.read[self.input]),
@@ -181,12 +183,12 @@ def _input_keys(graph: OpGraph, op: IntArray, tensor: IntArray, n_tensors: int) 
 
 def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
     extent, written_extent = np.zeros(graph.n_ops, dtype=np.int64), np.zeros(graph.n_tensors, dtype=np.int64)
-    flops, moved = np.zeros(graph.n_ops), np.zeros(graph.n_ops)
+    flops, moved, time = np.zeros((3, graph.n_ops))
     first = graph.output_ptr.tolist()
     for op, row in enumerate(made.row):
         if row is None:
             continue
-        extent[op], flops[op], moved[op] = row.extent, row.whole_flops, row.whole_bytes
+        extent[op], flops[op], moved[op], time[op] = row.extent, row.whole_flops, row.whole_bytes, row.whole_time
         for t, part in enumerate(row.outputs, start=first[op]):
             if isinstance(part, Shard):
                 written_extent[t] = part.extent
@@ -194,5 +196,5 @@ def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
         row is not None and kind in BATCH_STATISTICS and row.axis in ("batch", "height", "width")
         for row, kind in zip(made.row, graph.kinds, strict=True)
     ]
-    columns = extent, flops, moved, written_extent, made.written, made.read, made.state, made.halo, np.array(parted)
-    return AxisCut(key, *columns)
+    whole = made.written, made.read, made.state, made.halo, np.array(parted)
+    return AxisCut(key, extent, flops, moved, time, written_extent, *whole)

@@ -80,15 +80,17 @@ class OpTimes:
         self._named = set(graph.time_keys)
         self._known_rates: dict[int, FloatArray] = {}
 
-    def seconds(self, flops: FloatArray, moved: FloatArray, devices: Sequence[int]) -> FloatArray:
-        """float64 [n]: on the slowest of some devices, by number."""
+    def seconds(
+        self, flops: FloatArray, moved: FloatArray, devices: Sequence[int], slower: FloatArray | float = 1.0
+    ) -> FloatArray:
+        """float64 [n]: on the slowest of some devices, by number; ``slower``: as of `_slower`."""
         result = np.zeros(len(flops))
         for d in self._kinds(devices):
             device = self.cluster.devices[d]
             work_s = np.maximum(flops / self._rates(d), moved / device.bytes_per_s)
             modelled = np.asarray(self.graph.kernels * device.launch_overhead_s + work_s, dtype=np.float64)
             if self._named:
-                modelled = self._measured(modelled, flops, moved, d)
+                modelled = self._measured(modelled, flops, moved, d, slower)
             np.maximum(result, modelled, out=result)
         return result
 
@@ -107,7 +109,9 @@ class OpTimes:
             self._known_rates[d] = rates[self._dtype]
         return self._known_rates[d]
 
-    def _measured(self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int) -> FloatArray:
+    def _measured(
+        self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int, slower: FloatArray | float
+    ) -> FloatArray:
         """Measured times count for the share of the work that is done, but for what every part takes in full."""
         graph, device = self.graph, self.cluster.devices[d]
         column = {key: j for j, key in enumerate(graph.time_keys)}
@@ -117,7 +121,7 @@ class OpTimes:
         for key in (ANY_DEVICE, device.kind, device.model, device.name):
             if key in column:
                 fixed_s = graph.fixed_s[:, column[key]]
-                measured = fixed_s + (graph.time_s[:, column[key]] - fixed_s) * work
+                measured = fixed_s + (graph.time_s[:, column[key]] - fixed_s) * work * slower
                 modelled = np.where(np.isnan(measured), modelled, measured)
         return modelled
 
@@ -149,7 +153,8 @@ def local_costs(
         moved[updates] /= parts
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
-        np.maximum(op_s, _seconds(step, times, flops, moved, own), out=op_s)
+        slower = _slower(every, replica)
+        np.maximum(op_s, _seconds(step, times, flops, moved, own, slower), out=op_s)
     if split.synchronised:
         op_s += _statistics_s(step, tensor, times, devices)
     local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
@@ -175,21 +180,36 @@ def _local_work(
     return flops, moved
 
 
+def _slower(every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None) -> FloatArray | float:
+    """How many times as long as a stretch of the whole op a part measures for its work, as rows say."""
+    found: FloatArray | float = 1.0
+    for cut, size, weights in every:
+        if cut.whole_time.any():
+            share = cut.share(size, weights, replica if weights else None)
+            found = found * (cut.whole_time + (1.0 - cut.whole_time) * share) / share
+    return found
+
+
 def _stretch(devices: Sequence[int], number: int, parts: int) -> Sequence[int]:
     size = len(devices) // parts
     return devices[number * size : (number + 1) * size]
 
 
 def _seconds(
-    step: LocalStep, times: OpTimes, flops: FloatArray, moved: FloatArray, devices: Sequence[Sequence[int]]
+    step: LocalStep,
+    times: OpTimes,
+    flops: FloatArray,
+    moved: FloatArray,
+    devices: Sequence[Sequence[int]],
+    slower: FloatArray | float,
 ) -> FloatArray:
     """float64 [n]: seconds of each op on the slowest device of its stage."""
     if all(numbers == devices[0] for numbers in devices):
-        return times.seconds(flops, moved, devices[0])
+        return times.seconds(flops, moved, devices[0], slower)
     result = np.zeros(len(flops))
     for s, numbers in enumerate(devices):
         here = step.frame.stage == s
-        result[here] = times.seconds(flops, moved, numbers)[here]
+        result[here] = times.seconds(flops, moved, numbers, slower)[here]
     return result
 
 

@@ -105,12 +105,12 @@ class Copies:
         """float64 [n, K]: share of the divided work at each place, all micro-batches together."""
         return _outer([sharding.share for sharding in self.mesh], self.graph.n_ops)
 
-    def amounts(self, total: FloatArray, whole: str) -> FloatArray:
+    def amounts(self, total: FloatArray, whole: str = "") -> FloatArray:
         """float64 of every copy of an op: `total`, FLOPs or bytes, divided as the rows say.
 
         Args:
             total: float64 [n].
-            whole: the field of `SplitRow` that says what every part has in full.
+            whole: the field of `SplitRow` that says what every part has in full; "" for nothing.
         """
         value = total[:, None]
         for sharding in self.mesh:
@@ -152,7 +152,7 @@ def _outer(shares: list[FloatArray], n: int) -> FloatArray:
 
 def _whole(sharding: Sharding, field: str) -> FloatArray:
     """float64 [n]: what every part has in full; nothing of an op that is not cut is divided."""
-    return np.array([0.0 if row is None else getattr(row, field) for row in sharding.row])
+    return np.array([0.0 if row is None or not field else getattr(row, field) for row in sharding.row])
 
 
 def _divided(value: FloatArray, sharding: Sharding, field: str) -> FloatArray:

@@ -161,7 +161,7 @@ class _Split:
         fixed_s = graph.fixed_s[op]
         self.out.ops(
             self._names(op, batch, place),
-            time_s=fixed_s + (graph.time_s[op] - fixed_s) * work[:, None],
+            time_s=fixed_s + (graph.time_s[op] - fixed_s) * (work * self._slower())[:, None],
             fixed_s=fixed_s,
             kinds=np.array(graph.kinds, dtype=object)[op],
             dtypes=np.array(graph.dtypes, dtype=object)[op],
@@ -190,6 +190,14 @@ class _Split:
         for part, total in ((moved, self.graph.bytes_moved[op]), (flops, self.graph.flops[op])):
             share = np.where(total > 0, part / np.maximum(total, 1e-300), share)
         return share
+
+    def _slower(self) -> FloatArray | float:
+        """How many times as long as a stretch of the whole op each copy measures for its work."""
+        shardings = [*self.layout.mesh, *([] if self.layout.chunks is None else [self.layout.chunks])]
+        if not any(row is not None and row.whole_time for sharding in shardings for row in sharding.row):
+            return 1.0
+        ones = np.ones(self.graph.n_ops)
+        return self.layout.amounts(ones, "whole_time") / self.layout.amounts(ones)
 
     def _names(self, op: IntArray, batch: IntArray, place: IntArray) -> list[str]:
         layout = self.layout

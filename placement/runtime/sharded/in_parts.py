@@ -56,7 +56,7 @@ class StepInParts:
             try:  # some models cannot be cut, or not be run in parts
                 strategy = Strategy.parse(f"mb{number} | statistics=local")
                 routine = write(StrategyPlan(Values(step, applied(graph, _ONE_DEVICE, strategy))), 0).routine
-                return StepInParts(routine, *_counted(graph, chunk(_of_unit_times(graph), number)))
+                return StepInParts(routine, *_counted(graph, chunk(of_unit_times(graph), number)))
             except PlacementError:
                 continue
         return None
@@ -91,7 +91,8 @@ def _samples(graph: OpGraph) -> int:
     return max((row.extent for row in rows if row.axis == BATCH), default=0)
 
 
-def _of_unit_times(graph: OpGraph) -> OpGraph:
+def of_unit_times(graph: OpGraph) -> OpGraph:
+    """The graph as if each of its ops took a second, so that times of parts are shares of the work."""
     ones = np.ones((graph.n_ops, 1))
     return replace(graph, time_keys=(ANY_DEVICE,), time_s=ones, fixed_s=0 * ones)
 
