@@ -132,6 +132,26 @@ def test_parts_of_a_measured_op_take_its_fixed_time_in_full(dp: int, micro: int,
     assert (derived.graph.fixed_s[is_copy, 0] == own[origin]).all()
 
 
+@settings(max_examples=40)
+@given(dp=st.integers(1, 4), micro=st.integers(1, 3), fixed=st.floats(0, 0.9), whole_time=st.floats(0, 1))
+def test_parts_take_of_the_rest_in_full_what_rows_say(dp: int, micro: int, fixed: float, whole_time: float) -> None:
+    """n parts along one axis take n times that, and what is left once; several axes multiply."""
+    graph = with_times(mlp(batch=12, layers=2), fixed)
+    rows = tuple(tuple(replace(row, whole_time=whole_time) for row in rows) for rows in graph.split_rows)
+    plain, slower = (split(g, [Axis("dp", dp, DP)], micro) for g in (graph, replace(graph, split_rows=rows)))
+    is_copy = ~np.isnan(plain.graph.time_s[:, 0])
+    origin = plain.origins[plain.origin_ptr[:-1]][is_copy]
+    cut = np.array([graph.kinds[op] in PRODUCTS for op in range(graph.n_ops)])
+    rest, more = (
+        np.bincount(origin, (each.graph.time_s - each.graph.fixed_s)[is_copy, 0], graph.n_ops)[cut]
+        for each in (plain, slower)
+    )
+    assert (rest > 0).all()
+    times = np.prod([1 + (n - 1) * whole_time for n in (dp, micro)])
+    np.testing.assert_allclose(more, times * rest, rtol=1e-9)
+    assert (slower.graph.fixed_s == plain.graph.fixed_s).all()
+
+
 def with_times(graph: OpGraph, fixed: float) -> OpGraph:
     """Every op takes other seconds, of which this share is fixed."""
     time_s = np.linspace(1e-3, 2e-3, graph.n_ops)[:, None]

@@ -11,7 +11,7 @@ from graphs.transforms.strategy import MeshRule
 from graphs.zoo.cache import model_graph
 
 FIELDS = (
-    *("extent", "whole_flops", "whole_bytes", "written_extent", "written", "read", "state", "halo"),
+    *("extent", "whole_flops", "whole_bytes", "whole_time", "written_extent", "written", "read", "state", "halo"),
     "has_parted_statistics",
 )
 

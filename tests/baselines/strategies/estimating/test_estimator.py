@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scipy.stats import kendalltau
 
@@ -10,6 +12,7 @@ from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
+from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
@@ -62,6 +65,18 @@ def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> N
     estimate, score = Estimator(graph, target).estimate(strategy), scored(graph, target, strategy)
     assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=TIME)
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
+
+
+@pytest.mark.parametrize("text", ["tp4", "dp2 | tp4 sp", "dp8 shares=3:1:1:1:1:1:1:1", "pp4 1f1b mb8"])
+def test_an_estimate_knows_what_parts_of_measured_ops_take_in_full(text: str) -> None:
+    graph, cluster, strategy = model_graph("gpt2", train=True), Cluster.preset("8xH100-nvswitch"), Strategy.parse(text)
+    time_s = Problem(graph, cluster).op_s[:, :1]
+    measured = replace(graph, time_keys=("*",), time_s=time_s, fixed_s=0.1 * time_s)
+    rows = tuple(tuple(replace(row, whole_time=0.5) for row in rows) for rows in graph.split_rows)
+    slower = replace(measured, split_rows=rows)
+    plain_s, slower_s = (scored(each, cluster, strategy).step_time_s for each in (measured, slower))
+    assert slower_s > 1.5 * plain_s
+    assert Estimator(slower, cluster).estimate(strategy).step_time_s == pytest.approx(slower_s, rel=TIME)
 
 
 def test_estimates_put_strategies_in_the_order_of_their_scores() -> None:
