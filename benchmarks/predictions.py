@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 LARGE = 0.2  # an error that a page names
 MODELLED = (
-    "Beyond the score (docs/score.md), which the search and `placement apply` go by, these predictions know two "
+    "Beyond the score (docs/score.md), which the search and `placement apply` go by, these predictions know three "
     "things of cores that share a memory. They send by copying: a tensor that is sent keeps its sender busy for "
     "as long as the link takes, and is there then. And they slow each other down: ops are measured on all cores "
     "at once and on one while the others rest, and take of the difference the share of their time in which "
-    "another core computes. Not in the model: that of updates, and what a process does in each step around the "
-    "code of its ops (taking inputs, handing gradients over)."
+    "another core computes. And every process draws the random numbers of the whole step before its ops, so that it "
+    "draws what one device does. Not in the model: the company of updates, and what a process does in each step "
+    "around the code of its ops, but for drawing and for handing gradients over."
 )
 
 Row = dict[str, Any]
@@ -38,6 +39,16 @@ def with_cuts(graph: OpGraph, cluster: Cluster, text: str) -> str:
     if strategy.is_none:
         return text
     return replace(strategy, cuts=strategy.cuts or stage_cuts(graph, cluster, strategy)).text
+
+
+def without_drawing(graph: OpGraph, drawing_s: FloatArray) -> tuple[OpGraph, float]:
+    """A measured graph whose ops draw nothing, and the seconds that every process draws before them.
+
+    Args:
+        drawing_s: float64 [n], of `placement.measuring.profiling.Profile`, of the one kind of device.
+    """
+    time_s = np.maximum(graph.time_s - drawing_s[:, None], 0.0)
+    return replace(graph, time_s=time_s, fixed_s=np.minimum(graph.fixed_s, np.nan_to_num(time_s))), drawing_s.sum()
 
 
 def predicted_s(problem: Problem, plan: Plan, alone: FloatArray) -> float:

@@ -31,6 +31,7 @@ from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
+from placement.runtime.ranks.ranks import add_gradients
 from placement.runtime.sharded.in_halves import Imagined, StepInHalves
 from placement.runtime.sharded.in_parts import Nobody, StepInParts
 
@@ -56,9 +57,10 @@ class MeasuredStep:
     Attributes:
         ops: op -> seconds in each step; what takes no time of its own (inputs, constants) is left out.
         step_s: each whole step of these ops, run without readings.
-        around: op -> seconds in each step of what comes before those ops (drawing random numbers) or after (updates).
+        drawing: op -> seconds in each step of drawing the random numbers that it uses, before all ops.
+        updates: op -> seconds in each step of the update of a parameter, with handing its gradient over, after them.
         fixed: op -> of ``ops`` what each part of it takes in full, in each step; where that was measured.
-        around_fixed: the same of ``around``.
+        updates_fixed: the same of ``updates``.
         halves: op -> seconds in each step of its half, where weights are cut in two; empty where they cannot be.
         alone: op -> seconds in each of some more steps in which the other workers rest; empty where nobody else is, or
             this worker is one that rests.
@@ -66,9 +68,10 @@ class MeasuredStep:
 
     ops: Times
     step_s: list[float]
-    around: Times
+    drawing: Times
+    updates: Times
     fixed: Times
-    around_fixed: Times
+    updates_fixed: Times
     halves: Times
     alone: Times
 
@@ -107,7 +110,7 @@ def op_times(
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
     parts, halves = StepInParts.of(layout.step), StepInHalves.of(layout.step)
     routines = [routine, *(cut.routine for cut in (parts, halves) if cut is not None)]
-    turns = _Turns(layout, routine, parts, halves, _values(step, layout, routines), place)
+    turns = _Turns(step, layout, routine, parts, halves, _values(step, layout, routines), place)
 
     def barrier() -> None:
         if worker is not None:
@@ -121,13 +124,14 @@ def op_times(
 
     step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
     steps = len(step_s) - warm_up
-    around = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
-    around_fixed: Times = {}
-    if program.train:
-        updates = _updates(step, turns.given)
-        around |= update_times_s(updates, step.optimizer, place, steps, barrier)
-        smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updates]
-        around_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
+    drawing = {op: [seconds] * steps for op, seconds in _drawing_s(layout, steps).items()}
+    updates, updates_fixed = {}, {}
+    if turns.updates is not None:
+        sum_s, updated = statistics.median(turns.update_s[warm_up:]), turns.updates.given(turns.given)
+        turns.updates = None  # its optimizer's memory
+        updates = update_times_s(updated, step.optimizer, place, steps, barrier, sum_s)
+        smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updated]
+        updates_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
     ops, fixed, in_halves = turns.op_times_s(warm_up)
     alone: Times = {}
     if worker is not None and worker.size > 1:
@@ -135,7 +139,7 @@ def op_times(
         if worker.rank == 0:
             alone = turns.more_times_s(min(steps, _MOST_ALONE))
         barrier()
-    return MeasuredStep(ops, step_s[warm_up:], around, fixed, around_fixed, in_halves, alone)
+    return MeasuredStep(ops, step_s[warm_up:], drawing, updates, fixed, updates_fixed, in_halves, alone)
 
 
 class _Clocked:
@@ -169,11 +173,12 @@ class _Clocked:
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of a step: each turn plain, and with readings of each clock: whole, in parts, and one half of it.
+    """Runs of a step: each turn plain with its update, and with readings: of the whole, in parts, of one half.
 
     ``values``: states and inputs.
     """
 
+    step: StepToMeasure
     layout: DeviceLayout
     routine: Routine
     parts: StepInParts | None
@@ -193,6 +198,8 @@ class _Turns:
         self._fixed: list[dict[int, float]] = []
         self._halves: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
+        self.updates: _Updates | None = None
+        self.update_s: list[float] = []
 
     def _taken(self, routine: Routine, values: Mapping[Key, Any] | None = None) -> list[Any]:
         """The arguments of one run, of all values or others; what is drawn for it, the run may overwrite."""
@@ -214,6 +221,11 @@ class _Turns:
     def take(self) -> float:
         """One turn; returns how many seconds the run without readings took."""
         step_s = self.plain()
+        if self.step.program.train:
+            # Right after the step, as in training: the memory that an update reads is in no cache by then.
+            self.updates = self.updates or _Updates.of(self.step, self.given)
+            if self.updates is not None:
+                self.update_s.append(self.updates.take(self.given))
         self._rows.append(self._whole.read())
         if self.parts is not None:
             self._fixed.append(self.parts.fixed_s(self._rows[-1], self._parts.read()))
@@ -270,20 +282,59 @@ def _drawing_s(layout: DeviceLayout, repeats: int) -> dict[int, float]:
     return found
 
 
-def _updates(step: StepToMeasure, given: Mapping[Key, Any]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(update op, a copy of its parameter, the gradient that the step gave)."""
-    graph, tensors, found = step.program.graph, NamedTensors(step.model), []
-    for state in step.program.states:
-        ops = [op for op in state.users if graph.phase[op] == Phase.UPDATE]
-        gradients = [given[key] for name in state.names if (key := ("gradient", name)) in given]
-        parameters = [tensor for name in state.names if (tensor := tensors.get(name)) is not None]
-        if ops and gradients and parameters:
-            gradient = gradients[0].detach()
-            found.append((ops[0], parameters[0].detach().to(gradient.device, copy=True), gradient))
-    return found
-
-
 # -- updates ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Updates:
+    """All updates of a step: copies of its parameters with an optimizer.
+
+    Attributes:
+        ops: the update op of each parameter.
+        keys: under which a step gives its gradient.
+        parameters: copies.
+        optimizer: of all of them.
+    """
+
+    ops: tuple[int, ...]
+    keys: tuple[Key, ...]
+    parameters: nn.ParameterList
+    optimizer: torch.optim.Optimizer
+
+    @staticmethod
+    def of(step: StepToMeasure, given: Mapping[Key, Any]) -> _Updates | None:
+        """None where nothing is updated; ``given``: what a step gave."""
+        graph, tensors = step.program.graph, NamedTensors(step.model)
+        ops, keys, parameters = [], [], []
+        for state in step.program.states:
+            users = [op for op in state.users if graph.phase[op] == Phase.UPDATE]
+            gradients: list[Key] = [key for name in state.names if (key := ("gradient", name)) in given]
+            own = [tensor for name in state.names if (tensor := tensors.get(name)) is not None]
+            if users and gradients and own:
+                ops.append(users[0])
+                keys.append(gradients[0])
+                parameters.append(nn.Parameter(own[0].detach().to(given[gradients[0]].device, copy=True)))
+        if not ops:
+            return None
+        copies = nn.ParameterList(parameters)
+        optimizer = OPTIMIZERS[step.optimizer](copies.parameters(), lr=_LR)
+        return _Updates(tuple(ops), tuple(keys), copies, optimizer)
+
+    def take(self, given: Mapping[Key, Any]) -> float:
+        """Hand the gradients over and update all; returns how many seconds that took."""
+        place = self.parameters[0].device
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        add_gradients(self.parameters, {str(number): given[key] for number, key in enumerate(self.keys)})
+        self.optimizer.step()
+        synchronise(place)
+        return time.perf_counter() - start
+
+    def given(self, given: Mapping[Key, Any]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """(update op, its parameter, the gradient that the step gave)."""
+        parameters = [parameter.detach() for parameter in self.parameters]
+        gradients = [given[key].detach() for key in self.keys]
+        return list(zip(self.ops, parameters, gradients, strict=True))
 
 
 def update_times_s(
@@ -292,6 +343,7 @@ def update_times_s(
     place: torch.device,
     steps: int,
     barrier: Callable[[], None],
+    sum_s: float | None = None,
 ) -> Times:
     """Seconds that the updates of parameters take out of one optimizer's step over all of them.
 
@@ -303,6 +355,7 @@ def update_times_s(
         optimizer: a key of `OPTIMIZERS`.
         steps: how often it steps; as many warm-up steps as parameters need to have their state come before.
         barrier: called before each step, to wait for other workers.
+        sum_s: seconds of a step over all; None: measured here.
     """
     if not updates:
         return {}
@@ -314,8 +367,9 @@ def update_times_s(
     singles = [make([parameter], lr=_LR) for parameter in parameters]
     rows = [_stepped(singles, place, barrier) for _ in range(steps + 2)][2:]
     del singles
-    whole = [make(parameters, lr=_LR)]
-    sum_s = statistics.median([_stepped(whole, place, barrier)[0] for _ in range(steps + 2)][2:])
+    if sum_s is None:
+        whole = [make(parameters, lr=_LR)]
+        sum_s = statistics.median([_stepped(whole, place, barrier)[0] for _ in range(steps + 2)][2:])
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
     fixed_s = _fixed_s(medians, sum_s)
     scale = sum_s / sum(s - fixed_s for s in medians)

@@ -42,6 +42,8 @@ class Profile:
         steps: by key, how many times each median is of.
         alone: float64 [n, k]: an op's time while the other devices of its kind rest, over that while they compute; 1
             where that was not measured.
+        drawing_s: float64 [n, k]: of an op's time the drawing of its random numbers. A process that runs a part of the
+            model draws those of the whole, so that it draws the same.
     """
 
     graph: OpGraph
@@ -49,6 +51,7 @@ class Profile:
     step_s: Mapping[str, float]
     steps: Mapping[str, int]
     alone: FloatArray
+    drawing_s: FloatArray
 
     def typical_spread(self, key: str) -> float:
         """Median over the ops of their spread, relative to their time."""
@@ -135,7 +138,7 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
     """
     keys = tuple(sorted(measured))
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))
-    fixed_s, alone = np.zeros(time_s.shape), np.ones(time_s.shape)
+    fixed_s, drawing_s, alone = np.zeros(time_s.shape), np.zeros(time_s.shape), np.ones(time_s.shape)
     step_s, steps = {}, {}
     halves_s: list[dict[int, float]] = []
     for column, key in enumerate(keys):
@@ -144,25 +147,27 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
         own = _pooled([part.ops for part in measured[key]])
         sum_s = sum(statistics.median(samples) for samples in own.values())
         scale = step_s[key] / sum_s if sum_s else 1.0
-        around = _pooled([part.around for part in measured[key]])
-        for op in sorted({*own, *around}):
-            parts = [(times[op], factor) for times, factor in ((own, scale), (around, 1.0)) if op in times]
+        drawing, updates = (_pooled([getattr(part, name) for part in measured[key]]) for name in ("drawing", "updates"))
+        drawing_s[list(drawing), column] = [statistics.median(samples) for samples in drawing.values()]
+        for op in sorted({*own, *drawing, *updates}):
+            every = (own, scale), (drawing, 1.0), (updates, 1.0)
+            parts = [(times[op], factor) for times, factor in every if op in times]
             time_s[op, column] = round(sum(statistics.median(samples) * factor for samples, factor in parts), 10)
             spread_s[op, column] = round(sum(spread(samples) * factor for samples, factor in parts), 10)
         for op, samples in measured[key][0].alone.items():
             together_s = statistics.median(measured[key][0].ops[op])
             alone[op, column] = statistics.median(samples) / together_s if together_s else 1.0
-        fixed = _pooled([part.fixed for part in measured[key]]), _pooled([part.around_fixed for part in measured[key]])
+        fixed = _pooled([part.fixed for part in measured[key]]), _pooled([part.updates_fixed for part in measured[key]])
         for times, factor in zip(fixed, (scale, 1.0), strict=True):
             for op, samples in times.items():
                 seconds = round(statistics.median(samples) * factor, 10)
                 fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
         halves = _pooled([part.halves for part in measured[key]])
-        halves_s.append({op: statistics.median(halves[op]) * scale for op in halves if op in own and op not in around})
+        halves_s.append({op: statistics.median(halves[op]) * scale for op in halves if op in own and op not in drawing})
     found = dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s)
     if halves_s[0]:  # rows say it once, so one kind of device stands for all
         found = with_whole_times(found, 0, halves_s[0])
-    return Profile(found, spread_s, step_s, steps, alone)
+    return Profile(found, spread_s, step_s, steps, alone, drawing_s)
 
 
 def _pooled(parts: Sequence[Times]) -> Times:
