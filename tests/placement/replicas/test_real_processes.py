@@ -49,7 +49,8 @@ def test_the_versions_of_a_scripted_run_are_those_of_virtual_time() -> None:
     here = real("downpour", stop=stop, delay_s=delay_s)
     assert set(here.trace[:2]) == set(there.trace[:2])  # both begin at once
     assert here.trace[2:7] == there.trace[2:7]
-    assert here.staleness == pytest.approx(there.staleness)
+    # The last update may or may not be counted when the run ends.
+    assert here.staleness == pytest.approx(there.staleness, abs=0.1)
     assert here.seconds == pytest.approx(there.seconds, rel=0.5)
 
 
