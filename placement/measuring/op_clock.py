@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from placement.measuring.speeds import synchronise
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.transfers import expect, receive, send
 
@@ -71,6 +72,35 @@ def clocked(routine: Routine, read: Callable[[], Any]) -> ClockedRoutine:
     """
     module, labels = _with_readings(routine, read)
     return ClockedRoutine(with_fast_calls(module), labels)
+
+
+class OpReader:
+    """Runs a routine with readings of every clock: of the host, and of the GPU on one.
+
+    Args:
+        taken: gives the arguments of one run.
+        others: what the code talks to.
+    """
+
+    def __init__(
+        self, routine: Routine, place: torch.device, taken: Callable[[Routine], list[Any]], *others: Any
+    ) -> None:
+        clocks = [host_clock()] + ([cuda_clock()] if place.type == "cuda" else [])
+        self._codes = [(clocked(routine, read), between) for read, between in clocks]
+        self._routine, self._place, self._taken, self._others = routine, place, taken, others
+
+    def read(self) -> dict[int, float]:
+        """The seconds of each op in one run by each clock."""
+        row: dict[int, float] = {}
+        for code, between in self._codes:
+            taken = self._taken(self._routine)
+            synchronise(self._place)
+            readings = code.run(*self._others, *taken)[len(self._routine.gives) :]
+            synchronise(self._place)
+            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
+            for op, seconds in code.seconds(readings, between).items():
+                row[op] = max(seconds, row.get(op, 0.0))
+        return row
 
 
 def recorded(routine: Routine, write: Callable[[list[Stretch]], object]) -> Routine:

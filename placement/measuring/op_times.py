@@ -21,7 +21,7 @@ from graphs.capture.trace import TensorInfo, value_of
 from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine import measure_step
-from placement.measuring.op_clock import clocked, cuda_clock, host_clock
+from placement.measuring.op_clock import OpReader
 from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.workers import Worker
@@ -142,35 +142,6 @@ def op_times(
     return MeasuredStep(ops, step_s[warm_up:], drawing, updates, fixed, updates_fixed, in_halves, alone)
 
 
-class _Clocked:
-    """A routine with readings of every clock.
-
-    Args:
-        taken: gives the arguments of one run.
-        others: what the code talks to.
-    """
-
-    def __init__(
-        self, routine: Routine, place: torch.device, taken: Callable[[Routine], list[Any]], *others: Any
-    ) -> None:
-        clocks = [host_clock()] + ([cuda_clock()] if place.type == "cuda" else [])
-        self._codes = [(clocked(routine, read), between) for read, between in clocks]
-        self._routine, self._place, self._taken, self._others = routine, place, taken, others
-
-    def read(self) -> dict[int, float]:
-        """The seconds of each op in one run by each clock."""
-        row: dict[int, float] = {}
-        for code, between in self._codes:
-            taken = self._taken(self._routine)
-            synchronise(self._place)
-            readings = code.run(*self._others, *taken)[len(self._routine.gives) :]
-            synchronise(self._place)
-            # A GPU's op takes as long as the kernel, or as the host needs to launch it.
-            for op, seconds in code.seconds(readings, between).items():
-                row[op] = max(seconds, row.get(op, 0.0))
-        return row
-
-
 @dataclass(eq=False)
 class _Turns:
     """Runs of a step: each turn plain with its update, and with readings: of the whole, in parts, of one half.
@@ -187,13 +158,13 @@ class _Turns:
     place: torch.device
 
     def __post_init__(self) -> None:
-        self._whole = _Clocked(self.routine, self.place, self._taken, None)
+        self._whole = OpReader(self.routine, self.place, self._taken, None)
         if self.parts is not None:
-            self._parts = _Clocked(self.parts.routine, self.place, self._taken, None, Nobody())
+            self._parts = OpReader(self.parts.routine, self.place, self._taken, None, Nobody())
         if self.halves is not None:
             own = self.halves.parts_of(self.values)
             imagined = Imagined(self.halves.exchanges, self.place)
-            self._half = _Clocked(self.halves.routine, self.place, lambda r: self._taken(r, own), None, imagined)
+            self._half = OpReader(self.halves.routine, self.place, lambda r: self._taken(r, own), None, imagined)
         self._rows: list[dict[int, float]] = []
         self._fixed: list[dict[int, float]] = []
         self._halves: list[dict[int, float]] = []
@@ -229,9 +200,18 @@ class _Turns:
         self._rows.append(self._whole.read())
         if self.parts is not None:
             self._fixed.append(self.parts.fixed_s(self._rows[-1], self._parts.read()))
-        if self.halves is not None:
-            self._halves.append(self._half.read())
+        self._take_half()
         return step_s
+
+    def _take_half(self) -> None:
+        """Read one half; none any more where an op cannot take the zeros that stand for what others would send."""
+        if self.halves is None:
+            return
+        try:
+            self._halves.append(self._half.read())
+        except (RuntimeError, IndexError, ValueError):
+            self.halves = None
+            self._halves.clear()
 
     def more_times_s(self, steps: int) -> Times:
         """By op, of so many more runs of the whole."""

@@ -16,6 +16,9 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.splitting import split
 from graphs.transforms.splitting.sharding import Axis
 from placement.measuring.op_clock import clocked
+from placement.measuring.op_times import op_times
+from placement.measuring.profiling import step_to_measure
+from placement.measuring.repeats import Repeats
 from placement.runtime.program.functional import functional
 from placement.runtime.sharded.in_halves import Imagined, StepInHalves, with_whole_times
 
@@ -65,6 +68,26 @@ def test_a_step_whose_weights_cannot_be_cut_has_no_halves() -> None:
 
     step = functional(capture_program(Odd(), (torch.rand(3, requires_grad=True),), {}, False))
     assert StepInHalves.of(step) is None
+
+
+class Refusing(Imagined):
+    """As an op that cannot take the zeros that stand for what the other half would send."""
+
+    def finish(self, handle: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        raise RuntimeError("singular matrix")
+
+
+@pytest.mark.parametrize("imagined", [Imagined, Refusing])
+def test_a_half_that_cannot_run_without_the_other_is_not_measured(
+    imagined: type[Imagined], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("placement.measuring.op_times.Imagined", imagined)
+    step = step_to_measure(Block(), (torch.rand(8, 8),), train=True)
+    found = op_times(step, CPU, Repeats(dropped=1, least=2, settled=2, most=2))
+    assert bool(found.halves) == (imagined is Imagined)
+    assert found.updates
+    assert found.updates.keys() == found.updates_fixed.keys()
+    assert len(found.step_s) == 2
 
 
 @settings(max_examples=30, deadline=None)
