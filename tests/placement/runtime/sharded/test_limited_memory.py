@@ -8,7 +8,10 @@ import pytest
 from placement.runtime.ranks.launch import launch
 
 BUCKET = limited_memory.WIDTH**2 * 4
-STRATEGIES = (f"dp2 zero3 | bucket={BUCKET}", "pp2 1f1b mb2", "pp2 gpipe mb2 | recompute=*")
+STRATEGIES = (
+    *(f"dp2 zero{level} | bucket={BUCKET}" for level in (1, 2, 3)),
+    *("tp2", "pp2 1f1b mb2", "pp2 gpipe mb2 | recompute=*"),
+)
 
 
 def test_what_fits_no_process_trains_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
