@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
-_MEETING_S = 120.0
+_MEETING_S = (60.0, 120.0)  # for the first try, and the second
 _MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
 
 
@@ -113,12 +113,9 @@ class RealEngine:
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
         with orderly_end(), single_threaded():  # what is evaluated here takes no core from the participants
-            host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
-            stores = [new_store(host=host) for _ in range(1 + len(self._plans))]  # of all, and of each crew
-            workers = self._started(stop, [store.port for store in stores])
+            workers, stores = self._met(stop, names)
             try:
                 self.pids = workers.pids
-                _meet(workers, names, len(self._seats))
                 watch, processes = _Watch(log, names), StoppedProcesses(workers.pids)
                 began_s = looked_s = time.monotonic()
                 workers.tell(began_s)
@@ -134,8 +131,28 @@ class RealEngine:
                         log.end()
             finally:
                 workers.end()
+        del stores  # which served until now
         watch.settle()
         return log.run(method, watch.now_s, watch.bytes_sent)
+
+    def _met(self, stop: Stop, names: Sequence[str]) -> tuple[Workers, list[Any]]:
+        """Processes that have met, and the stores by which they did: one of all, and one of each crew.
+
+        A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
+        started once more; beside ranks there is no second try, for they begin together.
+        """
+        host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
+        for limit_s in _MEETING_S if self._ranks is None else _MEETING_S[-1:]:
+            stores = [new_store(host=host) for _ in range(1 + len(self._plans))]
+            workers = self._started(stop, [store.port for store in stores])
+            try:
+                if _meet(workers, names, len(self._seats), limit_s):
+                    return workers, stores
+            except BaseException:
+                workers.end()
+                raise
+            workers.end()
+        raise RankError(f"{len(self._seats)} processes did not meet within {limit_s:g} s; start fewer workers.")
 
     def _end_stopped(self, processes: StoppedProcesses) -> None:
         """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""
@@ -144,9 +161,9 @@ class RealEngine:
             os.kill(self.pids[stopped], signal.SIGKILL)
 
 
-def _meet(workers: Workers, names: Sequence[str], total: int) -> None:
-    """Wait until all processes have met, participants by name and those that help them."""
-    there, end_s = 0, time.monotonic() + _MEETING_S
+def _meet(workers: Workers, names: Sequence[str], total: int, limit_s: float) -> bool:
+    """Wait until all processes have met, participants by name and those that help them; False: it took too long."""
+    there, end_s = 0, time.monotonic() + limit_s
     while there < total:
         for number, kind, content in workers.hear(_LOOK_S):
             if kind in (ENDED, FAILURE, SILENT) or content[0] != READY:
@@ -155,7 +172,8 @@ def _meet(workers: Workers, names: Sequence[str], total: int) -> None:
                 raise RankError(f"{name} did not begin ({why}); run again.")
             there += 1
         if time.monotonic() > end_s:
-            raise RankError(f"{total} processes did not meet within {_MEETING_S:g} s; start fewer workers.")
+            return False
+    return True
 
 
 class _Watch:
