@@ -162,7 +162,8 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
             for op, samples in times.items():
                 seconds = round(statistics.median(samples) * factor, 10)
                 fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
-        halves = _pooled([part.halves for part in measured[key]])
+        every_half = [part.halves for part in measured[key]]
+        halves = _pooled(every_half) if all(every_half) else {}
         halves_s.append({op: statistics.median(halves[op]) * scale for op in halves if op in own and op not in drawing})
     found = dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s)
     if halves_s[0]:  # rows say it once, so one kind of device stands for all
