@@ -48,11 +48,13 @@ def test_the_versions_of_a_scripted_run_are_those_of_virtual_time() -> None:
     there = virtual("downpour", stop=stop, step_s=lambda worker, step, samples: delay_s(worker, step))
     for _ in range(3):  # on a busy machine a process may wait for its core longer than updates are apart
         here = real("downpour", stop=stop, delay_s=delay_s)
-        if here.trace[2:7] == there.trace[2:7] and here.staleness == pytest.approx(there.staleness):
+        if here.trace[2:7] == there.trace[2:7]:
             break
     assert set(here.trace[:2]) == set(there.trace[:2])  # both begin at once
     assert here.trace[2:7] == there.trace[2:7]
-    assert here.staleness == pytest.approx(there.staleness)
+    # The last update, which is one version late, ends the run and may or may not be counted.
+    without_last = (there.staleness * stop.updates - 1) / (stop.updates - 1)
+    assert here.staleness in (pytest.approx(there.staleness), pytest.approx(without_last))
     assert here.seconds == pytest.approx(there.seconds, rel=0.5)
 
 
