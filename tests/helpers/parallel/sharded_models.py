@@ -217,7 +217,9 @@ def run_whole(model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, loss:
     return Run(expected.detach(), gradients=gradients, buffers=dict(plain.named_buffers()))
 
 
-def run_in_parts(model: nn.Module, args: tuple[torch.Tensor, ...], parts: int) -> Run:
+def run_in_parts(
+    model: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], parts: int
+) -> Run:
     """The training step of a copy of a model on one part of the batch after the other, each with its own statistics.
 
     All samples have a label, so the loss is the mean of those of parts. Counters of steps are left out.
@@ -225,8 +227,9 @@ def run_in_parts(model: nn.Module, args: tuple[torch.Tensor, ...], parts: int) -
     plain = copy.deepcopy(model).train()
     torch.manual_seed(3)
     losses = []
-    for some in zip(*(arg.chunk(parts) for arg in args), strict=True):
-        loss = default_loss(plain(*some)) / parts
+    for some in zip(*(arg.chunk(parts) for arg in (*args, *kwargs.values())), strict=True):
+        named = dict(zip(kwargs, some[len(args) :], strict=True))
+        loss = default_loss(plain(*some[: len(args)], **named)) / parts
         loss.backward()
         losses.append(loss.detach())
     gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}

@@ -34,13 +34,22 @@ def _is_alone(value: fx.Node) -> bool:
     """Whether a node is read once, and no other node that is read shares its memory."""
     if len(value.users) != 1:
         return False
-    if value.target is added:
+    if value.target is added or _is_view(value):
         return _is_alone(value.all_input_nodes[0])
     if value.target is operator.getitem:
         made, index = value.args
         assert isinstance(made, fx.Node)
         return sum(user.args[1:] == (index,) for user in made.users) == 1 and _makes(made)
     return _makes(value)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a call returns its only tensor in another shape, and changes nothing."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or len(node.all_input_nodes) != 1:
+        return False
+    facts = signature(target)
+    return facts.may_alias and not facts.writes
 
 
 def _makes(node: fx.Node) -> bool:

@@ -91,7 +91,7 @@ def test_statistics_of_what_is_made_whole(strategy: str) -> None:
 def test_statistics_of_each_part(strategy: str, parts: int) -> None:
     """`statistics=local` trains as on one part after the other."""
     model, args = Narrowing(), (torch.randn(8, 3, 10, 10),)
-    expected = run_in_parts(model, args, parts)
+    expected = run_in_parts(model, args, {}, parts)
     if "dp2" in strategy:
         expected.buffers.clear()  # each replica has running statistics of its own parts
     check(model, args, f"{strategy} | statistics=local", expected=expected)
