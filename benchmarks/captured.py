@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,16 +43,35 @@ def _clip() -> tuple[torch.nn.Module, dict[str, Any]]:
     return transformers.CLIPModel(config), given
 
 
-MODELS: Mapping[str, Callable[[], tuple[torch.nn.Module, dict[str, Any]]]] = {
-    "t5": _t5,
-    "mixtral": _mixtral,
-    "whisper": _whisper,
-    "clip": _clip,
-}
+def _bert() -> tuple[torch.nn.Module, dict[str, Any]]:
+    return transformers.BertForMaskedLM(transformers.BertConfig()), _TEXT | _LABELS
+
+
+def _llama() -> tuple[torch.nn.Module, dict[str, Any]]:
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **sizes)), _TEXT | _LABELS
+
+
+def _bart() -> tuple[torch.nn.Module, dict[str, Any]]:
+    config = transformers.BartConfig(use_cache=False, encoder_layers=6, decoder_layers=6)
+    return transformers.BartForConditionalGeneration(config), _TEXT | _LABELS
+
+
+def _vit() -> tuple[torch.nn.Module, dict[str, Any]]:
+    config = transformers.ViTConfig()
+    images = torch.zeros(BATCH, 3, config.image_size, config.image_size, device="meta")
+    labels = torch.zeros(BATCH, dtype=torch.long, device="meta")
+    return transformers.ViTForImageClassification(config), {"pixel_values": images, "labels": labels}
+
+
+Make = Callable[[], tuple[torch.nn.Module, dict[str, Any]]]
+MODELS: dict[str, Make] = {"t5": _t5, "mixtral": _mixtral, "whisper": _whisper, "clip": _clip}
+# What the shipped policy was trained on; it has not seen `MODELS`.
+FOR_TRAINING: dict[str, Make] = {"hf_bert": _bert, "hf_llama": _llama, "hf_bart": _bart, "hf_vit": _vit}
 
 
 def captured(name: str) -> OpGraph:
-    """The training step of a model of `MODELS`."""
+    """The training step of a model of `MODELS` or `FOR_TRAINING`."""
     with torch.device("meta"):
-        model, given = MODELS[name]()
+        model, given = (MODELS | FOR_TRAINING)[name]()
     return capture(model, (), given, train=True, name=name)

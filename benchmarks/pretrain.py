@@ -1,9 +1,10 @@
 """Train the graph policy that the package ships, over many graphs and clusters, on one core.
 
-    python benchmarks/pretrain.py --seed 0 [--updates 1000] [--out policy.zip]
+    python benchmarks/pretrain.py --seed 0 [--updates 1000] [--start policy.zip] [--out policy.zip]
 
-Graphs: zoo models (inference and training steps), but for those held out (HELD_OUT_MODELS), and generated ones;
-clusters: presets, but for those held out (HELD_OUT_CLUSTERS), and random ones of 2 to 8 devices. Every update draws
+Graphs: zoo models (inference and training steps), but for those held out (HELD_OUT_MODELS), training steps of captured
+models (`captured.FOR_TRAINING`), what strategies make of training steps, and generated ones; clusters: presets, but for
+those held out (HELD_OUT_CLUSTERS), random ones of 2 to 8 devices, and of 64 on eight hosts. Every update draws
 a few problems and tastes for each (see GraphPolicy), and places by each of them; tastes that place faster than the
 mean of their problem become likelier (policy gradients with parameter-based exploration, F. Sehnke et al., Neural
 Networks 23, 2010, doi:10.1016/j.neunet.2009.12.004). The parameters that place the validation problems best are kept
@@ -21,19 +22,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from captured import FOR_TRAINING, captured
 from table import parser
 
 import baselines
+from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, Link, both_ways
 from env.plan import Plan
 from env.presets import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.problem import Problem
 from env.simulation.simulator import Simulator
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, StrategyError
 from graphs.generators import GENERATORS
 from graphs.opgraph import FloatArray, OpGraph
+from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
-from placement.learning.learners.pretrained import PRETRAINED
+from placement.learning.learners.pretrained import PRETRAINED, load_pretrained
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import PolicyOrigin, save_policy
@@ -46,7 +50,8 @@ CLUSTERS = ("4xV100-pcie", "8xH100-nvswitch", "8xA100-nvswitch", "2xK40-pcie", "
 HELD_OUT_SEEDS = 1_000_000  # generated graphs and random clusters from this seed on are for tests only
 VALIDATION_SEEDS = 500_000
 DEVICES = (K40, P100, T4, V100_PCIE, A100_PCIE, H100)
-MOST_OPS = 4000  # of a training graph
+REWRITES = ("mb2", "mb4", "dp2", "dp4", "dp2 zero1", "tp2", "tp4", "dp2 | tp2", "recompute=kind:*bmm*", "updates=fused")
+MOST_OPS = 8000  # of a graph
 CLIP = 1.0
 LEAST_GAIN = 0.03  # samples that differ by less than this hardly count
 DRAWN = 15  # samples of a validation problem
@@ -85,15 +90,15 @@ def main() -> None:
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
-    policy = GraphPolicy()
-    zoo = zoo_graphs(MODELS)
-    print(f"{len(zoo)} zoo graphs: " + ", ".join(f"{g.name} {g.n_ops}" for g in zoo), flush=True)
-    validation = tasks(np.random.default_rng(VALIDATION_SEEDS), zoo, options.validation, VALIDATION_SEEDS)
-    pool = np.array(tasks(rng, zoo, options.problems, 0), dtype=object)
+    policy = GraphPolicy() if options.start is None else load_pretrained(options.start)
+    known = known_graphs(MODELS)
+    print(f"{len(known)} graphs: " + ", ".join(f"{g.name} {g.n_ops}" for g in known), flush=True)
+    validation = tasks(np.random.default_rng(VALIDATION_SEEDS), known, options.validation, VALIDATION_SEEDS)
+    pool = np.array(tasks(rng, known, options.problems, 0), dtype=object)
     optimizer = _optimizer(policy)
     began, greedy, drawn = time.process_time(), *validate(policy, validation)
     best = math.sqrt(greedy * drawn)
-    print(f"{len(pool)} problems; untrained, of HEFT: greedy {greedy:.4f}, best of {DRAWN} {drawn:.4f}", flush=True)
+    print(f"{len(pool)} problems; before training, of HEFT: greedy {greedy:.4f}, best of {DRAWN} {drawn:.4f}", flush=True)
     command = shlex.join(["python", "benchmarks/pretrain.py", *sys.argv[1:]])
     recent: list[tuple[float, float]] = []
     for update in range(1, options.updates + 1):
@@ -170,25 +175,44 @@ def validate(policy: GraphPolicy, chosen: list[Task]) -> tuple[float, float]:
 # -- problems ---------------------------------------------------------------------------------------------------
 
 
-def zoo_graphs(models: tuple[str, ...]) -> list[OpGraph]:
-    """Inference and training steps of models, but for those too large to train on."""
+def known_graphs(models: tuple[str, ...]) -> list[OpGraph]:
+    """Inference and training steps of zoo models, training steps of captured ones; but for those too large."""
     graphs = [model_graph(name, train) for name in models for train in (False, True)]
+    graphs += [captured(name) for name in FOR_TRAINING]
     return [graph for graph in graphs if graph.n_ops <= MOST_OPS]
 
 
-def tasks(rng: np.random.Generator, zoo: list[OpGraph], count: int, first_seed: int) -> list[Task]:
-    """Problems, half of them of the zoo and half generated; what fits nowhere is drawn again."""
+def tasks(rng: np.random.Generator, known: list[OpGraph], count: int, first_seed: int) -> list[Task]:
+    """Problems, half of them known graphs, every other one of which rewritten, half generated; of what fits somewhere."""
     found: list[Task] = []
     number = first_seed
     while len(found) < count:
         number += 1
-        cluster = Cluster.preset(str(rng.choice(CLUSTERS))) if rng.random() < 0.3 else random_cluster(rng, number)
-        graph = zoo[rng.integers(len(zoo))] if len(found) % 2 else generated(rng, number, cluster)
+        cluster = _cluster(rng, number)
+        graph = known[rng.integers(len(known))] if len(found) % 2 else generated(rng, number, cluster)
+        if len(found) % 4 == 1:
+            graph = rewritten(rng, graph, cluster)
         try:
             found.append(Task(graph, cluster))
         except InfeasibleError:
             continue
     return found
+
+
+def _cluster(rng: np.random.Generator, number: int) -> Cluster:
+    drawn = rng.random()
+    if drawn < 0.3:
+        return Cluster.preset(str(rng.choice(CLUSTERS)))
+    return random_cluster(rng, number) if drawn < 0.8 else random_hosts(rng, number)
+
+
+def rewritten(rng: np.random.Generator, graph: OpGraph, cluster: Cluster) -> OpGraph:
+    """What a strategy makes of a training step, its collectives spelt out; the graph itself where it is none of them."""
+    try:
+        found = applied(graph, cluster, Strategy.parse(str(rng.choice(REWRITES)))).problem.graph
+    except (StrategyError, InfeasibleError):
+        return graph
+    return found if found.n_ops <= MOST_OPS else graph
 
 
 def generated(rng: np.random.Generator, seed: int, cluster: Cluster) -> OpGraph:
@@ -239,6 +263,20 @@ def random_cluster(rng: np.random.Generator, number: int) -> Cluster:
     return Cluster(f"random-{number}", devices, tuple(links))
 
 
+def random_hosts(rng: np.random.Generator, number: int) -> Cluster:
+    """Eight hosts of eight devices alike: a switch in each, and one between the hosts."""
+    model = DEVICES[rng.integers(len(DEVICES))]
+    inside, between = math.exp(rng.uniform(math.log(1e10), math.log(4e11))), math.exp(rng.uniform(20.7, 24.6))
+    devices, links = [], list[Link]()
+    for host in range(8):
+        links += both_ways(f"host{host}", "network", between, 5e-6)
+        for i in range(8):
+            device = _named(model, f"host{host}/gpu{i}", rng)
+            devices.append(device)
+            links += both_ways(device.name, f"host{host}", inside, 1e-6)
+    return Cluster(f"hosts-{number}", tuple(devices), tuple(links))
+
+
 def _named(model: Device, name: str, rng: np.random.Generator) -> Device:
     memory_bytes = int(model.memory_bytes if rng.random() < 0.8 else rng.uniform(2, 10) * GIB)
     return Device(
@@ -248,6 +286,7 @@ def _named(model: Device, name: str, rng: np.random.Generator) -> Device:
 
 def _options() -> argparse.Namespace:
     options = parser(__doc__)
+    options.add_argument("--start", type=Path, help="a policy file to go on from (default: an untrained policy)")
     options.add_argument("--updates", type=int, default=1000, help="default: %(default)s")
     options.add_argument("--problems", type=int, default=1500, help="to train on (default: %(default)s)")
     options.add_argument("--validation", type=int, default=60, help="problems to choose by (default: %(default)s)")
