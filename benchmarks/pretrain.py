@@ -98,7 +98,8 @@ def main() -> None:
     optimizer = _optimizer(policy)
     began, greedy, drawn = time.process_time(), *validate(policy, validation)
     best = math.sqrt(greedy * drawn)
-    print(f"{len(pool)} problems; before training, of HEFT: greedy {greedy:.4f}, best of {DRAWN} {drawn:.4f}", flush=True)
+    before = f"before training, of HEFT: greedy {greedy:.4f}, best of {DRAWN} {drawn:.4f}"
+    print(f"{len(pool)} problems; {before}", flush=True)
     command = shlex.join(["python", "benchmarks/pretrain.py", *sys.argv[1:]])
     recent: list[tuple[float, float]] = []
     for update in range(1, options.updates + 1):
@@ -183,7 +184,7 @@ def known_graphs(models: tuple[str, ...]) -> list[OpGraph]:
 
 
 def tasks(rng: np.random.Generator, known: list[OpGraph], count: int, first_seed: int) -> list[Task]:
-    """Problems, half of them known graphs, every other one of which rewritten, half generated; of what fits somewhere."""
+    """Problems that fit somewhere: half generated, half of known graphs, every other one of which is rewritten."""
     found: list[Task] = []
     number = first_seed
     while len(found) < count:
@@ -207,7 +208,7 @@ def _cluster(rng: np.random.Generator, number: int) -> Cluster:
 
 
 def rewritten(rng: np.random.Generator, graph: OpGraph, cluster: Cluster) -> OpGraph:
-    """What a strategy makes of a training step, its collectives spelt out; the graph itself where it is none of them."""
+    """What a strategy makes of a training step, its collectives spelt out; else the graph itself."""
     try:
         found = applied(graph, cluster, Strategy.parse(str(rng.choice(REWRITES)))).problem.graph
     except (StrategyError, InfeasibleError):

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 from captured import MODELS as CAPTURED
 from captured import captured
-from pretrain import CLUSTERS, HELD_OUT_CLUSTERS, HELD_OUT_MODELS, HELD_OUT_SEEDS, generated, random_cluster
+from pretrain import (
+    CLUSTERS,
+    HELD_OUT_CLUSTERS,
+    HELD_OUT_MODELS,
+    HELD_OUT_SEEDS,
+    generated,
+    random_cluster,
+    random_hosts,
+)
 from table import machine, parser
 
 import baselines
@@ -39,12 +47,14 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.zoo.cache import model_graph
-from placement.learning.learners.pretrained import load_pretrained, propose_pretrained
+from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained
+from placement.learning.policies.policy_file import load_policy
 from placement.solving.solver import Solver
 
 SEEN_MODELS = ("inception_v3", "rnnlm", "two_tower")  # on clusters held out
 UNSEEN_ON_SEEN = CLUSTERS[:4]
 GENERATED = 24
+HOSTS = 2  # clusters of 64 devices
 # The better half in docs/results/suite.md, but for those that take seconds.
 HEURISTICS = ("single_device", "expert", "min_cut", "heft", "cpop", "peft", "m_etf", "m_sct", "mite", "dfs")
 COLUMNS = (
@@ -103,6 +113,11 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, OpGraph, Cluster]
         graph = captured(model)
         for name in HELD_OUT_CLUSTERS:
             yield "captured", graph, Cluster.preset(name)
+    rng = np.random.default_rng(HELD_OUT_SEEDS - options.seed - 1)
+    for number in range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + HOSTS):
+        cluster = random_hosts(rng, number)
+        for model in options.models.split(","):
+            yield "hosts", model_graph(model, True), cluster
     rng = np.random.default_rng(HELD_OUT_SEEDS + options.seed)
     for number in range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + GENERATED):
         cluster = random_cluster(rng, number)
@@ -167,6 +182,7 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
         "zoo": "Zoo models that training left out, on clusters it left out and (the last four of each) on others",
         "cluster": "Other zoo models, on clusters that training left out",
         "captured": "Training steps of configurations of transformers, on clusters that training left out",
+        "hosts": "Training steps of zoo models that training left out, on 64 devices of eight hosts",
         "generated": "Generated graphs and clusters that training left out",
     }
     lines = [
@@ -175,7 +191,7 @@ def _page(rows: list[Row], searched: list[tuple[str, float, float]], command: st
         f"Written by `{command}`  ",
         machine(),
         "",
-        "The policy was trained by `python benchmarks/pretrain.py --seed 0`. Greedy: its likeliest placement.",
+        f"The policy was trained by `{load_policy(PRETRAINED).origin.command}`. Greedy: its likeliest placement.",
         'Zero-shot: what `method="pretrained"` answers without a budget. Seconds: CPU time of that, all included.',
         f"Best heuristic: of {', '.join(HEURISTICS)}.",
         "Gap: of zero-shot to the lower bound. A dash: found no placement that fits.",
