@@ -123,6 +123,10 @@ class _Sampling:
         with contextlib.suppress(InfeasibleError):
             for candidate in candidates(self._problem, self._seed, quick, spent):
                 self._keep(candidate)
+                plan = Plan(candidate.plan.device)  # the default priority may be faster than its own order
+                score = self._simulator.score(plan)
+                if score.feasible:
+                    self._keep(Candidate(candidate.method, plan, score.step_time_s))
         budget.spend(count + 2 + len(quick))
         budget.interrupted |= spent.interrupted
 
