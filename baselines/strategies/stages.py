@@ -39,16 +39,18 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[In
 def stages_from(graph: OpGraph, first_ops: IntArray, op_s: FloatArray) -> tuple[IntArray, BoolArray]:
     """``(stage, is_apart)``, int64 and bool [n]: the stage of every op, 0 to V - 1.
 
-    Ops of one colocation group are of one stage, that of the op of most work. An op that its group takes out of the
-    stretch it lies in is apart: it works for another stage than its own, as a tied embedding does, and has no place
-    among the blocks of a pipeline order.
+    Ops of one colocation group are of one stage, that of the op of most work, by FLOPs and then bytes moved: whether op
+    times are measured must not matter, since a process that runs a strategy carries it out again without them. An op
+    that its group takes out of the stretch it lies in is apart: it works for another stage than its own, as a tied
+    embedding does, and has no place among the blocks of a pipeline order.
 
     Args:
         first_ops: int64 [V - 1], the forward ops with which stages 1 to V - 1 begin, in topological order.
         op_s: float64 [n, V], as of `even_cuts`.
     """
     forward = forward_ops(graph)
-    work = work_s(graph, op_s)[:, 0]
+    by_cost = np.column_stack([graph.flops, graph.bytes_moved])
+    work = work_s(graph, by_cost if by_cost.any() else op_s[:, :1])
     mirrored = graph.forward_of >= 0
     stage = np.full(graph.n_ops, -1, dtype=np.int64)
     cuts = graph.topological_position[first_ops]
@@ -58,7 +60,7 @@ def stages_from(graph: OpGraph, first_ops: IntArray, op_s: FloatArray) -> tuple[
         members = np.flatnonzero(graph.colocation == group)
         first = members[graph.phase[members] == Phase.FORWARD]
         if len(first):
-            stage[members] = stage[first[np.argmax(work[first])]]
+            stage[members] = stage[max(first.tolist(), key=lambda op: tuple(work[op]))]
     stage = _followed(graph, stage)
     is_apart = (natural >= 0) & (natural != stage) & (graph.kernels > 0)
     is_apart[mirrored] = is_apart[graph.forward_of[mirrored]]
@@ -81,7 +83,7 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatAr
         StrategyError: fewer forward ops that take time than stages.
     """
     forward, n_stages = forward_ops(graph), len(on)
-    work = work_s(graph, op_s)[forward]
+    work = _of_computing(graph.kernels[forward] > 0, work_s(graph, op_s)[forward])
     if np.count_nonzero(work[:, 0] > 0) < n_stages:
         raise StrategyError(
             f"graph {graph.name!r} has {np.count_nonzero(work[:, 0] > 0)} forward ops that take time; a pipeline of "
@@ -147,6 +149,20 @@ def work_s(graph: OpGraph, op_s: FloatArray) -> FloatArray:
     mirrored = graph.forward_of >= 0
     np.add.at(work, graph.forward_of[mirrored], op_s[mirrored])
     return work
+
+
+def _of_computing(computes: BoolArray, work: FloatArray) -> FloatArray:
+    """Work where every op that computes nothing has given its own, that of its backward pass, to the next that does.
+
+    So a stage that has work has an op that computes.
+    """
+    if computes.all() or not computes.any():
+        return work
+    places = np.flatnonzero(computes)
+    heir = places[np.minimum(np.searchsorted(places, np.arange(len(work))), len(places) - 1)]
+    found = np.zeros_like(work)
+    np.add.at(found, heir, work)
+    return found
 
 
 def sent_after(graph: OpGraph, forward: IntArray) -> FloatArray:

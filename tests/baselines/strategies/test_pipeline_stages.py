@@ -7,17 +7,21 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from training_steps import mlp
 
 from baselines.strategies import stages
 from baselines.strategies.applied import applied
 from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.stage_cuts import stage_cuts
 from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs import Op, OpGraph, Phase, Tensor
+from graphs.capture import capture
 from graphs.errors import StrategyError
 from graphs.transforms.strategy import Strategy
 
@@ -94,3 +98,32 @@ def test_second_runs_begin_at_what_a_stage_received(order: str, share: float) ->
     found = Simulator(what.problem).score(what.plan)
     estimate = Estimator(graph, cluster).estimate(strategy)
     assert estimate.step_time_s == pytest.approx(found.step_time_s, rel=0.1)
+
+
+class Tied(nn.Module):
+    """Tokens [b, s] -> a loss; the table of the tokens is the weight of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(97, 16), nn.Linear(16, 97, bias=False)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores = self.head(self.layers(self.table(tokens)))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "zb-h2", "zbv", "memory"])
+@pytest.mark.parametrize("slow", ["embedding", "mm", "tanh"])
+def test_measured_times_decide_the_cuts_alone(order: str, slow: str) -> None:
+    """A process that runs a strategy knows where it was cut, but no times."""
+    graph = capture(Tied(), (torch.zeros(8, 4, dtype=torch.long),), train=True)
+    seconds = np.array([[1e-3 if slow in kind else 1e-4] for kind in graph.kinds])
+    timed = replace(graph, time_keys=("*",), time_s=seconds, fixed_s=np.zeros_like(seconds))
+    cluster = Cluster.preset("4xV100-pcie")
+    strategy = Strategy.parse(f"pp2 {order} mb4")
+    strategy = replace(strategy, cuts=stage_cuts(timed, cluster, strategy))
+    here, there = (applied(each, cluster, strategy).problem.graph for each in (timed, graph))
+    assert here.op_names == there.op_names
+    assert here.tensor_producer.tolist() == there.tensor_producer.tolist()
