@@ -20,6 +20,7 @@ from placement.exporters.script_text import script_text
 from placement.exporters.stage_modules import stage_modules
 from placement.exporters.tensor_plan import shared_parameters, tensor_plan
 from placement.exporters.unsayable import check_sayable, check_source
+from placement.solving.strategic import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,8 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     check_sayable(result, strategy)
     if source is not None:
         check_source(source)
+    if graph is not None:
+        check_same_graph(result, graph)
     axes = {rule.name: rule.size for rule in strategy.mesh}
     plan, stages = None, None
     tied: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -47,7 +50,6 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
                 f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
                 "give the model, with --model."
             )
-        check_same_graph(result, graph)
         again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
         if axes.get("tp", 1) > 1:
             plan = tensor_plan(again, strategy, model, layers_of(graph), is_written_for_parts(model))
@@ -58,7 +60,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             shared: dict[str, list[str]] = {}
             for first, other in shared_parameters(model):
                 shared.setdefault(first, [first]).append(other)
-            placed = pipeline_stages(again, cluster, strategy, devices)
+            placed = pipeline_stages(again, cluster, cut_as_found(result), devices)
             stages = stage_modules(again, strategy, *placed, names, list(shared.values()))
             tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
     facts = Facts(
@@ -83,12 +85,9 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
 
 
 def check_same_graph(result: Result, graph: OpGraph) -> None:
-    """Raises: MismatchError: not the graph that the result's strategy was carried out on."""
-    if graph.hash != result.source_hash:
-        raise MismatchError(
-            f"the result is for a graph with hash {result.source_hash[:12]}, and the model's graph has hash "
-            f"{graph.hash[:12]}; give the model, with its sizes and arguments, that was placed."
-        )
+    """Raises: MismatchError: not a graph of the model that the result's strategy was carried out on."""
+    if graph.hash != result.source_hash:  # as where op times were measured
+        carried_out_again(graph, result)
 
 
 def is_written_for_parts(model: nn.Module) -> bool:

@@ -56,6 +56,7 @@ def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
             )
         if rule.sequence and rule.modules:
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
+    used = set(result.device_numbers().tolist())
     sizes = {rule.name: rule.size for rule in strategy.mesh}
     parts_ = sizes.get("dp", 1) * strategy.micro_batches
     batch = result.graph.origin.batch_size
@@ -67,6 +68,13 @@ def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "torch recomputes modules, and the strategy recomputes kinds of ops; name modules"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
+    if strategy.stages > 1 and strategy.order == "1f1b" and strategy.micro_batches < strategy.stages:
+        yield (
+            f"torch's 1F1B wants as many micro-batches as stages, {strategy.stages}, or more, and there "
+            f"{'is' if strategy.micro_batches == 1 else 'are'} {strategy.micro_batches}; take the order gpipe"
+        )
+    if strategy.statistics == "sync" and any(result.cluster.devices[d].kind == "cpu" for d in used):
+        yield "torch.nn.SyncBatchNorm has kernels for GPUs alone, and these devices are CPUs; take 'statistics=local'"
     if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1):
         yield "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages or weights that are cut"
     splits = strategy.order in _INPUTS_APART

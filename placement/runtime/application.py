@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +13,9 @@ from torch import nn
 from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
-from graphs.errors import MismatchError, StrategyError, UnknownNameError
-from graphs.formatting import show
+from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.records import LANE
-from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
@@ -118,42 +114,14 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
         MismatchError: the result is for another program.
         StrategyError: the strategy cannot be run.
     """
-    from baselines.strategies.applied import applied  # these load all transforms and the simulator
-    from env.lanes import without_lanes
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.sharded.plan import StrategyPlan  # these load all transforms and the simulator
     from placement.runtime.sharded.values import Values
+    from placement.solving.strategic import carried_out_again
 
-    strategy = Strategy.parse(result.strategy)
-    if strategy.stages > 1 and not strategy.cuts:
-        strategy = replace(strategy, cuts=tuple(result.stage_cuts))
-    other = f"the result is for strategy {show(result.strategy)} of another model than this one"
-    try:
-        rewritten = applied(program.graph, without_lanes(result.cluster), strategy)
-    except StrategyError as error:
-        raise MismatchError(f"{other}: {error}") from None
-    difference = _first_difference(rewritten.problem.graph, result.graph)
-    if difference:
-        raise MismatchError(
-            f"{other} ({difference}); find one for this model, frozen and cast as here, and inputs of these shapes."
-        )
+    rewritten = carried_out_again(program.graph, result)
     _, schedule = result.schedule()
     start_s = dict(zip(result.graph.op_names, schedule.op_start_s.tolist(), strict=True))
     return StrategyPlan(Values(functional(program), rewritten), start_s)
-
-
-def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
-    """What a graph has and another one has not; empty where they are the same."""
-    for op, other in zip_longest(mine.op_names, theirs.op_names):
-        if op != other:
-            return f"its op {show(str(op))} is {show(str(other))} there" if op and other else "it has other ops"
-    if mine.tensor_producer.tolist() != theirs.tensor_producer.tolist():
-        return "its ops make other tensors"
-    sizes = zip(mine.tensor_producer.tolist(), mine.tensor_bytes.tolist(), theirs.tensor_bytes.tolist(), strict=True)
-    different = next(((op, size, placed) for op, size, placed in sizes if size != placed), None)
-    if different is None:
-        return ""
-    op, size, placed = different
-    return f"its op {show(mine.op_names[op])} makes {size} bytes, and {placed} there"
 
 
 def places_of(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
+from env.lanes import without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, Problem
 from env.routes import TABLE_DEVICES
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, MismatchError, StrategyError
+from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.methods import STRATEGY
@@ -86,6 +89,50 @@ def strategy_row(
         known = strategy_bounds(graph, cluster, keeps_statistics) if bounds is None else bounds
         result = result.among_strategies(known)
     return StrategyRow(result, figures(what, score, schedule), what)
+
+
+def cut_as_found(result: Result) -> Strategy:
+    """A result's strategy with the cuts of its stages, which measured op times may have decided."""
+    strategy = Strategy.parse(result.strategy)
+    if strategy.stages > 1 and not strategy.cuts:
+        return replace(strategy, cuts=tuple(result.stage_cuts))
+    return strategy
+
+
+def carried_out_again(graph: OpGraph, result: Result) -> Applied:
+    """A result's strategy on a graph of the same model that was captured later, with or without measured times.
+
+    Raises:
+        MismatchError: it makes another graph, so the model is another one.
+    """
+    from baselines.strategies.applied import applied  # loads all transforms and the simulator
+
+    other = f"the result is for strategy {show(result.strategy)} of another model than this one"
+    try:
+        found = applied(graph, without_lanes(result.cluster), cut_as_found(result))
+    except StrategyError as error:
+        raise MismatchError(f"{other}: {error}") from None
+    difference = _first_difference(found.problem.graph, result.graph)
+    if difference:
+        raise MismatchError(
+            f"{other} ({difference}); find one for this model, frozen and cast as here, and inputs of these shapes."
+        )
+    return found
+
+
+def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
+    """What a graph has and another one has not; empty where they are the same."""
+    for op, other in zip_longest(mine.op_names, theirs.op_names):
+        if op != other:
+            return f"its op {show(str(op))} is {show(str(other))} there" if op and other else "it has other ops"
+    if mine.tensor_producer.tolist() != theirs.tensor_producer.tolist():
+        return "its ops make other tensors"
+    sizes = zip(mine.tensor_producer.tolist(), mine.tensor_bytes.tolist(), theirs.tensor_bytes.tolist(), strict=True)
+    different = next(((op, size, placed) for op, size, placed in sizes if size != placed), None)
+    if different is None:
+        return ""
+    op, size, placed = different
+    return f"its op {show(mine.op_names[op])} makes {size} bytes, and {placed} there"
 
 
 def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:

@@ -24,11 +24,17 @@ from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.storing import gathering
 
 X = torch.ones(4, 4)
+TOKENS = torch.arange(8).view(4, 2)
 
 
 def model(width: int = 8) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 4))
+
+
+def reader() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 4))
 
 
 def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
@@ -63,6 +69,9 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
             nn.init.ones_(other[0].weight)  # type: ignore[index, arg-type]
         placement.apply(other, path / "found.json", X).step(X)  # type: ignore[operator]
 
+    def batches() -> None:
+        placement.apply(reader(), path / "tokens.json", TOKENS).step(TOKENS + rank)  # type: ignore[operator]
+
     def on_a_full_disk() -> None:
         with mock.patch("os.fsync", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
             placed.save(path / "model.safetensors")
@@ -78,6 +87,7 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
         "forward": lambda: placed(X),
         "seeds": elsewhere,
         "values": values,
+        "batches": batches,
         "deepcopy": lambda: copy.deepcopy(placed),
         "pickle": lambda: pickle.dumps(placed),
         "optimizer": lambda: placed.save_optimizer(path / "a", torch.optim.Adam(model().parameters())),
@@ -127,6 +137,10 @@ def main(how: str, folder: Path) -> None:
         placed.step(X)
     elif how == "calls":
         placed.save(folder / "model.safetensors")
+    elif how == "talks" and rank == 0:
+        placed.clip_grad_norm_(1.0)
+    elif how == "talks":
+        placed.gathered_state_dict()
     elif how == "kill" and rank == 1:
         Collectives.start = _killed(folder)  # type: ignore[method-assign]
     placed.step(X)

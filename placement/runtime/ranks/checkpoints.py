@@ -157,7 +157,7 @@ def _index(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> list[Ent
     """The tensors of all ranks, each name once, in the order that all ranks send and rank 0 writes."""
     own = {name: describe(tensor, name)[1:] for name, tensor in tensors.items()}
     found: dict[str, Entry] = {}
-    for rank, text in enumerate(group.all_gather(json.dumps(own))):
+    for rank, text in enumerate(group.all_gather(json.dumps(own), "what it has of a checkpoint")):
         for name, (dtype, shape) in json.loads(text).items():
             found.setdefault(name, Entry(name, rank, dtype, tuple(shape)))
     return [found[name] for name in sorted(found)]

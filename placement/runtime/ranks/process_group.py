@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from placement.runtime.program.routines import Routine
 
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers
+_END, _HERE = "\0", "that it is here"  # of what a message is about; what it is about otherwise
 _LAST_WORDS_S = 3.0  # for the watchdog to find out why this process is to end
 _GLOO_ADVICE = " This is typically caused"
 _joined: ProcessGroup | None = None
@@ -202,18 +203,33 @@ class ProcessGroup:
         if self._mailbox is not None:
             self._mailbox.settle()
 
-    def all_gather(self, text: str) -> list[str]:
-        """The text of each rank, by rank; all ranks call it."""
-        own = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8)  # never empty
+    def all_gather(self, text: str, about: str = "") -> list[str]:
+        """The text of each rank, by rank; all ranks call it.
+
+        Args:
+            about: what it is, for the message if other ranks tell of something else.
+
+        Raises:
+            MismatchError: they do.
+        """
+        content = f"{about}{_END}{text}"
+        own = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
         size = torch.tensor([own.numel()], device="cpu")
         for rank in range(self.size):
             if rank != self.rank:
                 for message in (size, own):
                     packing = Packing.flat(message.numel(), message.dtype)
                     self.send(self.gloo, Channel(packing, self.rank, rank, _TALK), message)
-        found = [self._heard(rank) if rank != self.rank else text for rank in range(self.size)]
+        heard = [self._heard(rank) if rank != self.rank else content for rank in range(self.size)]
         self.drain()
-        return found
+        found = [each.partition(_END) for each in heard]
+        rank, other = next(((r, each) for r, (each, _, _) in enumerate(found) if each != about), (0, about))
+        if other != about:
+            raise MismatchError(
+                f"rank {self.rank} tells {about or _HERE}, rank {rank} tells {other or _HERE}: all processes must make "
+                "the same calls of the model, in the same order."
+            )
+        return [told for _, _, told in found]
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -221,7 +237,7 @@ class ProcessGroup:
 
     def _heard(self, rank: int) -> str:
         size = self._received(rank, 1, torch.int64)
-        return bytes(self._received(rank, int(size), torch.uint8).numpy()[:-1]).decode()
+        return bytes(self._received(rank, int(size), torch.uint8).numpy()).decode()
 
     def _received(self, rank: int, n_elements: int, dtype: torch.dtype) -> torch.Tensor:
         channel = Channel(Packing.flat(n_elements, dtype), rank, self.rank, _TALK)

@@ -197,7 +197,7 @@ def _check_same(group: ProcessGroup, layout: DeviceLayout) -> None:
     """Raises: MismatchError: the ranks have different placements, and would wait for each other for ever."""
     plan = [layout.step.program.graph.op_names, layout.device, layout.order, layout.start_s]
     digest = hashlib.sha256(repr([list(part) for part in plan]).encode()).hexdigest()
-    if len(set(group.all_gather(digest))) > 1:
+    if len(set(group.all_gather(digest, "its plan"))) > 1:
         raise MismatchError(
             "the ranks have different placements; place the model once, save the result, and give every rank that file."
         )

@@ -108,7 +108,7 @@ def agree(group: ProcessGroup, act: Callable[[], None]) -> None:
             act()
         except OSError as error:
             sentence = _sentence(error)
-    met = group.all_gather(sentence)[0]
+    met = group.all_gather(sentence, "whether a file is written")[0]
     if met:
         raise CheckpointError(met)
 

@@ -1,4 +1,4 @@
-"""What ranks must have in common, so that none computes something else unseen: plan, parameters, random numbers."""
+"""What ranks must have in common, so that none computes something else unseen: plan, parameters, batch, chance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from placement.runtime.sharded.plan import StrategyPlan
 
 _TAG = (1 << 30) + 3  # beyond those of transfers and messages
-_N_COMPARED = 256  # first entries of what several ranks store; made under another seed all entries differ
+_N_COMPARED = 256  # first entries of what several ranks have; made under another seed all entries differ
+_FIRST_STEPS = 3  # in which batches are compared, and as long as a step draws random numbers
 
 
 def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
@@ -33,7 +34,7 @@ def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
     graph = plan.values.applied.exchanged.graph
     text = repr((graph.op_names, plan.sequence.tolist(), plan.values.rewrite.row.tolist()))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    if len(set(group.all_gather(digest))) > 1:
+    if len(set(group.all_gather(digest, "its plan"))) > 1:
         raise MismatchError(
             "the ranks have different strategies or models; find the strategy once, save the result, and give every "
             "rank that file."
@@ -58,7 +59,7 @@ def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[s
             first = tensor.detach().reshape(-1)[:_N_COMPARED].contiguous().cpu()
             found[state.name] = (_number(repr((state.part, state.flat)).encode()), _number(first.view(torch.uint8)))
     seen: dict[tuple[str, int], tuple[int, int]] = {}
-    for rank, text in enumerate(group.all_gather(json.dumps(found))):
+    for rank, text in enumerate(group.all_gather(json.dumps(found), "its parameters")):
         for name, (part, values) in json.loads(text).items():
             other, expected = seen.setdefault((name, part), (rank, values))
             if values != expected:
@@ -68,47 +69,78 @@ def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[s
                 )
 
 
-class SameRandomNumbers:
-    """Compares the random numbers of a step, each rank with the rank before it, while the step runs.
+class SameStart:
+    """Compares what ranks begin a step with, each rank with the rank before it, while the step runs.
+
+    That is what they draw random numbers from, and in the first steps the whole numbers of the batch, of which the
+    first entries are compared. Of arguments of which a rank has its own part alone, nothing is.
 
     Args:
-        device: that draws them; None where a step draws none.
+        device: that draws random numbers; None where a step draws none.
+        whole: shape of every argument, by path.
     """
 
-    def __init__(self, group: ProcessGroup, device: torch.device | None) -> None:
-        self._group, self._device = group, device if group.size > 1 else None
-        packing, what = Packing.flat(1, torch.int64), "what it draws random numbers from"
+    def __init__(self, group: ProcessGroup, device: torch.device | None, whole: Mapping[str, tuple[int, ...]]) -> None:
+        self._group, self._device, self._whole, self._n_steps = group, device, whole, 0
+        packing, what = Packing.flat(1 + len(whole), torch.int64), "what it begins a step with"
         self._to = Channel(packing, group.rank, (group.rank + 1) % group.size, _TAG, what)
         self._of = Channel(packing, (group.rank - 1) % group.size, group.rank, _TAG, what)
-        self._own = 0
+        self._own: list[int] = []
         self._coming: Any = None
 
-    def begin(self) -> None:
-        """Tell the rank after this one, before anything is drawn."""
-        if self._device is None:
+    def begin(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Tell the rank after this one, before anything is drawn.
+
+        Args:
+            given: the arguments of the step, by path.
+        """
+        self._own = []
+        self._n_steps += 1
+        if self._group.size == 1 or (self._device is None and self._n_steps > _FIRST_STEPS):
             return
-        is_gpu = self._device.type == "cuda"
-        state = torch.cuda.get_rng_state(self._device) if is_gpu else torch.get_rng_state()
-        self._own = _number(state)
+        self._own = [self._state(), *(_of_argument(given.get(path), shape) for path, shape in self._whole.items())]
         source = self._group.transport_to(self._of.source)
         self._coming = self._group.expect(source, self._of)
-        self._group.send(self._group.transport_to(self._to.target), self._to, torch.tensor([self._own], device="cpu"))
+        self._group.send(self._group.transport_to(self._to.target), self._to, torch.tensor(self._own, device="cpu"))
+
+    def _state(self) -> int:
+        if self._device is None:
+            return 0
+        return _number(torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state())
 
     def check(self) -> None:
         """Hear of the rank before this one.
 
         Raises:
-            MismatchError: that draws other random numbers.
+            MismatchError: that draws other random numbers, or has another batch.
         """
-        if self._device is None:
+        if not self._own:
             return
         group, other = self._group, self._of.source
-        if int(group.receive(group.transport_to(other), self._of, self._coming)) != self._own:
+        state, *numbers = group.receive(group.transport_to(other), self._of, self._coming).tolist()
+        for path, mine, theirs in zip(self._whole, self._own[1:], numbers, strict=True):
+            if mine and theirs and mine != theirs:
+                raise MismatchError(
+                    f"rank {group.rank} and rank {other} were given different batches: argument {path!r} differs; give "
+                    "all ranks the same whole batch, as a DataLoader whose generator has one seed on all of them does, "
+                    "or each its own part of one batch (placement.shard_of)."
+                )
+        if state != self._own[0]:
             raise MismatchError(
                 f"rank {group.rank} and rank {other} draw different random numbers, so that parts of one dropout would "
                 "not fit; call torch.manual_seed with one number on all ranks, and draw what is a rank's own from a "
                 "torch.Generator of its own."
             )
+
+
+def _of_argument(tensor: torch.Tensor | None, whole: tuple[int, ...]) -> int:
+    """What whole numbers begin with, never 0; 0 for what is no whole tensor of them.
+
+    Fractions are not compared: a GPU that prepares them need not come to the same bits on every rank.
+    """
+    if tensor is None or tuple(tensor.shape) != whole or tensor.is_floating_point() or tensor.is_complex():
+        return 0
+    return 1 + _number(tensor.detach().reshape(-1)[:_N_COMPARED].to("cpu", torch.int64).contiguous().view(torch.uint8))
 
 
 def _number(content: bytes | torch.Tensor) -> int:

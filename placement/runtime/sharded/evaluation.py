@@ -72,7 +72,9 @@ class Evaluation:
         if not self._missing:
             return
         versions = [tensor._version for tensor in self._tensors.all()]
-        if "changed" not in self._group.all_gather("changed" if versions != self._versions else "same"):
+        if "changed" not in self._group.all_gather(
+            "changed" if versions != self._versions else "same", "whether weights have changed"
+        ):
             return
         self._versions = versions
         self._gathered.clear()

@@ -15,7 +15,7 @@ from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import sent_tags
 from placement.runtime.ranks.endpoint import RankEndpoint
 from placement.runtime.ranks.process_group import ProcessGroup, check_size
-from placement.runtime.sharded.agreement import SameRandomNumbers, check_same_plan
+from placement.runtime.sharded.agreement import SameStart, check_same_plan
 from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
@@ -55,7 +55,8 @@ class RankProgram:
         self._collectives = Collectives(group, self._code.exchanges, place)
         self._pairs = group.pairs(place)
         drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
-        self._random = SameRandomNumbers(group, drawing[0] if drawing else None)
+        shapes = {path: part.shape for path, part in self.input_parts.items()}
+        self._start = SameStart(group, drawing[0] if drawing else None, shapes)
 
     @cached_property
     def input_parts(self) -> dict[str, PartLayout]:
@@ -85,12 +86,12 @@ class RankProgram:
         group.drain()
         endpoint = RankEndpoint(group, self._channels, self._place, self._pairs)
         endpoint.begin(self._sent)
-        self._random.begin()
+        self._start.begin(given)
         drawn = draw(self._plan.values.step)
         taken = [self._taken(key, inputs, drawn) for key in routine.takes]
         with torch.no_grad(), group.running(routine, self._op_names):
             results = routine.run(endpoint, self._collectives, *taken)
-        self._random.check()
+        self._start.check()
         group.drain()
         return dict(zip(routine.gives, results, strict=True))
 

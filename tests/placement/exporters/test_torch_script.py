@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import exported_models
 import exported_worker
+import numpy as np
 import pytest
 from torch import nn
 
@@ -22,6 +24,7 @@ from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.cli import run
 from placement.solving.result import Result
+from tests.helpers.placed_models import cpus
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 THREE_CUTS = "+".join(f"layers.{n}.norm_1/native_layer_norm" for n in (1, 2, 3))
@@ -201,6 +204,7 @@ def test_statistics_are_put_together() -> None:
         ("decoder", "pp2 memory mb4", "has no sequence of its own"),
         ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
         ("decoder", "dp2 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
+        ("decoder", "pp2 1f1b mb1", "wants as many micro-batches as stages, 2, or more, and there is 1"),
         ("decoder", "dp3", "do not divide into 3 parts"),
         ("decoder", "pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm", "cuts=layers.2.norm_1/native_layer_norm"),
         ("tied_decoder", "dp2 zero3 | pp2 mb2", "untie them"),
@@ -220,10 +224,25 @@ def test_a_placement_is_no_strategy() -> None:
 
 def test_the_model_is_the_one_that_was_placed() -> None:
     model, graph = model_and_graph("tied_decoder")
-    with pytest.raises(MismatchError, match="give the model, with its sizes and arguments, that was placed"):
-        placement.export(found("decoder", "tp2"), "torch", model=model, graph=graph)
+    for strategy in ("tp2", "dp2"):
+        with pytest.raises(MismatchError, match=f"is for strategy {strategy} of another model than this one"):
+            placement.export(found("decoder", strategy), "torch", model=model, graph=graph)
     with pytest.raises(MismatchError, match="with model= and graph="):
         placement.export(found("decoder", "tp2"), "torch")
+
+
+def test_measured_times_make_no_other_model() -> None:
+    model, graph = model_and_graph("tied_decoder")
+    seconds = np.linspace(1e-3, 1e-5, graph.n_ops)[:, None]
+    timed = replace(graph, time_keys=("*",), time_s=seconds, fixed_s=np.zeros_like(seconds))
+    result = placement.optimize(timed, CLUSTER, strategy="pp2 1f1b mb2 | cuts=layers.1.norm_1/native_layer_norm")
+    assert "STAGES = [" in placement.export(result, "torch", model=model, graph=graph)
+
+
+def test_replicas_on_cpus_cannot_put_statistics_together() -> None:
+    result = placement.optimize(model_and_graph("convnet")[1], cpus(2), strategy="dp2 | statistics=sync")
+    with pytest.raises(MismatchError, match="has kernels for GPUs alone, and these devices are CPUs"):
+        placement.export(result, "torch")
 
 
 def test_without_a_model_there_is_a_place_to_fill_in() -> None:

@@ -167,7 +167,9 @@ def together(group: ProcessGroup, act: Callable[[], T]) -> T:
         result = act()
     except MismatchError as error:
         problem = str(error)
-    first = next((text for text in group.all_gather(json.dumps(problem)) if text != '""'), None)
+    first = next(
+        (text for text in group.all_gather(json.dumps(problem), "whether a checkpoint will do") if text != '""'), None
+    )
     if first is not None:
         raise MismatchError(json.loads(first))
     return result  # type: ignore[return-value]

@@ -141,7 +141,7 @@ def _index(group: ProcessGroup, own: Mapping[str, torch.Tensor]) -> _Index:
     text = json.dumps({key: describe(tensor, key)[1:] for key, tensor in own.items()})
     return [
         {key: (dtype, tuple(shape)) for key, (dtype, shape) in json.loads(each).items()}
-        for each in group.all_gather(text)
+        for each in group.all_gather(text, "what it has of a checkpoint")
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +63,7 @@ class RankStates:
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_` on the whole model; the norm before clipping."""
-        talk = self._group.all_gather
+        talk = partial(self._group.all_gather, about="the norm of its gradients")
         return clip_grad_norm_(talk, self._counted, self._model, max_norm, norm_type, error_if_nonfinite)
 
     def whole(self, name: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import strategy_failures
 import torch
-from strategy_failures import X, model
+from strategy_failures import TOKENS, X, model, reader
 from torch import nn
 
 import placement
@@ -29,11 +29,13 @@ LIMIT_S = 240
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a strategy found for two devices, another one, and one for three."""
+    """With a strategy found for two devices, another one, one for three, and one of another model."""
     path = tmp_path_factory.mktemp("failures")
     graph = placement.capture(model(), (X,), train=True)
     for name, strategy, n in (("found", "dp2", 2), ("other", "dp2 zero1", 2), ("three", "dp3", 3)):
         placement.optimize(graph, cpus(n), strategy=strategy).save(path / f"{name}.json")
+    graph = placement.capture(reader(), (TOKENS,), train=True)
+    placement.optimize(graph, cpus(2), strategy="tp2").save(path / "tokens.json")
     return path
 
 
@@ -52,6 +54,7 @@ SENTENCES = {
     "evaluation": "the model is in evaluation mode",
     "forward": "the strategy is for training, and step\\(\\) runs .* call eval\\(\\) first",
     "seeds": "draw different random numbers.*call torch.manual_seed with one number on all ranks",
+    "batches": "were given different batches: argument 'input' differs; give all ranks the same whole batch",
     "values": "rank 1 has other values of parameter '0.weight' than rank 0; make the model under one seed",
     "deepcopy": "a process's share of a model cannot be copied or pickled",
     "pickle": "a process's share of a model cannot be copied or pickled",
@@ -118,6 +121,15 @@ def test_other_calls_on_other_ranks_end_within_seconds(folder: Path) -> None:
             r"model, in the same order\.\n",
             text,
         )
+
+
+def test_ranks_that_tell_each_other_different_things_say_what(folder: Path) -> None:
+    code, said = run("talks", folder)
+    assert code != 0
+    norm, checkpoint = "tells the norm of its gradients", "tells what it has of a checkpoint"
+    end = ": all processes must make the same calls of the model, in the same order.\n"
+    allowed = {f"rank 0 {norm}, rank 1 {checkpoint}{end}", f"rank 1 {checkpoint}, rank 0 {norm}{end}"}
+    assert set(said) <= allowed
 
 
 def test_a_rank_that_is_killed_in_a_collective_ends_the_others(folder: Path) -> None:
