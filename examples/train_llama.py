@@ -3,6 +3,7 @@
     python examples/train_llama.py two_cores.toml
     python examples/train_llama.py four_cores.toml
 
+It needs transformers (`pip install transformers`; `make .venv/.test` has it).
 The second run goes on where the first one ended, on twice as many processes and under another strategy. A run that was
 killed goes on like that, too: from its last checkpoint.
 """

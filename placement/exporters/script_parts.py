@@ -209,7 +209,7 @@ $PREPARE
     for step in range(STEPS):
         loss = train_step($RUNS, optimizer, mesh, inputs)
         if dist.get_rank() == $TELLS:
-            print(f"step {step}: loss {loss:.4f}")
+            print(f"step {step}: loss {loss:.4f}$OF")
     dist.destroy_process_group()
     time.sleep(1)  # gloo's threads clean up after the last collective; one that Python's end meets would abort
 

@@ -336,4 +336,10 @@ def _main(facts: Facts) -> str:
         if facts.plan is not None:
             prepare.append("# One update for each parameter: those that are cut and others do not go into one list.")
         prepare.append(f"optimizer = {name}({trained}{rest})")
-    return _filled(parts.MAIN, PREPARE="\n".join(f"    {line}" for line in prepare), RUNS=runs, TELLS=tells)
+    return _filled(
+        parts.MAIN,
+        PREPARE="\n".join(f"    {line}" for line in prepare),
+        RUNS=runs,
+        TELLS=tells,
+        OF=" of its own samples" if facts.dp > 1 else "",
+    )

@@ -81,6 +81,8 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
         "part": lambda: placed.step(X[:1]),
         "width": lambda: placed.step(torch.ones(4, 5)),
         "missing": lambda: placed.step(),
+        "surplus": lambda: placed.step(X, X),
+        "checkpoint_folder": lambda: placed.load(path),
         "dtype": lambda: placed.step(X.double()),
         "gradient": lambda: placed.step(X.clone().requires_grad_()),
         "evaluation": in_evaluation,

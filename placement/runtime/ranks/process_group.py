@@ -464,7 +464,7 @@ def _is_initialised() -> bool:
 def _sentences_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """On each of many processes the sentence of an error is enough."""
     if isinstance(error, PlacementError) and error.__cause__ is None:
-        print(show_line(str(error)), file=sys.stderr, flush=True)
+        print(f"{show_line(str(error))}\n", end="", file=sys.stderr, flush=True)  # in one go: other ranks write too
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -88,6 +88,10 @@ def opened(path: Path) -> Any:
     Raises:
         MismatchError: it is none, or is not there.
     """
+    if os.path.isdir(path):
+        raise MismatchError(
+            f"{os.fspath(path)} is a folder; expected a safetensors file, or load_run() for a folder of save_run()."
+        )
     try:
         return safetensors.safe_open(os.fspath(path), framework="pt", device="cpu")
     except FileNotFoundError:

@@ -206,7 +206,9 @@ class Watchdog(threading.Thread):
         """Print why the run has failed, unless stderr has a reason already; empty where a traceback says it."""
         with self._telling:
             if not self.has_told and not self._is_quiet and sentence:
-                print(show_line(sentence), file=sys.stderr, flush=True)
+                print(
+                    f"{show_line(sentence)}\n", end="", file=sys.stderr, flush=True
+                )  # in one go: other ranks write too
             self.has_told = True
 
     def leave(self) -> None:

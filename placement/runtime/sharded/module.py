@@ -10,7 +10,7 @@ from torch import nn
 
 from graphs.capture.record import argument_leaves
 from graphs.errors import MismatchError
-from placement.inputs.call_arguments import tensors_of
+from placement.inputs.call_arguments import check_call, tensors_of
 from placement.runtime.in_process.wrapper import ModelWrapper
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.ranks.local_tensors import lent, outlines_of
@@ -139,6 +139,7 @@ class StrategyModule(ModelWrapper):
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What is in the arguments, by path, once this rank's parameters are there."""
         self._states.check_filled()
+        check_call(self._model, args, kwargs)
         return argument_leaves(self._model, args, kwargs)
 
     # -- gradients and checkpoints ----------------------------------------------------------------------------
