@@ -5,7 +5,7 @@
 Graphs: zoo models (inference and training steps), but for those held out (HELD_OUT_MODELS), training steps of captured
 models (`captured.FOR_TRAINING`), what strategies make of training steps, and generated ones; clusters: presets, but for
 those held out (HELD_OUT_CLUSTERS), random ones of 2 to 8 devices, and of 64 on eight hosts. The shipped file is older
-than captured models, strategies and hosts: to go on with them made it no better (docs/results/zero_shot.md).
+than captured models, strategies and hosts: to go on with them made it no better (docs/training.md).
 
 Every update draws a few problems and tastes for each (see GraphPolicy), and places by each of them; tastes that place
 faster than the mean of their problem become likelier (policy gradients with parameter-based exploration, F. Sehnke et

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
-_MEETING_S = (60.0, 120.0)  # for the first try, and the second
+_MEETING_S = (30.0, 120.0)  # for the first try, and the second
 _MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
 
 
