@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TAG = (1 << 30) + 3  # beyond those of transfers and messages
 _N_COMPARED = 256  # first entries of what several ranks have; made under another seed all entries differ
-_FIRST_STEPS = 3  # in which batches are compared, and as long as a step draws random numbers
+_FIRST_STEPS = 3  # in which batches are compared
 
 
 def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
@@ -96,9 +96,11 @@ class SameStart:
         """
         self._own = []
         self._n_steps += 1
-        if self._group.size == 1 or (self._device is None and self._n_steps > _FIRST_STEPS):
+        is_early = self._n_steps <= _FIRST_STEPS
+        if self._group.size == 1 or not (is_early or self._device is not None):
             return
-        self._own = [self._state(), *(_of_argument(given.get(path), shape) for path, shape in self._whole.items())]
+        compared = given if is_early else {}
+        self._own = [self._state(), *(_of_argument(compared.get(path), shape) for path, shape in self._whole.items())]
         source = self._group.transport_to(self._of.source)
         self._coming = self._group.expect(source, self._of)
         self._group.send(self._group.transport_to(self._to.target), self._to, torch.tensor(self._own, device="cpu"))
