@@ -1,5 +1,7 @@
 """Downpour SGD for real, on two processes of this host: a worker that pushes gradients, and the weights' server."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ class Classifier(nn.Module):
 torch.manual_seed(0)
 inputs = torch.randn(600, 16)
 targets = (inputs @ torch.randn(16, 4)).argmax(1)
-cluster = placement.Cluster.from_toml("two_cores.toml")
+cluster = placement.Cluster.from_toml(Path(__file__).with_name("two_cores.toml"))
 method = "downpour:fetch=2+adagrad"  # a worker fetches the weights every second step
 found = placement.fit(Classifier(), (inputs, targets), cluster, method, workers=1, updates=200, lr=0.1, real=True)
 for point in found.runs[0].points:

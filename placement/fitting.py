@@ -185,12 +185,12 @@ def fit(
     if not 0 < lr < math.inf:
         raise FitError(f"lr is {lr:g}; expected a number above 0.")
     placed = Strategy.parse(strategy)
-    delays = Stragglers.parse(stragglers, seed)
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
     if ranks is not None:
         several = _seated(asked, several, placed.devices, ranks.size, is_fixed=workers is not None)
     most_workers(cluster, several, placed.devices)
+    delays = Stragglers.parse(stragglers, seed, several)
     for method in asked:
         refused = method.exchange.refuse(method, several)
         if refused is not None:

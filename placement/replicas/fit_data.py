@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,11 +55,24 @@ def fit_task_of(
         data=tuple(each[:kept] for each in columns),
         held_out=tuple(each[kept:] for each in columns),
         batch=batch,
-        loss=loss or default_loss,
+        loss=loss or _own_loss,
         seed=seed,
     )
     _check(task)
     return task
+
+
+def _own_loss(output: Any) -> torch.Tensor:
+    """The loss that a model returns: a scalar, or the output's ``loss``.
+
+    Raises:
+        FitError: it returns none; a mean of outputs, good enough to time a step, is nothing to train for.
+    """
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(found, torch.Tensor) and found.ndim == 0:
+        return default_loss(output)
+    shape = f" of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
+    raise FitError(f"it returns a {type(output).__name__}{shape}, no loss; return one, or give loss=, a function of it")
 
 
 def _columns(data: Any) -> tuple[torch.Tensor, ...]:
@@ -78,6 +91,14 @@ def _columns(data: Any) -> tuple[torch.Tensor, ...]:
         raise FitError(
             f"the tensors of the data have {few}; expected a row for each sample, as many in each, 2 or more."
         )
+    for number, column in enumerate(columns):
+        is_bad = ~column.isfinite().reshape(len(column), -1).all(1)
+        if is_bad.any():
+            first = int(is_bad.int().argmax())
+            raise FitError(
+                f"tensor {number} of the data has numbers that are not finite, the first in sample {first}; leave such "
+                "samples out, or replace the numbers."
+            )
     return columns
 
 

@@ -63,6 +63,7 @@ class FitLog:
         self._trace: list[ReadVersion] = []
         self._staleness, self._counted, self._turns = 0.0, 0, Turns(stop)
         self._diversity = DiversityMeter()
+        self._lost: list[str] = []
         self.updates, self.is_over, self.note = 0, False, ""
 
     def read(self, worker: int, step: int, version: int) -> None:
@@ -86,7 +87,7 @@ class FitLog:
         if request.weights is not None and self._turns.is_due(request.version):
             self.evaluate(request.weights, request.version, seconds, sent_bytes)
         elif self.updates >= self._stop.updates + _GRACE * self._stop.every:
-            self.end("the model was not told any more: the participant that does so was lost")
+            self.end("no more was heard of the model: who tells of it was lost, or is far slower than the others")
 
     def evaluate(self, weights: Tensor, version: int, seconds: float, sent_bytes: int) -> None:
         """Add a point to the curve: weights after so many updates, which may be fewer than others have made by now."""
@@ -103,6 +104,10 @@ class FitLog:
             )
         elif point.loss <= self._stop.loss or self.updates >= self._stop.updates:
             self.end()
+
+    def lost(self, who: str) -> None:
+        """The run goes on without a participant."""
+        self._lost.append(who)
 
     def end(self, note: str = "") -> None:
         """The run is over; why, where that is no success."""
@@ -123,7 +128,7 @@ class FitLog:
             points=tuple(self._points),
             trace=tuple(self._trace),
             largest_batch=self._diversity.largest_batch(),
-            note=self.note,
+            note="; ".join([*filter(None, [self.note]), *(f"went on without {who}" for who in self._lost)]),
         )
 
 

@@ -36,12 +36,12 @@ class Stragglers:
     _factor: Callable[[int, np.random.Generator], float]
 
     @classmethod
-    def parse(cls, text: str, seed: int) -> Stragglers:
-        """The distribution that a text names.
+    def parse(cls, text: str, seed: int, workers: int | None = None) -> Stragglers:
+        """The distribution that a text names, of so many workers if that is known.
 
         Raises:
             UnknownNameError: there is no such distribution.
-            FitError: an option that it does not have, or a number out of range.
+            FitError: an option that it does not have, a number out of range, or a worker that is not there.
         """
         name, *options = text.strip().split(":")
         if name not in _OPTIONS:
@@ -53,6 +53,9 @@ class Stragglers:
                 expected = ", ".join(values) or "none"
                 raise FitError(f"stragglers {text!r}: {name} has no option {key!r}; expected one of: {expected}.")
             values[key] = _number(number, key, _OPTIONS[name][key][1], text)
+            if key == "worker" and values[key] not in range(workers or 1 << 30):
+                there = "" if workers is None else f" below {workers}, the number of workers"
+                raise FitError(f"stragglers {text!r}: there is no worker {number}; expected a whole number{there}.")
         return cls(text, seed, _factors(name, values))
 
     def factor(self, worker: int, step: int) -> float:

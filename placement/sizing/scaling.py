@@ -63,11 +63,13 @@ class ScalingFit:
 
     def sentence(self) -> str:
         """What it says, in words."""
+        top = self.peak_devices
+        if self.serial >= 1 or (top is not None and top <= 1):  # no share of the work, but what fits times that grow
+            return f"{self.law.capitalize()}: more devices only make it slower; residual {self.residual:.1%}."
         if self.law == AMDAHL:
             limit = f"at most {1 / self.serial:.3g}x" if self.serial > 0 else "no limit"
             half = "" if self.half_devices is None else f", half of that on {self.half_devices:.3g} devices"
             return f"Amdahl: {self.serial:.2%} of the work is not divided, {limit}{half}; residual {self.residual:.1%}."
-        top = self.peak_devices
         peak = "no peak" if top is None else f"fastest on {top:.3g} devices, {self.speedup(top):.3g}x"
         return (
             f"Gunther: {self.serial:.2%} not divided, {self.crosstalk:.2g} of crosstalk, {peak}; residual "

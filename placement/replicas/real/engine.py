@@ -184,6 +184,7 @@ class _Watch:
     """
 
     def __init__(self, log: FitLog, names: Sequence[str]) -> None:
+        self._began_s = time.monotonic()
         self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
         self._ended: dict[int, Any] = {}
         self._gradients: dict[tuple[bytes, int], list[torch.Tensor]] = {}  # by weights and number of samples
@@ -218,6 +219,8 @@ class _Watch:
             )
         if kind == ENDED:
             self._ended[number] = content
+            after_s = time.monotonic() - self._began_s
+            self._log.lost(f"{self._names[number]}, which {how_ended(content)} after {after_s:.3g} s")
             if len(self._ended) == len(self._sent_bytes):
                 raise RankError("all participants have ended before the run was over; run again.")
             return

@@ -108,6 +108,7 @@ def test_seconds_and_updates_end_runs() -> None:
         ({"seconds": -1.0}, "seconds is -1"),
         ({"lr": 0.0}, "lr is 0"),
         ({"stragglers": "parto"}, "did you mean 'pareto'"),
+        ({"stragglers": "slow:worker=9", "workers": 2}, "there is no worker 9; expected a whole number below 2"),
         *(
             ({"methods": f"{name}+qsgd:s=16"}, f"{name} sends weights, not gradients, and cannot compress them")
             for name in ("gossip", "elastic", "sandblaster")
@@ -129,6 +130,12 @@ def test_bad_input_gets_one_sentence(options: dict[str, Any], said: str) -> None
         (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(5)), "4 and 5 rows"),
         (nn.Linear(8, 3), [[1, 2]], "the data are a list"),
         (nn.Linear(8, 3), (torch.zeros(4, 8), torch.zeros(4)), "cannot be trained on these data"),
+        (nn.Linear(8, 3), torch.zeros(4, 8), "returns a Tensor of shape (3, 3), no loss; return one, or give loss="),
+        (
+            nn.Linear(8, 3),
+            torch.tensor([[0.0], [float("nan")]]),
+            "tensor 0 of the data has numbers that are not finite",
+        ),
         (nn.Linear(8, 3).double(), torch.zeros(4, 8), "torch.float64"),
         (nn.Linear(8, 3).requires_grad_(False), torch.zeros(4, 8), "no trainable parameter"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -13,10 +14,11 @@ from replicas.small_tasks import regression
 
 from graphs.errors import RankError
 from placement.fitting import participants_of
-from placement.replicas.fit_log import Stop, tell_no_one
+from placement.processes.starting import ENDED
+from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod
-from placement.replicas.real.engine import RealEngine
+from placement.replicas.real.engine import RealEngine, _Watch
 from placement.replicas.real.mail import fields_of, head_of
 from placement.replicas.requests import AllGather, AllReduce, Participant, Updated, name_of
 from placement.replicas.virtual.engine import VirtualEngine
@@ -114,6 +116,14 @@ def test_an_asynchronous_run_goes_on_without_a_worker(method: str, number: int) 
     found = killed(method, number)
     assert found.updates >= 60
     assert found.points[-1].loss < found.points[0].loss
+
+
+def test_who_was_lost_stands_in_the_note() -> None:
+    log = FitLog(Stop(), lambda weights: 1.0, tell_no_one)
+    log.evaluate(torch.zeros(1), 0, 0.0, 0)
+    _Watch(log, ["worker 0", "worker 1"]).heard(1, ENDED, -signal.SIGKILL)
+    note = log.run("downpour", 1.0, 0).note
+    assert re.fullmatch(r"went on without worker 1, which was killed by SIGKILL after \S+ s", note)
 
 
 def test_a_stopped_worker_is_as_good_as_lost() -> None:

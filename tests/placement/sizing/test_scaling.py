@@ -54,6 +54,11 @@ def test_what_is_not_divided_at_all_and_what_is_divided_ideally() -> None:
     assert "residual 0.0%" in ideal.sentence()
 
 
+def test_times_that_grow_have_no_shares_of_work() -> None:
+    for law in fit_devices([1, 2, 3, 4], [1.0, 1.4, 1.9, 2.6]):
+        assert law.sentence().startswith(f"{law.law.capitalize()}: more devices only make it slower; residual")
+
+
 def test_one_device_need_not_fit() -> None:
     law = ScalingFit(AMDAHL, 8.0, 0.1, 0.0, 0.0)
     found, _ = fit_devices([4, 8, 16], [8.0 / law.speedup(n) for n in (4, 8, 16)])
