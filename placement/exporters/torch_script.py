@@ -86,8 +86,13 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
 
 def check_same_graph(result: Result, graph: OpGraph) -> None:
     """Raises: MismatchError: not a graph of the model that the result's strategy was carried out on."""
-    if graph.hash != result.source_hash:  # as where op times were measured
-        carried_out_again(graph, result)
+    if graph.hash == result.source_hash:
+        return
+    try:
+        carried_out_again(graph, result)  # as where op times were measured
+    except MismatchError as error:
+        sentence = str(error).removesuffix(".")
+        raise MismatchError(f"{sentence}; or give the model, with its sizes and arguments, that was placed.") from None
 
 
 def is_written_for_parts(model: nn.Module) -> bool:

@@ -118,7 +118,7 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
         if path.endswith(".txt") and is_profile_line(read_text(path).lstrip().split("\n", 1)[0]):
             return Source(read_pipedream(path, train=True))
         raise GraphFileError(
-            f"{path} is a graph already, of a training step or not; leave out --train, which captures one of a model."
+            f"{path} is a graph already, of a training step or not; --train is for models and PipeDream profiles."
         )
     return Source(load_graph(path))
 

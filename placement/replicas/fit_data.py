@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,24 +55,11 @@ def fit_task_of(
         data=tuple(each[:kept] for each in columns),
         held_out=tuple(each[kept:] for each in columns),
         batch=batch,
-        loss=loss or _own_loss,
+        loss=loss or default_loss,
         seed=seed,
     )
     _check(task)
     return task
-
-
-def _own_loss(output: Any) -> torch.Tensor:
-    """The loss that a model returns: a scalar, or the output's ``loss``.
-
-    Raises:
-        FitError: it returns none; a mean of outputs, good enough to time a step, is nothing to train for.
-    """
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-    if isinstance(found, torch.Tensor) and found.ndim == 0:
-        return default_loss(output)
-    shape = f" of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
-    raise FitError(f"it returns a {type(output).__name__}{shape}, no loss; return one, or give loss=, a function of it")
 
 
 def _columns(data: Any) -> tuple[torch.Tensor, ...]:

@@ -35,7 +35,7 @@ class ThreadGroup:
         self.rank, self.size, self._board = rank, size, board
         self.n_sent = 0
 
-    def all_gather(self, text: str) -> list[str]:
+    def all_gather(self, text: str, about: str = "") -> list[str]:
         self._board.texts[self.rank] = text
         self._board.barrier.wait()
         found = list(self._board.texts)
