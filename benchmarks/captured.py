@@ -66,7 +66,7 @@ def _vit() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 Make = Callable[[], tuple[torch.nn.Module, dict[str, Any]]]
 MODELS: dict[str, Make] = {"t5": _t5, "mixtral": _mixtral, "whisper": _whisper, "clip": _clip}
-# What the shipped policy was trained on; it has not seen `MODELS`.
+# What `pretrain.py` trains on; `MODELS` are held out.
 FOR_TRAINING: dict[str, Make] = {"hf_bert": _bert, "hf_llama": _llama, "hf_bart": _bart, "hf_vit": _vit}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ def cut_as_found(result: Result) -> Strategy:
     """A result's strategy with the cuts of its stages, which measured op times may have decided."""
     strategy = Strategy.parse(result.strategy)
     if strategy.stages > 1 and not strategy.cuts:
-        return replace(strategy, cuts=tuple(result.stage_cuts))
+        return dataclasses.replace(strategy, cuts=tuple(result.stage_cuts))
     return strategy
 
 
