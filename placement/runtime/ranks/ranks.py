@@ -166,8 +166,12 @@ def rank_module(model: nn.Module, layout: DeviceLayout, *, loss: Loss | None = N
     return RankModule(model, layout, join(len(layout.places)), loss)
 
 
-def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:
-    """Add gradients to ``grad`` of the parameters of those names."""
+def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_whole: bool = False) -> None:
+    """Add gradients to ``grad`` of the parameters of those names.
+
+    Args:
+        in_whole: they are parts of whole gradients, and may keep the memory of these.
+    """
     counts: dict[int, int] = {}
     for gradient in gradients.values():
         memory = gradient.untyped_storage().data_ptr()
@@ -177,7 +181,7 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> No
         if parameter.grad is not None:
             parameter.grad += gradient
             continue
-        is_alone = counts[storage.data_ptr()] == 1 and storage.nbytes() == gradient.nbytes
+        is_alone = counts[storage.data_ptr()] == 1 and (in_whole or storage.nbytes() == gradient.nbytes)
         # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
         if is_alone and gradient.stride() == parameter.stride():
             parameter.grad = gradient

@@ -228,7 +228,8 @@ class StrategyPlan:
                 # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
                 has_room = member.phase == Phase.UPDATE
                 return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True, in_place=has_room)
-            return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True)
+            # Level 1 keeps gradients whole: the sum of a part goes where it was, and nothing is copied.
+            return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True, in_place=self.keeps_gradients)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.graph.op_names[int(values.graph.tensor_producer[member.number])]
             raise StrategyError(
@@ -296,6 +297,11 @@ class StrategyPlan:
         else:
             state = next(s for s, number in values.state_number.items() if number == member.number)
         return state, Form(-1, state, values.state_codes(state))
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether a rank keeps whole gradients of which it updates a part: ZeRO-1."""
+        return self.values.applied.strategy.zero == 1
 
     @cached_property
     def zero_axis(self) -> int | None:

@@ -173,7 +173,10 @@ class Mailbox:
         size = max(64, 1 << (n_bytes - 1).bit_length())  # few sizes, so that what comes back fits what is needed
         if not self._free.get(size):
             self._collect()
-        return self._free[size].pop() if self._free.get(size) else self._cut(size)
+        for found in (size, 2 * size, 4 * size):  # before more memory is taken, one that is too large
+            if self._free.get(found):
+                return self._free[found].pop()
+        return self._cut(size)
 
     def post(self, target: int, tag: int, block: SharedBlock, n_bytes: int) -> None:
         """Send a block with that many bytes in it.

@@ -39,7 +39,7 @@ def member(
         first if kind in ("reduce_scatter", "all_to_all") else (),
         dtype,
         is_flat,
-        in_place and kind == "all_reduce",
+        in_place and (kind == "all_reduce" or (is_flat and kind == "reduce_scatter")),
     )
 
 

@@ -257,6 +257,18 @@ def test_many_large_tensors_are_given_back_while_none_is_waited_for() -> None:
         assert memory_bytes(one) <= (16 << 20) + 4096
 
 
+def test_tensors_that_are_a_little_smaller_go_where_larger_ones_were() -> None:
+    with mailboxes(2) as (one, other):
+        held = []
+        for size in (40 << 20, 30 << 20, 12 << 20):  # of three powers of two
+            coming = other.expect(0, 0)
+            post(one, 1, 0, content(0, size))
+            received(other, coming, size)
+            other.settle()
+            held.append(memory_bytes(one))
+        assert held[0] == held[-1]
+
+
 def test_closed_mailboxes_leave_no_files() -> None:
     with mailboxes(2) as boxes:  # whatever is opened once only
         post(boxes[0], 1, 0, content(0, 10))

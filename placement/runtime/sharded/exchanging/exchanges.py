@@ -30,8 +30,9 @@ class Member:
         after: the part that each rank gets: of a reduce-scatter or an all-to-all.
         dtype: of the tensor; sums of ``bool`` are "or".
         is_flat: tensors are given and returned as vectors, and layouts are of shape ``(n,)``.
-        in_place: nobody else needs the memory of what is given: the sum of an all-reduce may take its place, and a
-            vector that an all-gather puts together may lie around its part, where there is room.
+        in_place: nobody else needs the memory of what is given: the sum of an all-reduce may take its place, a sum
+            of parts of a vector the place of its part, and a vector that an all-gather puts together may lie around
+            its part, where there is room.
     """
 
     kind: str
@@ -93,11 +94,10 @@ class Exchange:
             raise ValueError(f"{self.what} is of ranks {self.ranks}; expected different ones in increasing order.")
         needs = {"all_gather": ("before",), "reduce_scatter": ("after",), "all_to_all": ("before", "after")}
         for member in self.members:
-            if member.in_place and not (
-                member.kind == "all_reduce" or (member.kind == "all_gather" and member.is_flat)
-            ):
+            of_vector = member.is_flat and member.kind in ("all_gather", "reduce_scatter")
+            if member.in_place and not (member.kind == "all_reduce" or of_vector):
                 raise ValueError(
-                    f"{self.what} is in place; expected an all_reduce, or an all_gather of parts of a vector."
+                    f"{self.what} is in place; expected an all_reduce, or an all_gather or reduce_scatter of a vector."
                 )
             for name in needs.get(member.kind, ()):
                 if len(getattr(member, name)) != len(self.ranks):
@@ -126,14 +126,16 @@ class Exchange:
     def kept(self, place: int, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What a rank needs of the tensors that it gives until it has its results.
 
-        Of a reduce-scatter that is its own piece alone, in memory of its own, so that the rest can be freed.
+        Of a reduce-scatter that is its own piece alone; where it is not in place, in memory of its own, so that the
+        rest can be freed.
         """
         if self.kind != "reduce_scatter":
             return tuple(tensors)
-        return tuple(
-            take_from(tensor.reshape(member.whole.local_shape), member.whole, member.after[place]).clone()
-            for member, tensor in zip(self.members, tensors, strict=True)
-        )
+        found = []
+        for member, tensor in zip(self.members, tensors, strict=True):
+            piece = take_from(tensor.reshape(member.whole.local_shape), member.whole, member.after[place])
+            found.append(piece if member.in_place else piece.clone())
+        return tuple(found)
 
     def combined(
         self, place: int, tensors: Sequence[torch.Tensor], arrived: Mapping[int, Sequence[torch.Tensor | None]]

@@ -13,7 +13,7 @@ from torch import fx
 from graphs.capture.costs import signature
 from placement.runtime.program.routines import under_autocast
 from placement.runtime.sharded.exchanging.exchanges import Exchange
-from placement.runtime.sharded.writing.glue import added, begin
+from placement.runtime.sharded.writing.glue import added, begin, flattened
 
 
 def in_place(code: fx.Graph, exchanges: Iterable[Exchange]) -> tuple[Exchange, ...]:
@@ -23,18 +23,20 @@ def in_place(code: fx.Graph, exchanges: Iterable[Exchange]) -> tuple[Exchange, .
 
 
 def _with_sums(exchange: Exchange, given: tuple[Any, ...]) -> Exchange:
-    if exchange.kind != "all_reduce":
+    if not exchange.members[0].is_sum:
         return exchange
-    pairs = zip(exchange.members, given, strict=True)
-    members = tuple(replace(m, in_place=given.count(value) == 1 and _is_alone(value)) for m, value in pairs)
-    return replace(exchange, members=members)
+    members = []
+    for member, value in zip(exchange.members, given, strict=True):
+        may_be = member.in_place or exchange.kind == "all_reduce"
+        members.append(replace(member, in_place=may_be and given.count(value) == 1 and _is_alone(value)))
+    return replace(exchange, members=tuple(members))
 
 
 def _is_alone(value: fx.Node) -> bool:
     """Whether a node is read once, and no other node that is read shares its memory."""
     if len(value.users) != 1:
         return False
-    if value.target is added or _is_view(value):
+    if value.target in (added, flattened) or _is_view(value):
         return _is_alone(value.all_input_nodes[0])
     if value.target is operator.getitem:
         made, index = value.args

@@ -17,6 +17,7 @@ from torch.nn import functional
 from graphs.capture import capture_program
 from graphs.errors import StrategyError
 from graphs.zoo import build
+from placement.runtime.ranks.ranks import add_gradients
 from placement.runtime.sharded.writing.glue import begin, finish
 from placement.runtime.sharded.writing.writer import write
 
@@ -309,6 +310,26 @@ def test_one_bucket_of_gradients_is_on_its_way_at_a_time(strategy: str) -> None:
     assert begun >= 3
     assert begun == finished
     assert most == 1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("rest", ["", " | mb2"])
+def test_gradients_stay_whole_in_level_1_alone(level: int, rest: str) -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(2)))
+    code = write(planned(capture_program(model, (torch.ones(8, 16),), {}, train=True), f"dp2 zero{level}{rest}"), 0)
+    members = [m for exchange in code.exchanges if exchange.kind == "reduce_scatter" for m in exchange.members]
+    assert len(members) == 4
+    assert {member.in_place for member in members} == {level == 1}
+
+
+def test_a_part_of_a_whole_gradient_is_taken_as_it_is_where_that_may_stay() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    part = torch.ones(2, 3)[1:]
+    add_gradients(model, {"weight": part})
+    assert model.weight.grad is not part
+    model.weight.grad = None
+    add_gradients(model, {"weight": part}, in_whole=True)
+    assert model.weight.grad is part
 
 
 @pytest.mark.parametrize("strategy", ["dp2 zero1 | bucket=1KB", "dp2 zero2 | bucket=1KB"])
