@@ -60,13 +60,21 @@ def condition(process: ProcessId) -> str | None:
     return "stopped" if fields[0] in _STOPPED else "running"
 
 
-def computing_s(process: ProcessId) -> float:
-    """CPU time that a running process of this host has used; 0 for one that has just ended."""
+def busy_s(process: ProcessId) -> float:
+    """Seconds for which a process of this host has computed, or waited for a processor; 0 for one that has ended."""
     try:
         fields = _fields(process.number)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + queued_s(process.number)
+
+
+def queued_s(number: int) -> float:
+    """Seconds for which a process's first thread has waited for a processor; 0 where the system does not tell."""
+    try:
+        return int(Path(f"/proc/{number}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def kill(process: ProcessId) -> None:

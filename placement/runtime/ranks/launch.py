@@ -156,7 +156,8 @@ def reason_of(store: Any, rank: int, code: int) -> str:
     while not (sentence := failure_of(store)) and time.monotonic() < end:
         time.sleep(_POLL_S)
     if sentence:
-        return sentence
+        # Only this process knows how one of its own has ended.
+        return sentence.replace(f"rank {rank} has died", f"rank {rank} {how_ended(code)}", 1)
     doing = ""
     with suppress(Exception):  # it had not begun to tell
         key = beat_key(rank)

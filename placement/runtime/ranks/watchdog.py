@@ -1,7 +1,8 @@
 """`Watchdog`: the processes of one run watch each other; one that dies or stalls ends the run within seconds.
 
-Every process tells the others twice a second what it does. A process is busy as long as it uses a processor, so that a
-step may take as long as it takes; one that is in an op and uses none, is stopped or is gone ends the run.
+Every process tells the others twice a second what it does. A process is busy as long as it uses a processor or waits
+for one, so that a step may take as long as it takes; one that is in an op and does neither, is stopped or is gone ends
+the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphs.formatting import show_line
-from placement.processes.processes import ProcessId, computing_s, condition, kill, this_process
+from placement.processes.processes import ProcessId, busy_s, condition, kill, queued_s, this_process
 
 if TYPE_CHECKING:
     from placement.runtime.program.routines import Routine
@@ -129,7 +130,7 @@ class _PeerState:
 
     beat: Beat
     heard_s: float  # when its beat last changed
-    computed_s: float = 0.0  # CPU time it had used then
+    busy_s: float = 0.0  # for how long it had computed then, or waited for a processor
     ended_s: float = 0.0  # when it was first seen to have ended, 0 for not yet
 
 
@@ -138,7 +139,7 @@ class _Self:
     """When this process last did something."""
 
     progress: int = -1
-    computed_s: float = 0.0
+    busy_s: float = 0.0
     checked_s: float = 0.0
     still_since_s: float = 0.0
 
@@ -266,12 +267,14 @@ class Watchdog(threading.Thread):
                 return
 
     def _own_trouble(self, now: float) -> str:
-        own, activity, computed_s = self._own, self._activity, time.process_time()
+        own, activity = self._own, self._activity
+        # One that gets no processor, where others keep them all busy, has not stalled.
+        busy = time.process_time() + queued_s(self._process.number)
         span_s = now - own.checked_s
-        is_computing = computed_s - own.computed_s > _LEAST_SHARE * span_s
-        if activity.progress != own.progress or is_computing or not own.still_since_s:
+        is_busy = busy - own.busy_s > _LEAST_SHARE * span_s
+        if activity.progress != own.progress or is_busy or not own.still_since_s:
             own.still_since_s = now
-        own.progress, own.computed_s, own.checked_s = activity.progress, computed_s, now
+        own.progress, own.busy_s, own.checked_s = activity.progress, busy, now
         is_in_op = activity.routine is not None and not activity.waits_for
         if is_in_op and now - own.still_since_s > SILENCE_S:
             return f"rank {self._rank} has stalled {self._beat().doing()}: it has computed nothing for {SILENCE_S:g} s."
@@ -290,7 +293,7 @@ class Watchdog(threading.Thread):
         for rank, beat in sorted(known.beats.items(), key=lambda item: item[1].state == "wait"):
             peer = self._peers.setdefault(rank, _PeerState(beat, now))
             if beat != peer.beat:
-                peer.beat, peer.heard_s, peer.computed_s = beat, now, computing_s(beat.process)
+                peer.beat, peer.heard_s, peer.busy_s = beat, now, busy_s(beat.process)
             if rank != self._rank and (reason := self._trouble_of(rank, peer, now)):
                 return reason
         return self._deadlock()
@@ -340,7 +343,7 @@ class Watchdog(threading.Thread):
             if self._last_read.read_s < peer.ended_s and now - peer.ended_s < TELL_S:
                 return ""  # it may have said that it leaves
             return f"rank {rank} has died{_last(beat)}{mine}{of_it}."
-        is_busy = found == "running" and computing_s(beat.process) - peer.computed_s > _LEAST_SHARE * silent_s
+        is_busy = found == "running" and busy_s(beat.process) - peer.busy_s > _LEAST_SHARE * silent_s
         if silent_s > (PATIENCE_S if is_busy else SILENCE_S):
             kill(beat.process)  # one that is stopped would stay for ever
             what = "has been stopped" if found == "stopped" else "has given no sign of life"
