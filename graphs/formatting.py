@@ -43,6 +43,11 @@ def _three_figures(value: float) -> str:
     return f"{value:.0f}" if "e" in text else text
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, of which there may be one: ``1 worker``, ``2 workers``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def show(name: object) -> str:
     """A name on one line: control, direction and surrogate characters escaped, a long one cut in the middle."""
     return _shortened(_SUSPECT.sub(_escaped, str(name)), NAME_LENGTH)

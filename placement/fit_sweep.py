@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphs.errors import FitError
-from graphs.formatting import format_seconds
+from graphs.formatting import counted, format_seconds
 from placement.fitting import FitComparison
 from placement.replicas.fit_result import FitRun
 from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
@@ -22,11 +22,13 @@ class FitSweep:
     Attributes:
         sweep: what is varied.
         cases: one for each size, in their order.
+        interrupted: whether Ctrl-C ended it, so that sizes are missing.
         command: the command line that made it, or "".
     """
 
     sweep: Sweep
     cases: tuple[FitComparison, ...]
+    interrupted: bool = False
     command: str = field(default="", compare=False)
 
     @property
@@ -61,7 +63,7 @@ class FitSweep:
         if not points:
             return f"None of these reaches loss {self.cases[0].until:g} with any of these {_many(self.sweep.kind)}."
         seconds, size, method = min(points)
-        what = f"{size} worker{'s' * (size > 1)}" if self.sweep.kind == WORKERS else f"mini-batches of {size}"
+        what = counted(size, "worker") if self.sweep.kind == WORKERS else f"mini-batches of {size}"
         return f"{method} with {what} reaches loss {self.cases[0].until:g} first, in {format_seconds(seconds)}."
 
     def sentences(self) -> list[str]:
@@ -82,6 +84,7 @@ class FitSweep:
         return {
             **{key: value for key, value in first.items() if key not in left_out},
             "advice": self.advice(),
+            "interrupted": self.interrupted,
             "command": self.command,
             "sweep": self.sweep.kind,
             "scaling": [
@@ -110,13 +113,25 @@ def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep
     Args:
         fit_one: the methods with so many workers, or mini-batches of that size, until a loss.
 
+    Ctrl-C ends it with the sizes that are done, if any is.
+
     Raises:
         FitError: no loss is asked for.
     """
-    cases = tuple(fit_one(size) for size in sweep.sizes)
+    cases: list[FitComparison] = []
+    try:
+        for size in sweep.sizes:
+            cases.append(fit_one(size))
+            if cases[-1].interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        cases = [case for case in cases if not case.interrupted]
+        if not cases:
+            raise
     if any(case.until is None for case in cases):
         raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
-    return FitSweep(sweep, cases)
+    done = replace(sweep, sizes=sweep.sizes[: len(cases)])
+    return FitSweep(done, tuple(cases), interrupted=len(cases) < len(sweep.sizes))
 
 
 def _many(kind: str) -> str:

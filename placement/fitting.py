@@ -58,6 +58,7 @@ class FitComparison:
         seed: of everything random.
         is_real: it ran in processes, and seconds are those of the wall; else in virtual time.
         versions: of Python and the packages that made it.
+        interrupted: whether Ctrl-C ended it, so that methods are missing.
         command: the command line that made it, or "".
     """
 
@@ -73,6 +74,7 @@ class FitComparison:
     seed: int
     is_real: bool
     versions: Mapping[str, str]
+    interrupted: bool = False
     command: str = field(default="", compare=False)
 
     @property
@@ -85,7 +87,7 @@ class FitComparison:
         best, others = self.best, [run for run in self.runs if run is not self.best]
         if not best.reached:
             lowest = f"{best.method} has the lowest loss, {best.loss:.4g} after {format_seconds(best.seconds)}"
-            if not math.isfinite(best.loss):
+            if best.has_diverged:
                 if not any(run.updates for run in self.runs):
                     return "The loss is no number before the first update; look for NaN in the data and the model."
                 return "Every method diverged; take a smaller learning rate."
@@ -117,6 +119,7 @@ class FitComparison:
             "seed": self.seed,
             "real": self.is_real,
             "versions": dict(self.versions),
+            "interrupted": self.interrupted,
             "command": self.command,
             "results": [_run_fields(run) for run in self.runs],
         }
@@ -150,6 +153,8 @@ def fit(
 
     With `real`, each worker and server is a process of this host, and seconds are those of the wall. Under ``torchrun``
     each lives beside one of its ranks, which all make this call and get the same answer; rank 0 alone tells progress.
+
+    Ctrl-C ends it with the methods that are done, if any is.
 
     Args:
         model: its own parameters are the start of every run; it is not changed.
@@ -200,24 +205,29 @@ def fit(
     gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
     if real:
         check_real(cluster)
-    runs = []
-    for method in asked:
+    runs: list[FitRun] = []
+
+    def engine_of(method: FitMethod) -> VirtualEngine | RealEngine:
         seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
         participants = participants_of(method, task, several, lr)
-        engine: VirtualEngine | RealEngine
         if real:
             # Where there are no stragglers nobody sleeps.
             measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)
             plans = plans_of(task, graph_of(task.batch), cluster, seating, placed, ranks)
-            engine = RealEngine(task, several, participants, delays_of(measured_s, delays), ranks, plans)
-        else:
-            speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
-            if is_here(cluster, placed):
-                rehearsal = Rehearsal(task, gradients_s, several, len(participants) - several, seed)
-                speeds = speeds.timed(gradients_s, rehearsal, delays, seed)
-            engine = VirtualEngine(task, cluster, several, participants, speeds)
-        run = engine.run(method.name, stop, _telling(progress, method.name))
-        runs.append(_noted(run, task, several))
+            return RealEngine(task, several, participants, delays_of(measured_s, delays), ranks, plans)
+        speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
+        if is_here(cluster, placed):
+            rehearsal = Rehearsal(task, gradients_s, several, len(participants) - several, seed)
+            speeds = speeds.timed(gradients_s, rehearsal, delays, seed)
+        return VirtualEngine(task, cluster, several, participants, speeds)
+
+    try:
+        for method in asked:
+            run = engine_of(method).run(method.name, stop, _telling(progress, method.name))
+            runs.append(_noted(run, task, several))
+    except KeyboardInterrupt:
+        if ranks is not None or not runs:
+            raise
     return FitComparison(
         graph=graph_of(task.batch),
         cluster=cluster,
@@ -231,6 +241,7 @@ def fit(
         seed=seed,
         is_real=real,
         versions=versions(),
+        interrupted=len(runs) < len(asked),
     )
 
 

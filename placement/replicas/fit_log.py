@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from placement.replicas.diversity import DiversityMeter
-from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
+from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion, grew_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,10 @@ class FitLog:
 
     def run(self, method: str, seconds: float, sent_bytes: int) -> FitRun:
         """What it has come to."""
-        last = self._points[-1]
+        last, start = self._points[-1], self._points[0]
+        if math.isfinite(last.loss) and grew_to(start.loss, last.loss):
+            grown = f"diverged: the held-out loss went from {start.loss:.3g} to {last.loss:.3g}; take a smaller lr"
+            self.note = "; ".join(filter(None, [self.note, grown]))
         return FitRun(
             method=method,
             seconds=seconds,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_GREW = 10.0  # times the loss at the start, beyond which nobody calls it noise
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -54,3 +56,13 @@ class FitRun:
     trace: tuple[ReadVersion, ...]
     largest_batch: float | None = None
     note: str = ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss at the end is no number, or has grown far beyond that at the start."""
+        return grew_to(self.points[0].loss, self.loss)
+
+
+def grew_to(start: float, loss: float) -> bool:
+    """Whether a loss is no number, or far above that at the start."""
+    return not loss <= start + (_GREW - 1) * abs(start)

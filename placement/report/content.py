@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from env.cluster import UNLIMITED_BYTES
 from env.simulation.timeline import memory_steps
+from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph, Phase
 from placement.report.drawn import Drawn, link_seconds
 from placement.report.layout import layered_layout
@@ -90,7 +91,7 @@ def _devices(cluster: Cluster, drawn: Drawn) -> list[dict[str, Any]]:
     ]
     if drawn.has_others:
         count = cluster.n_devices - len(result)
-        name = f"{count:,} other device{'s' * (count > 1)}"
+        name = counted(count, "other device")
         result.append({"name": name, "kind": "mean, largest peak", "model": "", "capacity": None})
     return result
 

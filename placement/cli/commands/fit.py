@@ -171,7 +171,13 @@ def fit(given: FitOptions) -> None:
     if given.as_json:
         emit(found.to_json())
         return
-    table = fit_table(found.cases[0], found) if isinstance(found, fit_sweep.FitSweep) else fit_table(found)
+    n_asked = len(names) if sizes is None else len(sizes.sizes)
+    if isinstance(found, fit_sweep.FitSweep):
+        table, done = fit_table(found.cases[0], found), f"{len(found.cases)} of {n_asked} sizes are done"
+    else:
+        table, done = fit_table(found), f"{len(found.runs)} of {n_asked} methods are done"
+    if found.interrupted:
+        written.append(f"interrupted: {done}.")
     emit_rich(found.advice(), *table, *written, f"again: {found.command}")
 
 
@@ -236,11 +242,11 @@ def fit_table(found: FitComparison, sweep: FitSweep | None = None) -> list[Rende
     """A row for each method, in the order asked for, and of a sweep for each size; below, what else is to be said."""
     from rich.text import Text
 
-    from graphs.formatting import show, show_line
+    from graphs.formatting import counted, show, show_line
     from placement.cli.tables import new_table
 
     on = f"{show(found.graph.name)} on {show(found.cluster.name)}"
-    sizes = {"workers": f"{found.workers} workers", "batch": f"{found.batch} samples each"}
+    sizes = {"workers": counted(found.workers, "worker"), "batch": f"{counted(found.batch, 'sample')} each"}
     said = [words for kind, words in sizes.items() if sweep is None or sweep.sweep.kind != kind]
     here = [] if not found.is_real else ["in real processes"]
     head = f"{on}: {', '.join([*said, f'lr {found.learning_rate:g}', *here])}"

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 
 from graphs.errors import RankError
 from placement.processes.processes import how_ended, orderly_end
-from placement.processes.starting import ENDED, FAILURE, SILENT, Workers
+from placement.processes.starting import ENDED, FAILURE, SILENT, WorkerEndedError, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
+_LAST_WORDS_S = 0.5  # until the end of a participant is seen that another one has told of
 _MEETING_S = (30.0, 120.0)  # for the first try, and the second
 _MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
 
@@ -84,8 +86,9 @@ class RealEngine:
         ranks.tell(found)
         return found
 
-    def _life(self, stop: Stop, seat: int, ports: Sequence[int], parent: Parent) -> None:
-        """Of the process of a seat, given the ports of the store of all and of that of each crew."""
+    def _life(self, stop: Stop, seat: int, parent: Parent) -> None:
+        """Of the process of a seat, which is told the ports of the store of all and of that of each crew."""
+        ports = parent.hear()
         host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
         crews = tuple(
             CrewPlan(self._task, worker, plan, port, host)
@@ -98,13 +101,13 @@ class RealEngine:
         plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, ports[0], host, crews)
         life(plan, number, self._participants[number], seat, parent)
 
-    def _started(self, stop: Stop, ports: Sequence[int]) -> Workers:
+    def _started(self, stop: Stop) -> Workers:
         """Processes of participants by their numbers, and after them those that help them."""
         order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat][1] > 0)
-        lives = [partial(self._life, stop, seat, ports) for seat in order]
+        lives = [partial(self._life, stop, seat) for seat in order]
         if self._ranks is None:
             return Workers.forked(lives)
-        return self._ranks.begin(self._task.fingerprint(), ports, order, lives[0])
+        return self._ranks.begin(self._task.fingerprint(), order, lives[0])
 
     def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         """Start the participants, and watch them."""
@@ -123,6 +126,7 @@ class RealEngine:
                     for number, kind, content in workers.hear(_LOOK_S):
                         if number < total:  # if not, its worker finds out
                             watch.heard(number, kind, content)
+                    watch.end_failed()
                     if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_S:
                         looked_s = time.monotonic()
                         self._end_stopped(processes)
@@ -138,14 +142,17 @@ class RealEngine:
     def _met(self, stop: Stop, names: Sequence[str]) -> tuple[Workers, list[Any]]:
         """Processes that have met, and the stores by which they did: one of all, and one of each crew.
 
-        A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
-        started once more; beside ranks there is no second try, for they begin together.
+        A fork of a process with threads may find a lock that no thread is left to open. So all processes are forked
+        before a store's thread has anything to do, and those that do not meet are started once more; beside ranks there
+        is no second try, for they begin together.
         """
         host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
         for limit_s in _MEETING_S if self._ranks is None else _MEETING_S[-1:]:
-            stores = [new_store(host=host) for _ in range(1 + len(self._plans))]
-            workers = self._started(stop, [store.port for store in stores])
+            workers = self._started(stop)
             try:
+                stores = [new_store(host=host) for _ in range(1 + len(self._plans))]
+                with suppress(WorkerEndedError):  # which is heard of below
+                    workers.tell([store.port for store in stores])
                 if _meet(workers, names, len(self._seats), limit_s):
                     return workers, stores
             except BaseException:
@@ -187,12 +194,28 @@ class _Watch:
         self._began_s = time.monotonic()
         self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
         self._ended: dict[int, Any] = {}
+        self._failure: tuple[str, float] | None = None  # what a participant has said last, and when
         self._gradients: dict[tuple[bytes, int], list[torch.Tensor]] = {}  # by weights and number of samples
 
     @property
     def bytes_sent(self) -> int:
         """Sent by all participants together."""
         return sum(self._sent_bytes)
+
+    def end_failed(self) -> None:
+        """End a run that a participant does not go on with.
+
+        Raises:
+            RankError: there is one; the message says why, and how others have ended, which is seen a little later.
+        """
+        if self._failure is None:
+            return
+        said, since_s = self._failure
+        died = {self._names[other]: code for other, code in self._ended.items() if code}
+        if died or time.monotonic() - since_s > _LAST_WORDS_S:
+            for name, code in died.items():
+                said = said.replace(f"{name} was lost", f"{name} {how_ended(code)}", 1)
+            raise RankError(said)
 
     def settle(self) -> None:
         """Take into account what workers have told of their gradients."""
@@ -208,11 +231,11 @@ class _Watch:
         Raises:
             RankError: the run does not go on.
         """
-        if self._log.is_over:
+        if self._log.is_over or (self._failure is not None and kind != ENDED):
             return
         if kind == FAILURE:
-            how = "".join(f"; {self._names[other]} {how_ended(code)}" for other, code in self._ended.items())
-            raise RankError(f"{str(content).removesuffix('.')}{how}.")
+            self._failure = str(content), time.monotonic()
+            return
         if kind == SILENT:
             raise RankError(
                 f"{self._names[number]} is not reached any more: its host or the network is down; start the run again."
@@ -221,7 +244,7 @@ class _Watch:
             self._ended[number] = content
             after_s = time.monotonic() - self._began_s
             self._log.lost(f"{self._names[number]}, which {how_ended(content)} after {after_s:.3g} s")
-            if len(self._ended) == len(self._sent_bytes):
+            if len(self._ended) == len(self._sent_bytes) and self._failure is None:
                 raise RankError("all participants have ended before the run was over; run again.")
             return
         match content:

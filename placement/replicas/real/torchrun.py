@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_result import FitRun
 
 Made = TypeVar("Made")
-Life = Callable[[Sequence[int], Parent], None]  # of a process, given the ports of stores
+Life = Callable[[Parent], None]  # of a process
 _ADDRESS = "fit"
 _LOOK_S = 0.25
 _ASK_S, _ASKED, _SILENCE_S = 5, 3, 20  # between two questions whether an end is there; so many; without an answer
@@ -109,14 +109,11 @@ class Ranks:
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def begin(
-        self, fingerprint: str, ports: Sequence[int], order: Sequence[int], life: Callable[[Parent], None]
-    ) -> Workers:
+    def begin(self, fingerprint: str, order: Sequence[int], life: Life) -> Workers:
         """The processes of a run, this rank's own and those of the others, who `take_part`.
 
         Args:
             fingerprint: of weights and samples, which are those of all ranks.
-            ports: of the stores where they meet.
             order: the rank beside which each process lives, 0 first.
             life: of the first process.
 
@@ -127,7 +124,7 @@ class Ranks:
         try:
             differs = [rank for rank, other in enumerate(self._others, start=1) if other.recv() != fingerprint]
             for other in self._others:
-                other.send(None if differs else ports)
+                other.send(not differs)
         except (EOFError, OSError):
             raise RankError("a process of torchrun has ended before the run began; start it again.") from None
         if differs:
@@ -158,12 +155,12 @@ class Ranks:
         child, stopped = None, None
         try:
             self._first.send(fingerprint)
-            ports = self._first.recv()
-            if ports is None:
+            is_alike = self._first.recv()
+            if not is_alike:
                 raise FitError(_differs(self.rank))
             if life is not None:
                 child = multiprocessing.get_context("fork").Process(
-                    target=partial(self._live, life, ports, os.getpid()), daemon=True
+                    target=partial(self._live, life, os.getpid()), daemon=True
                 )
                 with forking():
                     child.start()
@@ -182,9 +179,9 @@ class Ranks:
             raise found
         return found
 
-    def _live(self, life: Life, ports: Sequence[int], parent: int) -> None:
+    def _live(self, life: Life, parent: int) -> None:
         begin_worker(parent)
-        life(ports, Parent(self._connected()))
+        life(Parent(self._connected()))
 
 
 def _watched(pipe: Connection) -> Connection:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphs.errors import FitError
+from graphs.formatting import counted
 from graphs.records import LANE
 
 if TYPE_CHECKING:
@@ -68,9 +69,11 @@ def most_workers(cluster: Cluster, workers: int, devices_each: int) -> list[int]
     devices: list[int] = cluster.compute_devices.tolist()
     if not 1 <= workers <= len(devices) // devices_each:
         each = "" if devices_each == 1 else f" on {devices_each} devices each"
+        most = "1" if len(devices) < 2 * devices_each else f"1 to {len(devices) // devices_each}"
         raise FitError(
-            f"{workers} workers{each} were asked for, and cluster {cluster.name!r} has {len(devices)} devices that "
-            f"compute; give 1 to {len(devices) // devices_each}."
+            f"{counted(workers, 'worker')}{each} {'was' if workers == 1 else 'were'} asked for, and cluster "
+            f"{cluster.name!r} has {counted(len(devices), 'device')} that compute{'s' if len(devices) == 1 else ''}; "
+            f"give {most}."
             if len(devices) >= devices_each
             else f"a worker takes {devices_each} devices, and cluster {cluster.name!r} has {len(devices)}; take a "
             "smaller strategy."

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import signal
 from typing import Any
 
 import pytest
@@ -16,7 +19,10 @@ from torch.utils.data import TensorDataset
 
 import placement
 from graphs.errors import FitError, PlacementError, UnknownNameError
+from placement.fit_sweep import sweep_fit
 from placement.fitting import FitComparison
+from placement.replicas.fit_result import CurvePoint
+from placement.sizing.sweeps import FIT_KINDS, parse_sweep
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 
@@ -82,10 +88,47 @@ def test_a_run_that_diverges_is_not_reached() -> None:
     assert found.advice() == "Every method diverged; take a smaller learning rate."
 
 
+def test_a_loss_that_grows_has_diverged() -> None:
+    found = fitted(["sync+lr=10"], updates=20)
+    run = found.runs[0]
+    assert run.has_diverged
+    assert math.isfinite(run.loss)
+    assert re.fullmatch(r"diverged: the held-out loss went from \S+ to \S+; take a smaller lr", run.note)
+    assert found.advice() == "Every method diverged; take a smaller learning rate."
+    assert not fitted(["sync"], updates=20).runs[0].has_diverged
+
+
 def test_without_a_loss_to_reach_the_lowest_is_best() -> None:
     found = fitted(["sync+lr=1e-6", "sync"], updates=30)
     assert found.best is found.runs[1]
     assert "has the lowest loss" in found.advice()
+
+
+def test_ctrl_c_leaves_the_methods_that_are_done() -> None:
+    def interrupt(method: str, point: CurvePoint) -> None:
+        if method == "adam" and point.updates:
+            signal.raise_signal(signal.SIGINT)
+
+    found = fitted(["sync", "adam", "lars"], updates=20, progress=interrupt)
+    assert found.interrupted
+    assert found.runs == fitted("sync", updates=20).runs
+    assert json.loads(found.to_json())["interrupted"]
+    with pytest.raises(KeyboardInterrupt):  # nothing is done
+        fitted("adam", updates=20, progress=interrupt)
+
+
+def test_ctrl_c_leaves_the_sizes_that_are_done() -> None:
+    def fit_one(size: int) -> FitComparison:
+        def interrupt(method: str, point: CurvePoint) -> None:
+            if size == 3 and method == "adam" and point.updates:
+                signal.raise_signal(signal.SIGINT)
+
+        return fitted(["sync", "adam"], workers=size, until=0.9, updates=20, progress=interrupt)
+
+    found = sweep_fit(parse_sweep("workers=1..4", FIT_KINDS), fit_one)
+    assert found.interrupted
+    assert [size for size, _ in found.runs("adam")] == [1, 2]
+    assert not sweep_fit(parse_sweep("workers=1..2", FIT_KINDS), fit_one).interrupted
 
 
 def test_seconds_and_updates_end_runs() -> None:
