@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from placement.processes.processes import orderly_end
+from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.starting import Workers
 from placement.processes.threads import on_one_core
 from placement.replicas.fit_task import drawing
@@ -46,16 +46,27 @@ class Rehearsal:
         self, task: FitTask, gradients_s: Callable[[int], list[float]], workers: int, servers: int, seed: int
     ) -> None:
         self._task, self._gradients_s, self._workers, self._servers = task, gradients_s, workers, servers
-        self._drawn = np.random.default_rng(seed)
-        self._messages = cache(self._timed_messages)
+        self._drawn, self._n_cores = np.random.default_rng(seed), len(usable_cores())
+        self._messages, self._quiet_messages = cache(self._timed_messages), cache(self._timed_quiet_messages)
         self._collectives = cache(self._timed_collectives)
 
-    def message_s(self, size: int) -> tuple[float, float] | None:
+    def message_s(self, size: int, ends: tuple[int, int], computing: Collection[int]) -> tuple[float, float] | None:
         """Seconds that a message of so many bytes takes: its sender, and until it has arrived.
 
-        None where none was waited for, as among fewer than two participants.
+        A message to a core on which a worker computes takes far longer than one between cores that wait for it.
+
+        Args:
+            ends: numbers of its sender and its receiver.
+            computing: those of the workers that compute a gradient meanwhile.
+
+        Returns:
+            None where none was waited for, as among fewer than two participants.
         """
-        measured = self._messages(_rounded(size))
+        cores = [number % self._n_cores for number in ends]
+        if any(number % self._n_cores in cores for number in computing):
+            measured = self._messages(_rounded(size))
+        else:
+            measured = self._quiet_messages(_rounded(size), len(set(cores)))
         return measured[int(self._drawn.integers(len(measured)))] if measured else None
 
     def collective_s(self, kind: str, members: int, size: int) -> float:
@@ -69,13 +80,21 @@ class Rehearsal:
         return measured[int(self._drawn.integers(len(measured)))]
 
     def _timed_messages(self, size: int) -> list[tuple[float, float]]:
+        """Of messages between gradients, among all participants."""
         workers, servers = self._workers, self._servers
         if workers + servers < 2:
             return []
         to = [workers + k % servers if servers else (k + 1) % workers for k in range(workers)]
-        lives: list[Life] = [partial(_talk, size, receiver) for receiver in to]
+        lives: list[Life] = [partial(_talk, size, receiver, True) for receiver in to]
         lives += [partial(_reply, size, to.count(workers + k)) for k in range(servers)]
         return [each for own in self._measured(lives) for each in own]
+
+    def _timed_quiet_messages(self, size: int, n_cores: int) -> list[tuple[float, float]]:
+        """Of messages of two participants, which have one core or two, while nobody computes."""
+        if self._workers + self._servers < 2:
+            return []
+        lives: list[Life] = [partial(_talk, size, 1, False), partial(_reply, size, 1)]
+        return [each for own in self._measured(lives, n_cores) for each in own]
 
     def _timed_collectives(self, kind: str, members: int, size: int) -> list[float]:
         group = tuple(range(members))
@@ -83,16 +102,16 @@ class Rehearsal:
         began_s, ended_s = times.max(axis=0).T
         return [float(each) for each in ended_s - began_s]
 
-    def _measured(self, lives: Sequence[Life]) -> list[Any]:
-        """What each participant has measured, all at once, each in a process of its own."""
+    def _measured(self, lives: Sequence[Life], n_cores: int = _MOST) -> list[Any]:
+        """What each participant has measured, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
         with orderly_end():
-            store = new_store()
-            live = partial(_live, self._task, len(lives), store.port, turns)
+            live = partial(_live, self._task, len(lives), turns, n_cores)
             started = Workers.forked([partial(live, each, number) for number, each in enumerate(lives)])
             try:
-                started.tell(None)
+                store = new_store()  # only now, since its thread must not be in the middle of anything when forking
+                started.tell(store.port)
                 return started.collect()
             finally:
                 started.end()
@@ -167,11 +186,12 @@ class _Hands:
         return message.sender, time.monotonic() - sent_s if sent_s >= began_s else None
 
 
-def _talk(size: int, to: int, hands: _Hands, turns: int) -> list[tuple[float, float]]:
-    """Of a worker: a gradient, a message to a server or another worker, and one from there."""
+def _talk(size: int, to: int, is_busy: bool, hands: _Hands, turns: int) -> list[tuple[float, float]]:
+    """Of a worker: a gradient, if it is busy, a message to a server or another worker, and one from there."""
     content, found = torch.zeros(size // 4), []
     for turn in range(turns):
-        hands.gradient(turn)
+        if is_busy:
+            hands.gradient(turn)
         own_s = hands.post(to, content)
         _, way_s = hands.receive()
         if way_s is not None and turn >= _FIRST:
@@ -204,10 +224,9 @@ def _gather(kind: str, size: int, group: tuple[int, ...], hands: _Hands, turns: 
     return found[_FIRST:]
 
 
-def _live(task: FitTask, total: int, port: int, turns: int, life: Life, number: int, parent: Parent) -> None:
-    on_one_core(number)
-    hands = _Hands(task, number, total, port)
-    parent.hear()
+def _live(task: FitTask, total: int, turns: int, n_cores: int, life: Life, number: int, parent: Parent) -> None:
+    on_one_core(number % n_cores)
+    hands = _Hands(task, number, total, parent.hear())
     parent.answer(life(hands, turns))
     parent.hear()  # others may still read what this one has sent; the parent ends all
 

@@ -65,6 +65,7 @@ class VirtualEngine:
         self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
         self._last_arrival_s: dict[tuple[int, int], float] = {}
         self._lost: set[int] = set()
+        self._computing: set[int] = set()  # workers in the middle of a gradient
         self.now_s, self.bytes = 0.0, 0
 
     def lose(self, number: int, time_s: float) -> None:
@@ -99,6 +100,7 @@ class VirtualEngine:
     def _go_on(self, number: int, answer: Any) -> None:
         """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
         seat = self._seats[number]
+        self._computing.discard(number)
         while not self._log.is_over and number not in self._lost:
             began_s = time.perf_counter()
             try:
@@ -154,6 +156,7 @@ class VirtualEngine:
             loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
         self._log.computed(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))
+        self._computing.add(number)
         self._later(self.now_s + seconds, number, Computed(loss, gradient, len(samples)))
 
     def _send(self, number: int, request: Post) -> float:
@@ -163,7 +166,8 @@ class VirtualEngine:
         self.bytes += size
         device = self._speeds.device
         pair = number, request.to
-        measured = None if self._speeds.exchanges is None else self._speeds.exchanges.message_s(size)
+        exchanges = self._speeds.exchanges
+        measured = None if exchanges is None else exchanges.message_s(size, pair, self._computing)
         if measured is None or request.to == number:
             own_s, arrival_s = 0.0, self._network.arrival_s(device[number], device[request.to], size, self.now_s)
         else:

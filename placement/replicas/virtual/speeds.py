@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 class ExchangeTimes(Protocol):
     """How long exchanges take."""
 
-    def message_s(self, size: int) -> tuple[float, float] | None:
-        """Seconds that a message of so many bytes takes: its sender, and until it has arrived; None: as links say."""
+    def message_s(self, size: int, ends: tuple[int, int], computing: Collection[int]) -> tuple[float, float] | None:
+        """Seconds that a message of so many bytes takes: its sender, and until it has arrived; None: as links say.
+
+        Args:
+            ends: numbers of its sender and its receiver.
+            computing: those of the workers that compute a gradient meanwhile.
+        """
 
     def collective_s(self, kind: str, members: int, size: int) -> float:
         """Seconds of an ``"all_reduce"`` or ``"all_gather"`` to which each member gives so many bytes."""

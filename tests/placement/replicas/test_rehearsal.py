@@ -22,16 +22,33 @@ def test_gradients_are_timed_in_each_worker() -> None:
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 0), (2, 1), (1, 2)])
-def test_messages_are_timed_among_all_participants(workers: int, servers: int) -> None:
-    found = rehearsal(workers, servers).message_s(4000)
+@pytest.mark.parametrize("computing", [(), (0,)])
+def test_messages_are_timed_among_all_participants(workers: int, servers: int, computing: tuple[int, ...]) -> None:
+    found = rehearsal(workers, servers).message_s(4000, (0, workers + servers - 1), computing)
     assert found is not None
     own_s, way_s = found
     assert own_s > 0
     assert way_s > 0
 
 
+def test_where_a_worker_computes_messages_are_timed_between_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def timed(self: Rehearsal, *key: int) -> list[tuple[float, float]]:
+        asked.append(key)
+        return [(1.0, 1.0)]
+
+    monkeypatch.setattr("placement.replicas.real.rehearsal.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(Rehearsal, "_timed_messages", timed)
+    monkeypatch.setattr(Rehearsal, "_timed_quiet_messages", timed)
+    found = rehearsal(2, 2)
+    for ends, computing in [((1, 2), (0,)), ((1, 2), ()), ((1, 3), (0,)), ((1, 3), (1,))]:
+        found.message_s(4000, ends, computing)
+    assert asked == [(4000,), (4000, 2), (4000, 1)]
+
+
 def test_a_participant_alone_sends_nothing() -> None:
-    assert rehearsal(1, 0).message_s(4000) is None
+    assert rehearsal(1, 0).message_s(4000, (0, 0), ()) is None
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -120,7 +120,7 @@ def test_measured_collectives_stand_in_place_of_the_ring() -> None:
 class Measured:
     """Exchanges that take round figures."""
 
-    def message_s(self, size: int) -> tuple[float, float]:
+    def message_s(self, size: int, ends: tuple[int, int], computing: Collection[int]) -> tuple[float, float]:
         return 10.0, 100.0 + size
 
     def collective_s(self, kind: str, members: int, size: int) -> float:
