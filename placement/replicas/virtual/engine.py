@@ -102,7 +102,7 @@ class VirtualEngine:
         seat = self._seats[number]
         self._computing.discard(number)
         while not self._log.is_over and number not in self._lost:
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             try:
                 if isinstance(answer, ParticipantLost):
                     request = seat.participant.throw(answer)
@@ -114,7 +114,7 @@ class VirtualEngine:
                 self._log.end(lost.sentence(self._workers))
                 return
             if self._speeds.exchanges is not None:
-                own_s = time.perf_counter() - began_s
+                own_s = time.thread_time() - began_s
                 self._at(self.now_s + own_s, partial(self._take, number, request))
                 return
             if not self._is_answered_now(number, seat, request):
