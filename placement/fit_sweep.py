@@ -70,6 +70,9 @@ class FitSweep:
         """What laws and diversity say of each method."""
         said = []
         for method in self.methods:
+            diverged = [str(size) for size, run in self.runs(method) if run.has_diverged]
+            if diverged:
+                said.append(f"{method}: diverged with {self.sweep.kind} {', '.join(diverged)}; take a smaller lr.")
             said += [f"{method}: {law.sentence()}" for law in self.laws(method) or ()]
             largest = self.largest_batch(method)
             if largest is not None:

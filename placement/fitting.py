@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from placement.replicas.real.torchrun import Ranks
 
 Progress = Callable[[str, CurvePoint], None]
+_SEEDS = 1 << 32
 BATCH_NORM = (
     "batch norm: each worker normalizes by its own mini-batch, evaluations by the held-out samples; running statistics "
     "are not exchanged"
@@ -189,6 +190,8 @@ def fit(
     stop = checked_stop(until, updates, seconds, every)
     if not 0 < lr < math.inf:
         raise FitError(f"lr is {lr:g}; expected a number above 0.")
+    if not 0 <= seed < _SEEDS:
+        raise FitError(f"seed is {seed}; expected a whole number from 0 to {_SEEDS - 1}.")
     placed = Strategy.parse(strategy)
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers

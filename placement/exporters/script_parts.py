@@ -198,6 +198,8 @@ $RUN
 
 MAIN = """
 def main() -> None:
+    if os.environ.get("WORLD_SIZE") != "$PROCESSES":
+        raise SystemExit("this takes $PROCESSES processes; start it with torchrun --nproc-per-node $PROCESSES")
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device_type, int(os.environ["LOCAL_RANK"]) if device_type == "cuda" else None)
     if device_type == "cuda":

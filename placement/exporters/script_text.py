@@ -338,6 +338,7 @@ def _main(facts: Facts) -> str:
         prepare.append(f"optimizer = {name}({trained}{rest})")
     return _filled(
         parts.MAIN,
+        PROCESSES=str(strategy.devices),
         PREPARE="\n".join(f"    {line}" for line in prepare),
         RUNS=runs,
         TELLS=tells,

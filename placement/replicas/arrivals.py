@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from graphs.formatting import counted
+
 
 class _Fresh:
     """An update takes so many gradients at the current weights; sub-classes say how many."""
@@ -57,8 +59,8 @@ class FirstOf(_Fresh):
         if 0 <= self.extra < workers:
             return None
         return (
-            f"first:extra={self.extra} is out of range: of {workers} workers, 0 to {workers - 1} can be backups; "
-            "choose fewer."
+            f"first:extra={self.extra} is out of range: of {counted(workers, 'worker')}, at most {workers - 1} can be "
+            "backups; choose fewer."
         )
 
     def share(self, workers: int) -> int:

@@ -65,7 +65,12 @@ def fit_task_of(
 def _columns(data: Any) -> tuple[torch.Tensor, ...]:
     if isinstance(data, Dataset):
         total = len(data) if hasattr(data, "__len__") else 0
-        data = default_collate([data[number] for number in range(total)]) if total else ()
+        try:
+            data = default_collate([data[number] for number in range(total)]) if total else ()
+        except Exception as error:
+            raise FitError(
+                f"the Dataset cannot be read whole ({reason_of(error)}); expected samples of one shape."
+            ) from error
     columns = (data,) if isinstance(data, torch.Tensor) else tuple(data) if isinstance(data, Sequence) else ()
     if not columns or not all(isinstance(each, torch.Tensor) and each.ndim for each in columns):
         raise FitError(
@@ -98,8 +103,8 @@ def _check(task: FitTask) -> None:
         raise FitError(f"the model has parameters of {wide}; expected torch.float32, convert it with model.float().")
     try:
         task.gradient(task.weights(), torch.arange(task.batch))
-    except Exception as error:
+    except FitError as error:
         raise FitError(
-            f"the model cannot be trained on these data ({reason_of(error)}); expected forward to take the "
-            f"{len(task.data)} tensors of the data, targets among them, and the loss to be a scalar."
+            f"the model cannot be trained on these data ({reason_of(error.__cause__ or error)}); expected forward to "
+            f"take the {len(task.data)} tensors of the data, targets among them, and the loss to be a scalar."
         ) from error

@@ -87,7 +87,10 @@ class FitLog:
         if request.weights is not None and self._turns.is_due(request.version):
             self.evaluate(request.weights, request.version, seconds, sent_bytes)
         elif self.updates >= self._stop.updates + _GRACE * self._stop.every:
-            self.end("no more was heard of the model: who tells of it was lost, or is far slower than the others")
+            self.end(
+                f"the model was not in one piece within {self._stop.updates:,} updates and "
+                f"{_GRACE * self._stop.every:,} more; take more updates or a shorter period, unless who has it was lost"
+            )
 
     def evaluate(self, weights: Tensor, version: int, seconds: float, sent_bytes: int) -> None:
         """Add a point to the curve: weights after so many updates, which may be fewer than others have made by now."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from graphs.capture.failure import reason_of
+from graphs.errors import FitError
 from placement.replicas.requests import Portion
 
 if TYPE_CHECKING:
@@ -113,9 +115,12 @@ class FitTask:
         if not len(samples):
             return 0.0, torch.zeros_like(weights)
         leaf = weights.detach().clone().requires_grad_()
-        with nullcontext() if backward_weights is None else _read_later(leaf, backward_weights):
-            value = self.loss_at(leaf, tuple(each[samples] for each in self.data))
-        (gradient,) = torch.autograd.grad(value, leaf)
+        try:
+            with nullcontext() if backward_weights is None else _read_later(leaf, backward_weights):
+                value = self.loss_at(leaf, tuple(each[samples] for each in self.data))
+            (gradient,) = torch.autograd.grad(value, leaf)
+        except Exception as error:
+            raise _failed(f"{len(samples)} training samples, {samples[0]} the first of them,", error) from error
         return float(value.detach()), gradient
 
     def held_out_loss(self, weights: Tensor) -> float:
@@ -127,6 +132,8 @@ class FitTask:
         try:
             with torch.no_grad():
                 return float(self.loss_at(weights, self.held_out))
+        except Exception as error:
+            raise _failed(f"the {len(self.held_out[0])} held-out samples", error) from error
         finally:
             self.model.train(was)
 
@@ -171,6 +178,13 @@ class FitTask:
     @cached_property
     def _orders(self) -> dict[int, Tensor]:
         return {}
+
+
+def _failed(samples: str, error: Exception) -> FitError:
+    return FitError(
+        f"the model fails on {samples} ({reason_of(error)}); expected forward to take any of the data's samples, "
+        "in any number."
+    )
 
 
 def _read_later(leaf: Tensor, replacement: Tensor) -> AbstractContextManager[None]:

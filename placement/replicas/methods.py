@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
@@ -100,7 +101,11 @@ class FitMethod:
         for word in (each.strip() for each in text.split("+")):
             name, *options = word.split(":")
             if name.startswith(f"{_LEARNING_RATE}="):
-                made["learning_rate"] = _number(name.partition("=")[2], float, name, text)
+                if "learning_rate" in made:
+                    raise FitError(f"method {text!r} names two learning rates; leave one out.")
+                rate = made["learning_rate"] = _number(name.partition("=")[2], float, name, text)
+                if not 0 <= rate < math.inf:
+                    raise FitError(f"method {text!r}: {_LEARNING_RATE} is {rate:g}; expected a number, 0 or more.")
                 continue
             kind = next((kind for kind, (known, _) in PARTS.items() if name in known), None)
             if kind is None:

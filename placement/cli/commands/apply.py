@@ -167,7 +167,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         graph = _graph_of(example, machine, given.train, report)
     del example
     with progress(f"placing with {method}"):
-        strategy = given.strategy or NO_STRATEGY
+        strategy = NO_STRATEGY if given.strategy is None else given.strategy
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")

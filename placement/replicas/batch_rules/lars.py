@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphs.errors import FitError
-from placement.replicas.batch_rules.scaling import Ramp, check_momentum, check_warmup
+from placement.replicas.batch_rules.scaling import Ramp, check_warmup
+from placement.replicas.batch_rules.torch_optimizers import check_momentum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphs.errors import FitError
-from placement.replicas.batch_rules.torch_optimizers import ElementWise
+from placement.replicas.batch_rules.torch_optimizers import ElementWise, check_momentum
 
 if TYPE_CHECKING:
     from placement.replicas.fit_task import WeightLayout
@@ -38,12 +38,6 @@ def check_warmup(updates: int) -> None:
     """FitError if a warm-up cannot take so many updates."""
     if updates < 0:
         raise FitError(f"a warm-up takes {updates} updates; expected 0 or more.")
-
-
-def check_momentum(momentum: float) -> None:
-    """FitError if a momentum would let gradients grow for ever."""
-    if not 0.0 <= momentum < 1.0:
-        raise FitError(f"a momentum is {momentum:g}; expected one from 0 to below 1.")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from graphs.errors import FitError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sgd:
-    """Stochastic gradient descent, with heavy-ball momentum where `momentum` is above 0."""
+    """Stochastic gradient descent, with heavy-ball momentum where `momentum` is above 0, and below 1."""
 
     momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_momentum(self.momentum)
 
     def updater(self, layout: WeightLayout, learning_rate: float, workers: int) -> Updater:
         """The learning rate does not depend on the number of workers."""
@@ -42,6 +47,12 @@ class Adam:
     def updater(self, layout: WeightLayout, learning_rate: float, workers: int) -> Updater:
         """The learning rate does not depend on the number of workers."""
         return ElementWise(lambda flat: torch.optim.Adam([flat], lr=learning_rate))
+
+
+def check_momentum(momentum: float) -> None:
+    """FitError if a momentum would let gradients grow for ever."""
+    if not 0.0 <= momentum < 1.0:
+        raise FitError(f"a momentum is {momentum:g}; expected one from 0 to below 1.")
 
 
 class ElementWise:

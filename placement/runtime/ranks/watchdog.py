@@ -179,6 +179,7 @@ class Watchdog(threading.Thread):
         self._peers: dict[int, _PeerState] = {}
         self._last_read = _StoreContent(time.monotonic())
         self._n_beats = 0
+        self._courier_s = 0.0  # processor time of the courier
         store.set(beat_key(rank), self._beat().to_json())
         store.compare_set(_FAILURE, "", _NONE)
         # Reading and writing may hang with the store, judging must not.
@@ -235,6 +236,7 @@ class Watchdog(threading.Thread):
                 failure, *beats = self._store.multi_get(keys)
             except Exception:  # its server is gone: the watchdog sees that nothing was read
                 continue
+            self._courier_s = time.thread_time()
             failed = failure.decode()
             heard = {rank: Beat.from_json(text) for rank, text in enumerate(beats)}
             self._last_read = _StoreContent(time.monotonic(), "" if failed == _NONE else failed, heard)
@@ -268,8 +270,9 @@ class Watchdog(threading.Thread):
 
     def _own_trouble(self, now: float) -> str:
         own, activity = self._own, self._activity
-        # One that gets no processor, where others keep them all busy, has not stalled.
-        busy = time.process_time() + queued_s(self._process.number)
+        # One that gets no processor, where others keep them all busy, has not stalled; watching is no work.
+        watching_s = time.thread_time() + self._courier_s
+        busy = time.process_time() - watching_s + queued_s(self._process.number)
         span_s = now - own.checked_s
         is_busy = busy - own.busy_s > _LEAST_SHARE * span_s
         if activity.progress != own.progress or is_busy or not own.still_since_s:

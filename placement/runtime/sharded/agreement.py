@@ -56,17 +56,49 @@ def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[s
     for state in table[group.rank]:
         tensor = own.get(state.name)
         if isinstance(tensor, nn.Parameter) and tensor.numel():
-            first = tensor.detach().reshape(-1)[:_N_COMPARED].contiguous().cpu()
-            found[state.name] = (_number(repr((state.part, state.flat)).encode()), _number(first.view(torch.uint8)))
+            found[state.name] = (_number(repr((state.part, state.flat)).encode()), _first(tensor))
     seen: dict[tuple[str, int], tuple[int, int]] = {}
     for rank, text in enumerate(group.all_gather(json.dumps(found), "its parameters")):
         for name, (part, values) in json.loads(text).items():
             other, expected = seen.setdefault((name, part), (rank, values))
             if values != expected:
-                raise MismatchError(
-                    f"rank {rank} has other values of parameter {name!r} than rank {other}; make the model under one "
-                    "seed on all ranks (torch.manual_seed), or load one checkpoint."
-                )
+                raise MismatchError(_other_values(rank, name, other))
+
+
+def first_values(model: nn.Module) -> dict[str, int]:
+    """What the parameters of a whole model begin with, by dotted name; those on ``meta`` have nothing yet."""
+    named = model.named_parameters()
+    return {name: _first(each) for name, each in named if each.numel() and not each.is_meta}
+
+
+def check_same_start(group: ProcessGroup, found: Mapping[str, int]) -> None:
+    """Refuse models that ranks have made with different values, also where each rank stores a part of its own.
+
+    All ranks call it.
+
+    Args:
+        found: of `first_values`; of a rank that has read a checkpoint since, nothing.
+
+    Raises:
+        MismatchError: names the first parameter that differs.
+    """
+    seen: dict[str, tuple[int, int]] = {}
+    for rank, text in enumerate(group.all_gather(json.dumps(found), "its parameters")):
+        for name, values in json.loads(text).items():
+            other, expected = seen.setdefault(name, (rank, values))
+            if values != expected:
+                raise MismatchError(_other_values(rank, name, other))
+
+
+def _other_values(rank: int, name: str, other: int) -> str:
+    return (
+        f"rank {rank} has other values of parameter {name!r} than rank {other}; make the model under one seed on all "
+        "ranks (torch.manual_seed), or load one checkpoint."
+    )
+
+
+def _first(tensor: torch.Tensor) -> int:
+    return _number(tensor.detach().reshape(-1)[:_N_COMPARED].contiguous().cpu().view(torch.uint8))
 
 
 class SameStart:

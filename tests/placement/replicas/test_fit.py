@@ -104,6 +104,36 @@ def test_without_a_loss_to_reach_the_lowest_is_best() -> None:
     assert "has the lowest loss" in found.advice()
 
 
+class Picky(nn.Module):
+    """Knows 100 words, and takes no batch of a size."""
+
+    def __init__(self, size: int = -1) -> None:
+        super().__init__()
+        self.words, self.size = nn.Embedding(100, 4), size
+
+    def forward(self, word: torch.Tensor) -> torch.Tensor:
+        if len(word) == self.size:
+            raise ValueError(f"{self.size} are too many")
+        return nn.functional.cross_entropy(self.words(word), word % 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (-1, r"the model fails on 8 training samples, \d+ the first of them, \(.*index out of range"),
+        (20, r"the model fails on the 20 held-out samples \(.*20 are too many"),
+    ],
+)
+@pytest.mark.parametrize("real", [False, True])
+def test_a_model_that_fails_on_later_samples_is_told(size: int, said: str, real: bool) -> None:
+    words = torch.arange(200) % 100
+    words[77] = 100 if size < 0 else 0
+    with pytest.raises(PlacementError, match=said):
+        placement.fit(
+            Picky(size), words, cores(2) if real else CLUSTER, "sync", batch=8, workers=1, updates=30, real=real
+        )
+
+
 def test_ctrl_c_leaves_the_methods_that_are_done() -> None:
     def interrupt(method: str, point: CurvePoint) -> None:
         if method == "adam" and point.updates:

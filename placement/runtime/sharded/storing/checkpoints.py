@@ -58,13 +58,14 @@ def load(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -
     """Read what this rank stores, and nothing else of the file. All ranks call it; nothing is read if one cannot.
 
     Raises:
-        MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
+        MismatchError: on every rank: a tensor is missing, of another shape or none of the model's, or the file is none.
     """
     own = own_tensors(table[group.rank], model)
 
     def read() -> list[tuple[StatePart, torch.Tensor, str]]:
         with opened(path) as file:
             keys = set(file.keys())
+            _check_known(keys, table, path)
             each = [(state, next((n for n in state.names if n in own), "")) for state in table[group.rank]]
             return [(state, own[name], _key(file, keys, state, path)) for state, name in each if name]
 
@@ -117,17 +118,35 @@ def _slots(file: Any, table: StateTable, path: Path) -> dict[str, list[str]]:
     Raises:
         MismatchError: the model has no such parameter.
     """
-    known = {name for row in table for state in row for name in state.names}
     slots: dict[str, list[str]] = {}
     for key in file.keys():  # noqa: SIM118 - no dict
         slots.setdefault(key.rpartition("/")[0], []).append(key)
+    known = _names(table)
     for name in slots:
+        if not name:
+            raise MismatchError(
+                f"{os.fspath(path)} is no optimizer's state; expected what save_optimizer() wrote for this model."
+            )
         if name not in known:
             raise MismatchError(
                 f"{os.fspath(path)} has an optimizer's state for {name!r}, which this model does not have; expected "
                 "what save_optimizer() wrote for this model."
             )
     return slots
+
+
+def _check_known(keys: set[str], table: StateTable, path: Path) -> None:
+    """Raises: MismatchError: a model's file has what this model has not, as that of a deeper one."""
+    unknown = sorted(keys - _names(table))
+    if unknown:
+        raise MismatchError(
+            f"{os.fspath(path)} has {unknown[0]!r}, which this model does not have; expected a checkpoint of this "
+            "model."
+        )
+
+
+def _names(table: StateTable) -> set[str]:
+    return {name for row in table for state in row for name in state.names}
 
 
 def _first_name(row: Sequence[StatePart], key: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.ranks.tensor_files import Path
-from placement.runtime.sharded.agreement import check_same_parameters
+from placement.runtime.sharded.agreement import check_same_parameters, check_same_start, first_values
 from placement.runtime.sharded.storing import checkpoints, runs
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.gathering import gathered, whole_tensor
@@ -42,6 +42,7 @@ class RankStates:
     def __init__(self, model: nn.Module, table: StateTable, group: ProcessGroup, place: torch.device) -> None:
         self._model, self._group = model, group
         self.table = completed(table, model)
+        self._start = first_values(model)
         self._new = local_states(model, self.table, group.rank, place)
         self._is_checked = False
         self._counted = counted(self.table, group.rank)
@@ -56,6 +57,7 @@ class RankStates:
         """
         if not self._is_checked:
             check_filled(self._model, self._new)
+            check_same_start(self._group, self._start)
             check_same_parameters(self._group, self.table, self._own())
             self._new, self._is_checked = [], True
 
@@ -104,6 +106,7 @@ class RankStates:
             MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
         """
         checkpoints.load(self._group, path, self.table, self._model)
+        self._start = {}  # whatever the model was made with
 
     def save_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
         """As `save`, the state of an optimizer: ``name/slot`` of each parameter, in whole tensors.

@@ -15,7 +15,7 @@ REFUSED = {
     "local_sgd+first": "local_sgd takes no arrival rule",
     "diloco+stale": "diloco takes no arrival rule",
     "sandblaster+first": "sandblaster takes no arrival rule",
-    "first:extra=3": "first:extra=3 is out of range: of 3 workers, 0 to 2 can be backups; choose fewer.",
+    "first:extra=3": "first:extra=3 is out of range: of 3 workers, at most 2 can be backups; choose fewer.",
     "first:extra=-1": "first:extra=-1 is out of range",
     "stale:bound=-1": "stale:bound=-1 is out of range; choose 0 or more.",
     "parameter_server:shards=0": "parameter_server:shards=0 is out of range; choose 1 or more.",

@@ -229,6 +229,8 @@ def test_wrong_files_are_one_sentence_on_every_rank_and_change_nothing(tmp_path:
     assert sentences(reading).startswith("'mask' has shape (2, 2) in ")
     safetensors.torch.save_file({"scale": tensors["scale"]}, tmp_path / "file")
     assert "expected a checkpoint of this model." in sentences(reading)
+    safetensors.torch.save_file({**tensors, "deeper": torch.ones(2)}, tmp_path / "file")
+    assert "has 'deeper', which this model does not have" in sentences(reading)
     (tmp_path / "file").write_bytes(b"nothing")
     assert "as a safetensors file" in sentences(reading)
     os.remove(tmp_path / "file")
