@@ -42,14 +42,19 @@ class Gatherings:
         Raises:
             ParticipantLost: a member is.
         """
-        tensors = tuple(each.detach().contiguous().clone() for each in request.tensors)
-        members = len(request.group)
+        tensors, members = request.tensors, len(request.group)
         self.sent_bytes += 2 * (members - 1) * (sum(each.nbytes for each in tensors) // members)
-        if members > 1:
-            group = self._group(request.group)
-            for each in tensors:
-                self._ended(partial(group.allreduce, [each]), request.group, each)
-        return tensors
+        if members == 1:
+            return tuple(each.detach().clone() for each in tensors)
+        found: dict[int, Tensor] = {}
+        group = self._group(request.group)
+        for dtype in dict.fromkeys(each.dtype for each in tensors):  # all of a kind at once: starting one takes longest
+            numbers = [number for number, each in enumerate(tensors) if each.dtype == dtype]
+            flat = torch.cat([tensors[number].detach().reshape(-1) for number in numbers])
+            self._ended(partial(group.allreduce, [flat]), request.group, flat)
+            pieces = torch.split(flat, [tensors[number].numel() for number in numbers])
+            found |= {n: piece.view(tensors[n].shape) for n, piece in zip(numbers, pieces, strict=True)}
+        return tuple(found[number] for number in range(len(tensors)))
 
     def all_gather(self, request: AllGather) -> tuple[tuple[Tensor, ...], ...]:
         """Every member's tensors, by the order of the group.

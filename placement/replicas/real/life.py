@@ -47,7 +47,7 @@ class LifePlan:
 
     Attributes:
         total: participants, the first `workers` of them workers.
-        delay_s: (worker, step) -> seconds by which a gradient takes longer.
+        delay_s: (worker, step) -> seconds by which the gradient of a mini-batch takes longer.
         port, host: of the store where they meet.
         crews: of each worker, if it lies on several devices.
     """
@@ -149,7 +149,7 @@ class _Hands:
         if step % self._plan.stop.every == 0 and self._plan.workers > 1:
             at = hashlib.sha256(request.weights.detach().numpy().tobytes()).digest()
             self._parent.say((COMPUTED, at, gradient.numpy().copy(), len(samples)))
-        time.sleep(self._plan.delay_s(self._number, step))
+        time.sleep(self._plan.delay_s(self._number, step) * len(samples) / task.batch)
         return Computed(loss, gradient, len(samples))
 
     def _update(self, request: Updated) -> None:

@@ -6,12 +6,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_task import drawing
 from placement.replicas.inbox import Inbox
@@ -74,6 +76,11 @@ class VirtualEngine:
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Until the end; `tell` is told each point of the curve."""
+        # Where computing is timed, as in a process of a run, which has one core.
+        with nullcontext() if self._speeds.exchanges is None else single_threaded():
+            return self._run(method, stop, tell)
+
+    def _run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         self._log = FitLog(stop, self._task.held_out_loss, tell)
         self._log.evaluate(self._task.weights(), 0, 0.0, 0)
         for number in range(len(self._seats)):
