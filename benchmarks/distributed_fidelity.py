@@ -100,8 +100,8 @@ def _page(rows: list[Row]) -> str:
     lines += [f"Written by `{command}`  ", machine(), ""]
     if errors:
         lines += [
-            f"{len(rows)} runs of {UPDATES} updates of the transformer, {BATCH} samples a worker ({UPDATES // 10} "
-            f"with all samples of {' and '.join(WHOLE)}): the time per update is off by {statistics.median(errors):.1%} in "
+            f"{len(rows)} runs of {UPDATES} updates of the transformer, {BATCH} samples a worker ({UPDATES // 10} with "
+            f"all samples of {' and '.join(WHOLE)}): the time per update is off by {statistics.median(errors):.1%} in "
             f"the median and {max(errors):.1%} at most.",
             "",
         ]
