@@ -63,11 +63,11 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
         finally:
             placed.train()
 
-    def values() -> None:
+    def values(result: str) -> None:
         other = model()
         if rank:
             nn.init.ones_(other[0].weight)  # type: ignore[index, arg-type]
-        placement.apply(other, path / "found.json", X).step(X)  # type: ignore[operator]
+        placement.apply(other, path / f"{result}.json", X).step(X)  # type: ignore[operator]
 
     def batches() -> None:
         placement.apply(reader(), path / "tokens.json", TOKENS).step(TOKENS + rank)  # type: ignore[operator]
@@ -88,7 +88,8 @@ def sentences(folder: str, group: ProcessGroup) -> dict[str, str]:
         "evaluation": in_evaluation,
         "forward": lambda: placed(X),
         "seeds": elsewhere,
-        "values": values,
+        "values": lambda: values("found"),
+        "values_in_parts": lambda: values("other"),
         "batches": batches,
         "deepcopy": lambda: copy.deepcopy(placed),
         "pickle": lambda: pickle.dumps(placed),

@@ -172,6 +172,7 @@ class Watchdog(threading.Thread):
         self.failure = ""
         self.has_told = False
         self._telling = threading.Lock()
+        self._stderr = sys.stderr  # while a model is captured, what is printed goes elsewhere
         self._store, self._rank, self._size, self._activity = store, rank, size, activity
         self._is_quiet, self._process = is_quiet, this_process()
         self._ended = threading.Event()
@@ -208,9 +209,8 @@ class Watchdog(threading.Thread):
         """Print why the run has failed, unless stderr has a reason already; empty where a traceback says it."""
         with self._telling:
             if not self.has_told and not self._is_quiet and sentence:
-                print(
-                    f"{show_line(sentence)}\n", end="", file=sys.stderr, flush=True
-                )  # in one go: other ranks write too
+                text = f"{show_line(sentence)}\n"
+                print(text, end="", file=self._stderr, flush=True)  # in one go: other ranks write too
             self.has_told = True
 
     def leave(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ SENTENCES = {
     "seeds": "draw different random numbers.*call torch.manual_seed with one number on all ranks",
     "batches": "were given different batches: argument 'input' differs; give all ranks the same whole batch",
     "values": "rank 1 has other values of parameter '0.weight' than rank 0; make the model under one seed",
+    "values_in_parts": "rank 1 has other values of parameter '0.weight' than rank 0; make the model under one seed",
     "deepcopy": "a process's share of a model cannot be copied or pickled",
     "pickle": "a process's share of a model cannot be copied or pickled",
     "optimizer": "has parameters that this process does not have; make it of placed.parameters",
@@ -195,3 +198,10 @@ def test_a_reason_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     watchdog.tell("the first reason")
     watchdog.tell("another")
     assert capsys.readouterr().err == "the first reason\n"
+
+
+def test_a_reason_is_told_while_a_model_is_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    watchdog = Watchdog(_Store(), 0, 2, Activity(), is_quiet=False)
+    with redirect_stderr(io.StringIO()):  # as capture does
+        watchdog.tell("the reason")
+    assert capsys.readouterr().err == "the reason\n"
