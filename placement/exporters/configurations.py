@@ -24,10 +24,15 @@ def accelerate(result: Result) -> dict[str, Any]:
     """The file that ``accelerate launch --config_file`` takes: DDP, FSDP2, or Megatron-LM for tensors and stages.
 
     Raises:
-        MismatchError: a strategy that accelerate has no words for.
+        MismatchError: a strategy that accelerate has no words for, or a cluster without GPUs.
     """
     _check_training(result)
     strategy = Strategy.parse(result.strategy)
+    if not any(device.kind == "gpu" for device in result.cluster.devices):
+        raise MismatchError(
+            f"cluster {show(result.cluster.name)} has no GPU, and without MPI accelerate starts one process alone on "
+            "CPUs; --to torch writes a script."
+        )
     sizes = _sizes(strategy)
     is_megatron = sizes["tp"] > 1 or strategy.stages > 1
     _refuse("an accelerate configuration", strategy, _not_megatron(strategy) if is_megatron else _not_fsdp(strategy))

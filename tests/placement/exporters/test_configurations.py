@@ -14,6 +14,7 @@ from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.cli import run
 from placement.solving.result import Result
+from tests.helpers.placed_models import cpus
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 
@@ -100,6 +101,13 @@ def test_deepspeed_counts_samples_and_numbers() -> None:
 def test_what_a_configuration_cannot_say_is_named(to: str, strategy: str, reason: str) -> None:
     with pytest.raises(MismatchError, match=reason):
         placement.export(found(strategy), to)
+
+
+def test_accelerate_is_for_gpus() -> None:
+    on_cpus = placement.optimize(graph(), cpus(2), strategy="dp2", seed=0)
+    with pytest.raises(MismatchError, match=r"has no GPU, .*; --to torch writes a script"):
+        placement.export(on_cpus, "accelerate")
+    assert placement.export(on_cpus, "deepspeed")["zero_optimization"] == {"stage": 0}
 
 
 def test_a_strategy_is_no_placement() -> None:
