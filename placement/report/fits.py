@@ -10,7 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import counted, format_bytes, format_seconds
 from placement.report.curves import Across, Curve, evenly, plot
 from placement.report.page import page
 
@@ -104,7 +104,11 @@ def _chart(
     if found.until is not None:
         curves.append(Curve(f"loss {found.until:g}", "single", [(0.0, found.until), (last, found.until)]))
     drawn = plot(curves, evenly(last, name, show), lambda loss: f"{loss:.3g}")
-    note = "Every worker's bytes together." if name != "time" else f"Seconds of {found.workers} workers together."
+    note = (
+        "Every worker's bytes together."
+        if name != "time"
+        else f"Seconds of {counted(found.workers, 'worker')} together."
+    )
     return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
 
 
@@ -143,7 +147,7 @@ def _facts(found: FitComparison) -> str:
         "cluster": found.cluster.name,
         "about it": found.cluster.summary,
         "cluster hash": found.cluster.hash,
-        "workers": f"{found.workers}, {found.batch} samples each",
+        "workers": f"{found.workers}, {counted(found.batch, 'sample')} each",
         "learning rate": f"{found.learning_rate:g}, of methods that name none",
         "strategy": found.strategy,
         "stragglers": found.stragglers,

@@ -245,7 +245,8 @@ class _Watch:
             after_s = time.monotonic() - self._began_s
             self._log.lost(f"{self._names[number]}, which {how_ended(content)} after {after_s:.3g} s")
             if len(self._ended) == len(self._sent_bytes) and self._failure is None:
-                raise RankError("all participants have ended before the run was over; run again.")
+                ends = ", ".join(f"{self._names[other]} {how_ended(code)}" for other, code in self._ended.items())
+                raise RankError(f"all participants have ended before the run was over ({ends}); run again.")
             return
         match content:
             case (word, _, step, version) if word == READ:
