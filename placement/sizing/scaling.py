@@ -49,14 +49,21 @@ class ScalingFit:
         """Devices beyond which more are slower; None where there is no such number."""
         if self.crosstalk <= 0:
             return None
-        return math.sqrt(max(0.0, 1 - self.serial) / self.crosstalk)
+        return max(1.0, math.sqrt(max(0.0, 1 - self.serial) / self.crosstalk))
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether more devices only make it slower: no share of the work, but what fits times that grow."""
+        return self.serial >= 1 or self.peak_devices == 1
 
     @property
     def half_devices(self) -> float | None:
-        """N-half: devices that reach half of the largest speed-up; None where the speed-up has no limit."""
+        """N-half: devices that reach half of the largest speed-up; None where that has no limit, or is none."""
+        if self.is_slower:
+            return None
         if self.crosstalk <= 0:
             return None if self.serial <= 0 else (1 - self.serial) / self.serial
-        top = self.speedup(max(1.0, self.peak_devices or 1.0))
+        top = self.speedup(self.peak_devices or 1.0)
         # n / (1 + s (n - 1) + k n (n - 1)) = top / 2, the smaller solution.
         a, b, c = self.crosstalk, self.serial - self.crosstalk - 2 / top, 1 - self.serial
         return (-b - math.sqrt(max(0.0, b * b - 4 * a * c))) / (2 * a)
@@ -64,7 +71,7 @@ class ScalingFit:
     def sentence(self) -> str:
         """What it says, in words."""
         top = self.peak_devices
-        if self.serial >= 1 or (top is not None and top <= 1):  # no share of the work, but what fits times that grow
+        if self.is_slower:
             return f"{self.law.capitalize()}: more devices only make it slower; residual {self.residual:.1%}."
         if self.law == AMDAHL:
             limit = f"at most {1 / self.serial:.3g}x" if self.serial > 0 else "no limit"

@@ -22,8 +22,11 @@ def test_the_law_that_made_the_times_is_found(one_s: float, serial: float, cross
     assert found.crosstalk == pytest.approx(crosstalk, rel=1e-5)
     assert found.residual < 1e-6
     assert found.peak_devices == pytest.approx(math.sqrt((1 - serial) / crosstalk), rel=1e-5)
+    if found.is_slower:  # both shares one half: nothing is gained by more devices
+        assert found.half_devices is None
+        return
     assert found.half_devices is not None
-    top = found.speedup(max(1.0, found.peak_devices or 1.0))
+    top = found.speedup(found.peak_devices or 1.0)
     assert found.speedup(found.half_devices) == pytest.approx(top / 2, rel=1e-6)
 
 
@@ -57,6 +60,8 @@ def test_what_is_not_divided_at_all_and_what_is_divided_ideally() -> None:
 def test_times_that_grow_have_no_shares_of_work() -> None:
     for law in fit_devices([1, 2, 3, 4], [1.0, 1.4, 1.9, 2.6]):
         assert law.sentence().startswith(f"{law.law.capitalize()}: more devices only make it slower; residual")
+        assert law.half_devices is None
+        assert law.peak_devices is None or law.peak_devices >= 1
 
 
 def test_one_device_need_not_fit() -> None:
