@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from placement.processes.processes import orderly_end, usable_cores
-from placement.processes.starting import Workers
+from graphs.errors import FitError
+from placement.processes.processes import how_ended, orderly_end, usable_cores
+from placement.processes.starting import WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.threads import on_one_core
 from placement.replicas.fit_task import drawing
 from placement.replicas.real.gatherings import Gatherings
@@ -106,9 +108,10 @@ class Rehearsal:
         """What each participant has measured, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
-        with orderly_end():
+        with _told_failures():
             live = partial(_live, self._task, len(lives), turns, n_cores)
-            started = Workers.forked([partial(live, each, number) for number, each in enumerate(lives)])
+            each_life = [partial(live, each, number) for number, each in enumerate(lives)]
+            started = Workers.forked([partial(_failing_well, each) for each in each_life])
             try:
                 store = new_store()  # only now, since its thread must not be in the middle of anything when forking
                 started.tell(store.port)
@@ -124,8 +127,9 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
     def seconds(samples: int) -> list[float]:
         if not samples:
             return [0.0]
-        with orderly_end():
-            started = Workers.forked([partial(_time_gradients, task, samples, number) for number in range(workers)])
+        lives = [partial(_time_gradients, task, samples, number) for number in range(workers)]
+        with _told_failures():
+            started = Workers.forked([partial(_failing_well, each) for each in lives])
             try:
                 started.tell(None)
                 return [each for own in started.collect() for each in own]
@@ -133,6 +137,26 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
                 started.end()
 
     return seconds
+
+
+@contextmanager
+def _told_failures() -> Iterator[None]:
+    """What a process of a rehearsal has failed for, such as a sample that the model does not take, ends the fit."""
+    try:
+        with orderly_end():
+            yield
+    except WorkerFailedError as error:
+        raise FitError(str(error)) from None
+    except WorkerEndedError as error:
+        raise FitError(f"a process of the rehearsal {how_ended(error.code)}; run again.") from None
+
+
+def _failing_well(life: Callable[[Parent], None], parent: Parent) -> None:
+    """A life in a process, which tells why it fails."""
+    try:
+        life(parent)
+    except FitError as error:
+        parent.fail(str(error))
 
 
 def _time_gradients(task: FitTask, samples: int, number: int, parent: Parent) -> None:

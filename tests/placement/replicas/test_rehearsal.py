@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from replicas.small_tasks import regression
 
+from graphs.errors import FitError
 from placement.replicas.real.rehearsal import Rehearsal, gradient_times
 
 
@@ -19,6 +23,15 @@ def test_gradients_are_timed_in_each_worker() -> None:
     assert len(measured) >= 10
     assert min(measured) > 0
     assert seconds(8) is measured
+
+
+def test_why_a_gradient_fails_is_told_by_its_process(capfd: pytest.CaptureFixture[str]) -> None:
+    def failing(output: object) -> torch.Tensor:
+        raise ValueError("no such loss")
+
+    with pytest.raises(FitError, match="the model fails on 8 training samples.*no such loss"):
+        gradient_times(replace(regression(), loss=failing), 2)(8)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 0), (2, 1), (1, 2)])
