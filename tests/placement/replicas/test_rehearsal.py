@@ -29,7 +29,7 @@ def test_why_a_gradient_fails_is_told_by_its_process(capfd: pytest.CaptureFixtur
     def failing(output: object) -> torch.Tensor:
         raise ValueError("no such loss")
 
-    with pytest.raises(FitError, match="the model fails on 8 training samples.*no such loss"):
+    with pytest.raises(FitError, match=r"the model fails on 8 training samples.*no such loss"):
         gradient_times(replace(regression(), loss=failing), 2)(8)
     assert capfd.readouterr().err == ""
 
