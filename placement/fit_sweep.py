@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,26 +112,23 @@ class FitSweep:
 
 
 def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep:
-    """Fit at each size.
+    """Fit at each size. Ctrl-C ends it with the sizes that are done, if any is.
 
     Args:
         fit_one: the methods with so many workers, or mini-batches of that size, until a loss.
-
-    Ctrl-C ends it with the sizes that are done, if any is.
 
     Raises:
         FitError: no loss is asked for.
     """
     cases: list[FitComparison] = []
-    try:
+    with suppress(KeyboardInterrupt):
         for size in sweep.sizes:
-            cases.append(fit_one(size))
-            if cases[-1].interrupted:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        cases = [case for case in cases if not case.interrupted]
-        if not cases:
-            raise
+            case = fit_one(size)
+            if case.interrupted:
+                break
+            cases.append(case)
+    if not cases:
+        raise KeyboardInterrupt
     if any(case.until is None for case in cases):
         raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
     done = replace(sweep, sizes=sweep.sizes[: len(cases)])
