@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,17 +52,12 @@ def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[s
     Raises:
         MismatchError: names the first of them.
     """
-    found = {}
+    found = []
     for state in table[group.rank]:
         tensor = own.get(state.name)
         if isinstance(tensor, nn.Parameter) and tensor.numel():
-            found[state.name] = (_number(repr((state.part, state.flat)).encode()), _first(tensor))
-    seen: dict[tuple[str, int], tuple[int, int]] = {}
-    for rank, text in enumerate(group.all_gather(json.dumps(found), "its parameters")):
-        for name, (part, values) in json.loads(text).items():
-            other, expected = seen.setdefault((name, part), (rank, values))
-            if values != expected:
-                raise MismatchError(_other_values(rank, name, other))
+            found.append((state.name, _number(repr((state.part, state.flat)).encode()), _first(tensor)))
+    _check_alike(group, found)
 
 
 def first_values(model: nn.Module) -> dict[str, int]:
@@ -82,19 +77,20 @@ def check_same_start(group: ProcessGroup, found: Mapping[str, int]) -> None:
     Raises:
         MismatchError: names the first parameter that differs.
     """
-    seen: dict[str, tuple[int, int]] = {}
+    _check_alike(group, [(name, 0, values) for name, values in found.items()])
+
+
+def _check_alike(group: ProcessGroup, found: Sequence[tuple[str, int, int]]) -> None:
+    """Refuse other values, the last of each entry, of what has the same name and part elsewhere."""
+    seen: dict[tuple[str, int], tuple[int, int]] = {}
     for rank, text in enumerate(group.all_gather(json.dumps(found), "its parameters")):
-        for name, values in json.loads(text).items():
-            other, expected = seen.setdefault(name, (rank, values))
+        for name, part, values in json.loads(text):
+            other, expected = seen.setdefault((name, part), (rank, values))
             if values != expected:
-                raise MismatchError(_other_values(rank, name, other))
-
-
-def _other_values(rank: int, name: str, other: int) -> str:
-    return (
-        f"rank {rank} has other values of parameter {name!r} than rank {other}; make the model under one seed on all "
-        "ranks (torch.manual_seed), or load one checkpoint."
-    )
+                raise MismatchError(
+                    f"rank {rank} has other values of parameter {name!r} than rank {other}; make the model under one "
+                    "seed on all ranks (torch.manual_seed), or load one checkpoint."
+                )
 
 
 def _first(tensor: torch.Tensor) -> int:
