@@ -238,7 +238,9 @@ class Workers:
         return [answers[rank] for rank in range(len(self._started))]
 
     def hear(self, limit_s: float) -> list[tuple[int, str, Any]]:
-        """What has been said within a time, or before: rank, kind and content, each rank's in order.
+        """What has been said within a time, or before: rank, kind and content, one of each rank that said something.
+
+        One of each, so that a rank that says much is not heard before others that spoke first.
 
         Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code; of
         one that is not reached any more it is `SILENT`.
@@ -251,8 +253,7 @@ class Workers:
             assert isinstance(pipe, Connection)
             rank = rank_of[pipe]
             try:
-                while pipe.poll():
-                    heard.append((rank, *self._heard(rank)))
+                heard.append((rank, *self._heard(rank)))
             except WorkerEndedError as error:
                 self._silent.add(rank)
                 heard.append((rank, SILENT if isinstance(error, WorkerSilentError) else ENDED, error.code))

@@ -106,6 +106,8 @@ class FitLog:
                 else "the held-out loss is no number before the first update; look for NaN in the data and the model"
             )
         elif point.loss <= self._stop.loss or self.updates >= self._stop.updates:
+            if version >= self._stop.updates:
+                self.updates = version  # what others have told before it came after it
             self.end()
 
     def lost(self, who: str) -> None:

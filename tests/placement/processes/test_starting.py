@@ -143,6 +143,18 @@ def test_silence_ends_and_somebody_looks_meanwhile() -> None:
     assert looks
 
 
+def test_who_says_much_is_not_heard_before_who_spoke_first() -> None:
+    def talk(parent: Parent) -> None:
+        for number in range(3):
+            parent.say(number)
+        parent.hear()
+
+    with forked(talk, talk) as workers:
+        time.sleep(0.5)
+        for number in range(3):
+            assert [content for _, _, content in workers.hear(60)] == [number] * 2
+
+
 def fresh(*codes: int) -> Workers:
     tasks = [{"word": f"word {rank}", "code": code} for rank, code in enumerate(codes)]
     environments = [

@@ -163,6 +163,10 @@ def test_a_point_of_the_curve_has_the_version_that_was_told() -> None:
     log.updated(Updated(13), 1.0, 0)  # another worker is ahead
     log.updated(Updated(10, weights=torch.zeros(1)), 2.0, 0)
     assert [point.updates for point in log.run("m", 2.0, 0).points] == [10]
+    log.updated(Updated(116), 3.0, 0)
+    assert not log.is_over
+    log.updated(Updated(100, weights=torch.zeros(1)), 4.0, 0)
+    assert (log.run("m", 4.0, 0).updates, log.is_over, log.note) == (100, True, "")
 
 
 def test_a_run_that_waits_for_ever_ends_and_says_so() -> None:
