@@ -31,10 +31,12 @@ class PlacementError(Exception):
 
     Attributes:
         on_command_line: the sentence with advice for the command line, where the message has some for Python; or empty.
+        finished: what was finished of a long piece of work before the error, or None.
     """
 
     def __init__(self, message: str = "") -> None:
         self.on_command_line = ""
+        self.finished: object = None
         super().__init__(_shown(message))
 
     def but_on_command_line(self, sentence: str) -> Self:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from graphs.errors import FitError
+from graphs.errors import FitError, PlacementError
 from graphs.formatting import counted, format_seconds
 from placement.fitting import FitComparison
 from placement.replicas.fit_result import FitRun
@@ -23,7 +22,7 @@ class FitSweep:
     Attributes:
         sweep: what is varied.
         cases: one for each size, in their order.
-        interrupted: whether Ctrl-C ended it, so that sizes are missing.
+        interrupted: whether Ctrl-C or an error ended it, so that sizes are missing.
         command: the command line that made it, or "".
     """
 
@@ -112,27 +111,37 @@ class FitSweep:
 
 
 def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep:
-    """Fit at each size. Ctrl-C ends it with the sizes that are done, if any is.
+    """Fit at each size. Ctrl-C ends it with the sizes that are done, if any is. An error has them as its ``finished``.
 
     Args:
         fit_one: the methods with so many workers, or mini-batches of that size, until a loss.
 
     Raises:
         FitError: no loss is asked for.
+        PlacementError: of `fit_one`.
     """
     cases: list[FitComparison] = []
-    with suppress(KeyboardInterrupt):
+
+    def found() -> FitSweep:
+        done = replace(sweep, sizes=sweep.sizes[: len(cases)])
+        return FitSweep(done, tuple(cases), interrupted=len(cases) < len(sweep.sizes))
+
+    try:
         for size in sweep.sizes:
             case = fit_one(size)
             if case.interrupted:
                 break
+            if case.until is None:
+                raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
             cases.append(case)
+    except KeyboardInterrupt:
+        pass
+    except PlacementError as error:
+        error.finished = found() if cases else None
+        raise
     if not cases:
         raise KeyboardInterrupt
-    if any(case.until is None for case in cases):
-        raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
-    done = replace(sweep, sizes=sweep.sizes[: len(cases)])
-    return FitSweep(done, tuple(cases), interrupted=len(cases) < len(sweep.sizes))
+    return found()
 
 
 def _many(kind: str) -> str:

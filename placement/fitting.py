@@ -6,33 +6,27 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from env.cluster import Cluster
-from graphs.capture import capture
-from graphs.errors import FitError
-from graphs.formatting import format_seconds
+from graphs.errors import FitError, PlacementError
+from graphs.formatting import counted, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.replicas.fit_data import fit_task_of
+from placement.replicas.engines import Engines
+from placement.replicas.fit_data import fit_task_of, has_no_loss
 from placement.replicas.fit_log import Stop
 from placement.replicas.fit_result import CurvePoint, FitRun
-from placement.replicas.fit_task import FitTask
-from placement.replicas.methods import FitMethod
-from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import check_real, delays_of, is_here, plans_of
-from placement.replicas.real.rehearsal import Rehearsal, gradient_times
-from placement.replicas.role import Role
+from placement.replicas.methods import FitMethod, check_sizes
+from placement.replicas.real.here import check_real
 from placement.replicas.stragglers import Stragglers
-from placement.replicas.virtual.engine import VirtualEngine
-from placement.replicas.virtual.seating import Seating, most_workers
-from placement.replicas.virtual.speeds import speeds_of
+from placement.replicas.virtual.seating import most_workers
 from placement.solving.result import versions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from placement.replicas.fit_task import FitTask
     from placement.replicas.real.torchrun import Ranks
 
 Progress = Callable[[str, CurvePoint], None]
@@ -41,6 +35,8 @@ BATCH_NORM = (
     "batch norm: each worker normalizes by its own mini-batch, evaluations by the held-out samples; running statistics "
     "are not exchanged"
 )
+
+NO_LOSS = "no loss: the mean of the model's output is made small; let forward return the loss, or pass loss in Python"
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class FitComparison:
         seed: of everything random.
         is_real: it ran in processes, and seconds are those of the wall; else in virtual time.
         versions: of Python and the packages that made it.
-        interrupted: whether Ctrl-C ended it, so that methods are missing.
+        interrupted: whether Ctrl-C or an error ended it, so that methods are missing.
         command: the command line that made it, or "".
     """
 
@@ -155,7 +151,7 @@ def fit(
     With `real`, each worker and server is a process of this host, and seconds are those of the wall. Under ``torchrun``
     each lives beside one of its ranks, which all make this call and get the same answer; rank 0 alone tells progress.
 
-    Ctrl-C ends it with the methods that are done, if any is.
+    Ctrl-C ends it with the methods that are done, if any is. An error has them as its ``finished``.
 
     Args:
         model: its own parameters are the start of every run; it is not changed.
@@ -173,14 +169,14 @@ def fit(
         stragglers: how much longer gradients take than simulated, e.g. ``"exponential:mean=0.5"``.
         every: updates between two evaluations.
         seed: of everything random.
-        real: run it in processes of this host; the cluster's workers are then CPU cores, such as those of
+        real: run it in processes of this host; the cluster's workers are then CPU cores or GPUs, such as those of
             ``Cluster.local()``. Stragglers sleep for what they take longer.
         progress: called with a method's text and each point of its curve.
 
     Raises:
         UnknownNameError: a method or a distribution of stragglers that there is not.
         FitError: what model, data, cluster and methods do not allow; the message says what to do.
-        RankError: a process was lost, and the method does not go on without it.
+        RankError: a process was lost, and the method does not go on without it; ``finished`` has the methods before it.
         CaptureError, StrategyError: the model cannot be captured, or not be rewritten so.
     """
     given = [methods] if isinstance(methods, str | FitMethod) else list(methods)
@@ -188,10 +184,10 @@ def fit(
     if not asked:
         raise FitError("no method is named; give at least one, such as 'sync'.")
     stop = checked_stop(until, updates, seconds, every)
-    if not 0 < lr < math.inf:
-        raise FitError(f"lr is {lr:g}; expected a number above 0.")
-    if not 0 <= seed < _SEEDS:
-        raise FitError(f"seed is {seed}; expected a whole number from 0 to {_SEEDS - 1}.")
+    if not isinstance(lr, int | float) or not 0 < lr < math.inf:
+        raise FitError(f"lr is {lr!r}; expected a number above 0.")
+    if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+        raise FitError(f"seed is {seed!r}; expected a whole number from 0 to {_SEEDS - 1}.")
     placed = Strategy.parse(strategy)
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
@@ -204,48 +200,41 @@ def fit(
         if refused is not None:
             raise FitError(refused if refused.startswith(method.name) else f"{method.name}: {refused}")
     task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
-    graph_of = _graphs(task, type(model).__name__)
-    gradients_s = gradient_times(task, several if ranks is None else 1)  # of several ranks, each measures its own
+    for method in asked:
+        check_sizes(method, several, updates, len(task.data[0]))
     if real:
-        check_real(cluster)
+        check_real(cluster, several * placed.devices)
+    engines = Engines(task, type(model).__name__, cluster, several, placed, delays, lr, real, ranks)
     runs: list[FitRun] = []
 
-    def engine_of(method: FitMethod) -> VirtualEngine | RealEngine:
-        seating = Seating.of(cluster, several, placed.devices, method.exchange.servers(several))
-        participants = participants_of(method, task, several, lr)
-        if real:
-            # Where there are no stragglers nobody sleeps.
-            measured_s = [0.0] if stragglers == "none" else gradients_s(task.batch)
-            plans = plans_of(task, graph_of(task.batch), cluster, seating, placed, ranks)
-            return RealEngine(task, several, participants, delays_of(measured_s, delays), ranks, plans)
-        speeds = speeds_of(graph_of, task.batch, cluster, seating, placed, delays)
-        if is_here(cluster, placed):
-            rehearsal = Rehearsal(task, gradients_s, several, len(participants) - several, seed)
-            speeds = speeds.timed(gradients_s, rehearsal, delays, seed)
-        return VirtualEngine(task, cluster, several, participants, speeds)
+    def comparison() -> FitComparison:
+        return FitComparison(
+            graph=engines.graph_of(task.batch),
+            cluster=cluster,
+            runs=tuple(runs),
+            until=until,
+            workers=several,
+            batch=task.batch,
+            learning_rate=lr,
+            strategy=strategy,
+            stragglers=stragglers,
+            seed=seed,
+            is_real=real,
+            versions=versions(),
+            interrupted=len(runs) < len(asked),
+        )
 
     try:
         for method in asked:
-            run = engine_of(method).run(method.name, stop, _telling(progress, method.name))
+            run = engines.engine_of(method).run(method.name, stop, _telling(progress, method.name))
             runs.append(_noted(run, task, several))
     except KeyboardInterrupt:
         if ranks is not None or not runs:
             raise
-    return FitComparison(
-        graph=graph_of(task.batch),
-        cluster=cluster,
-        runs=tuple(runs),
-        until=until,
-        workers=several,
-        batch=task.batch,
-        learning_rate=lr,
-        strategy=strategy,
-        stragglers=stragglers,
-        seed=seed,
-        is_real=real,
-        versions=versions(),
-        interrupted=len(runs) < len(asked),
-    )
+    except PlacementError as error:
+        error.finished = comparison() if runs else None
+        raise
+    return comparison()
 
 
 def checked_stop(until: float | None, updates: int, seconds: float | None, every: int) -> Stop:
@@ -257,23 +246,13 @@ def checked_stop(until: float | None, updates: int, seconds: float | None, every
     if until is not None and not math.isfinite(until):
         raise FitError(f"the loss to be reached is {until}; expected a number.")
     for name, value in (("updates", updates), ("every", every)):
-        if value < 1:
-            raise FitError(f"{name} is {value}; expected a whole number, 1 or more.")
+        if not isinstance(value, int) or value < 1:
+            raise FitError(f"{name} is {value!r}; expected a whole number, 1 or more.")
     if seconds is not None and not 0 < seconds < math.inf:
         raise FitError(f"seconds is {seconds:g}; expected a number above 0.")
     return Stop(
         -math.inf if until is None else until, updates, math.inf if seconds is None else seconds, min(every, updates)
     )
-
-
-def participants_of(method: FitMethod, task: FitTask, workers: int, lr: float) -> list[Any]:
-    """The generators of a method's participants, workers before servers."""
-    rate = lr if method.learning_rate is None else method.learning_rate
-    total = workers + len(method.exchange.servers(workers))
-    return [
-        method.exchange.participant(Role(number, workers, task.weights(), task.layout, method, rate, task.seed))
-        for number in range(total)
-    ]
 
 
 def _ranks() -> Ranks | None:
@@ -294,28 +273,18 @@ def _seated(methods: Sequence[FitMethod], workers: int, devices_each: int, ranks
         return workers
     if workers > 1 and not is_fixed:
         return _seated(methods, workers - 1, devices_each, ranks, is_fixed=False)
-    theirs = f"{workers * devices_each} of them workers'" if devices_each > 1 else f"{workers} of them workers"
+    theirs = f"{workers * devices_each} of them for {counted(workers, 'worker')}"
+    fewer = ", or take fewer workers" if workers > 1 else ""
     raise FitError(
         f"{method.name} takes {most[method]} processes, {theirs}, and torchrun started {ranks}; start it with "
-        f"--nproc-per-node {most[method]}, or take fewer workers."
+        f"--nproc-per-node {most[method]}{fewer}."
     )
 
 
-def _graphs(task: FitTask, name: str) -> Callable[[int], OpGraph]:
-    @cache
-    def graph_of(samples: int) -> OpGraph:
-        rows = [number % len(task.data[0]) for number in range(samples)]
-        arguments = tuple(each[rows] for each in task.data)
-        return capture(task.model, arguments, train=True, loss=task.loss, optimizer="sgd", name=name)
-
-    return graph_of
-
-
 def _noted(run: FitRun, task: FitTask, workers: int) -> FitRun:
-    """The run, with what is to be said of batch norm where several workers have statistics of their own."""
-    if not task.batch_norms or workers == 1:
-        return run
-    return replace(run, note=f"{run.note}; {BATCH_NORM}" if run.note else BATCH_NORM)
+    """The run, with what is to be said of the model."""
+    said = [run.note, NO_LOSS if has_no_loss(task) else "", BATCH_NORM if task.batch_norms and workers > 1 else ""]
+    return replace(run, note="; ".join(filter(None, said)))
 
 
 def _telling(progress: Progress | None, method: str) -> Callable[[CurvePoint], None]:

@@ -6,18 +6,19 @@ import hashlib
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from env.cluster import Cluster, Device, Link
-from graphs.disk import write_atomically
-from graphs.errors import ClusterError
+from graphs.disk import temporary_folder, write_atomically
+from graphs.errors import ClusterError, RankError
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.collectives import measured_collectives
@@ -42,6 +43,7 @@ from placement.measuring.links import (
 from placement.measuring.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.processes import usable_cores
+from placement.runtime.ranks.launch import launch
 from placement.runtime.sharded.exchanging import collectives, exchanges
 from placement.runtime.transport import channels, mailbox, packing
 from placement.runtime.transport.channels import Transport
@@ -117,10 +119,34 @@ def local_cluster(
     Raises:
         ClusterError: not that many cores, a copy arrives corrupted, or a worker process failed.
     """
-    known = None if anew else _cached(_cache_file(devices))
-    found = known or measured_machine(devices, seed=seed, effort=effort).cluster
+    apart = _takes_gpus(devices) and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    found = (_known_apart if apart else _known)(devices, seed, anew, effort)
     warn_of_doubts(found)
     return found
+
+
+def _known(devices: int | None, seed: int, anew: bool, effort: Effort) -> Cluster:
+    known = None if anew else _cached(_cache_file(devices))
+    return known or measured_machine(devices, seed=seed, effort=effort).cluster
+
+
+def _known_apart(devices: int | None, seed: int, anew: bool, effort: Effort) -> Cluster:
+    """In a process of its own. This one, had it used a GPU, could not be forked any more."""
+    with temporary_folder() as folder:
+        file = folder / "local.toml"
+        asked = {"devices": devices, "seed": seed, "anew": anew, "effort": asdict(effort), "file": str(file)}
+        try:
+            launch(f"{__name__}:write_known", asked, ["cpu"], pinned=False)
+        except RankError as error:
+            raise ClusterError(f"this machine cannot be measured: {error}") from None
+        return Cluster.from_toml(file)
+
+
+def write_known(asked: dict[str, Any], group: object) -> None:
+    """In the process that measures apart."""
+    effort: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in asked["effort"].items()}
+    found = _known(asked["devices"], asked["seed"], asked["anew"], Effort(**effort))
+    write_atomically(Path(asked["file"]), found.to_toml())
 
 
 def measured_machine(devices: int | None = None, *, seed: int = 0, effort: Effort = THOROUGH) -> MeasuredMachine:
@@ -159,7 +185,8 @@ def _cached(file: Path) -> Cluster | None:
 
 
 def _takes_gpus(devices: int | None) -> bool:
-    return devices is None and torch.cuda.is_available()
+    # Not torch.cuda.is_available(), which uses the driver, after which no process can be forked.
+    return devices is None and torch.cuda.device_count() > 0
 
 
 def _stamp(devices: int | None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from graphs.capture.failure import reason_of
-from graphs.capture.record import default_loss
+from graphs.capture.record import default_loss, output_tensors
 from graphs.errors import FitError
-from placement.replicas.fit_task import FitTask
+from placement.replicas.fit_task import CPU, FitTask
 
 _DEFAULT_BATCH = 32
 _HELD_OUT = 10  # one sample in so many, the last ones
@@ -45,7 +46,7 @@ def fit_task_of(
     total = len(columns[0])
     kept = total - max(1, total // _HELD_OUT)
     batch = min(_DEFAULT_BATCH, kept) if batch is None else batch
-    if not 1 <= batch <= kept:
+    if not isinstance(batch, int) or not 1 <= batch <= kept:
         raise FitError(
             f"a batch of {batch} samples was asked for, and {kept} of the {total} are to train on, the rest held out; "
             f"give 1 to {kept}."
@@ -60,6 +61,23 @@ def fit_task_of(
     )
     _check(task)
     return task
+
+
+def has_no_loss(task: FitTask) -> bool:
+    """Whether the model gives several numbers for a sample and nobody says what its loss is: their mean is taken."""
+    if task.loss is not default_loss:
+        return False
+    outputs: list[Any] = []
+
+    def kept(output: Any) -> torch.Tensor:
+        outputs.append(output)
+        return default_loss(output)
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        replace(task, loss=kept).loss_at(task.weights(), tuple(each[: task.batch] for each in task.data))
+    (output,) = outputs
+    given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return given is None and any(each.is_floating_point() and each.ndim > 1 for each in output_tensors(output))
 
 
 def _columns(data: Any) -> tuple[torch.Tensor, ...]:
@@ -98,6 +116,13 @@ def _check(task: FitTask) -> None:
     """Refuse what no gradient can be taken of, before a cluster is simulated."""
     if not task.layout.names:
         raise FitError("the model has no trainable parameter; expected at least one with requires_grad.")
+    moved = next(
+        (each for each in (*task.model.parameters(), *task.model.buffers(), *task.data) if each.device != CPU), None
+    )
+    if moved is not None:
+        raise FitError(
+            f"model or data are on {moved.device}; leave both on the CPU, fit takes them where they are needed."
+        )
     wide = next((p.dtype for p in task.model.parameters() if p.requires_grad and p.dtype != torch.float32), None)
     if wide is not None:
         raise FitError(f"the model has parameters of {wide}; expected torch.float32, convert it with model.float().")

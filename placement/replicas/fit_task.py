@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -22,15 +23,8 @@ if TYPE_CHECKING:
 
 
 _MOST_EPOCHS = 8  # whose orders are kept, for workers that are not all in one epoch
+CPU = torch.device("cpu")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-@contextmanager
-def drawing(seed: int, worker: int, step: int) -> Iterator[None]:
-    """Random numbers of the model, dropout say, that depend on these alone; torch's own go on as if nothing was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed((seed * 1_000_003 + worker) * 1_000_003 + step)
-        yield
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class WeightLayout:
 
 @dataclass(frozen=True, eq=False)
 class FitTask:
-    """A model with its data. All weights are handled as one flat vector, float32 [n].
+    """A model with its data. All weights are handled as one flat vector, float32 [n], on the CPU.
 
     Attributes:
         model: in training mode. Its own parameters are the start; they are not changed.
@@ -70,7 +64,8 @@ class FitTask:
         held_out: likewise, samples to judge by.
         batch: samples of a worker's mini-batch.
         loss: from the model's output to a scalar, as of `placement.capture`.
-        seed: of the order of samples.
+        seed: of the order of samples, and of what the model draws.
+        place: where model and data are, and gradients are computed.
     """
 
     model: nn.Module
@@ -79,6 +74,26 @@ class FitTask:
     batch: int
     loss: Callable[[object], Tensor]
     seed: int = 0
+    place: torch.device = CPU
+
+    def on(self, place: torch.device) -> FitTask:
+        """The same task, its gradients computed elsewhere."""
+        if place == self.place:
+            return self
+        data, held_out = (tuple(each.to(place) for each in columns) for columns in (self.data, self.held_out))
+        return replace(self, model=copy.deepcopy(self.model).to(place), data=data, held_out=held_out, place=place)
+
+    @contextmanager
+    def drawing(self, worker: int, step: int) -> Iterator[None]:
+        """The model's random numbers, for dropout say, depend on these and the seed alone; torch's own go on after."""
+        gpus = [self.place] if self.place.type == "cuda" else []
+        number = (self.seed * 1_000_003 + worker) * 1_000_003 + step
+        with torch.random.fork_rng(devices=gpus):
+            torch.default_generator.manual_seed(number)
+            for gpu in gpus:
+                with torch.cuda.device(gpu):
+                    torch.cuda.manual_seed(number)
+            yield
 
     @cached_property
     def layout(self) -> WeightLayout:
@@ -96,7 +111,7 @@ class FitTask:
     def weights(self) -> Tensor:
         """A copy of the model's own parameters."""
         named = dict(self.model.named_parameters())
-        return torch.cat([named[name].detach().reshape(-1).float() for name in self.layout.names])
+        return torch.cat([named[name].detach().reshape(-1).float() for name in self.layout.names]).to(CPU)
 
     def loss_at(self, weights: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """The mean loss, a scalar, of samples [b, ...] at weights, float32 [n]; differentiable."""
@@ -114,14 +129,14 @@ class FitTask:
         """
         if not len(samples):
             return 0.0, torch.zeros_like(weights)
-        leaf = weights.detach().clone().requires_grad_()
+        leaf = weights.detach().to(self.place, copy=True).requires_grad_()
         try:
             with nullcontext() if backward_weights is None else _read_later(leaf, backward_weights):
                 value = self.loss_at(leaf, tuple(each[samples] for each in self.data))
             (gradient,) = torch.autograd.grad(value, leaf)
         except Exception as error:
             raise _failed(f"{len(samples)} training samples, {samples[0]} the first of them,", error) from error
-        return float(value.detach()), gradient
+        return float(value.detach()), gradient.to(CPU)
 
     def held_out_loss(self, weights: Tensor) -> float:
         """The loss over the held-out samples, in evaluation mode; batch norm normalizes by these samples themselves."""
@@ -191,7 +206,7 @@ def _read_later(leaf: Tensor, replacement: Tensor) -> AbstractContextManager[Non
     """What autograd keeps of `leaf` and its views comes from `replacement`, of the same shape, when it is needed."""
     memory = leaf.untyped_storage().data_ptr()
 
-    source = replacement.detach().clone()
+    source = replacement.detach().to(leaf.device, copy=True)
 
     def packed(kept: Tensor) -> Callable[[], Tensor]:
         if kept.untyped_storage().data_ptr() != memory:

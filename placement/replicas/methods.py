@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
+from graphs.formatting import counted
 from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
 from placement.replicas.batch_rules.lamb import Lamb
 from placement.replicas.batch_rules.lars import Lars
@@ -104,7 +105,7 @@ class FitMethod:
                 if "learning_rate" in made:
                     raise FitError(f"method {text!r} names two learning rates; leave one out.")
                 rate = made["learning_rate"] = _number(name.partition("=")[2], float, name, text)
-                if not 0 <= rate < math.inf:
+                if rate < 0:
                     raise FitError(f"method {text!r}: {_LEARNING_RATE} is {rate:g}; expected a number, 0 or more.")
                 continue
             kind = next((kind for kind, (known, _) in PARTS.items() if name in known), None)
@@ -137,6 +138,27 @@ class FitMethod:
         return "+".join(words) or PARTS["exchange"][1]
 
 
+def check_sizes(method: FitMethod, workers: int, updates: int, samples: int) -> None:
+    """Refuse a method that a run of so many updates, on so many samples, says nothing of.
+
+    Raises:
+        FitError: steps between two exchanges, or portions of the batch, are more than there are.
+    """
+    exchange = method.exchange
+    for name in ("period", "fetch", "push"):
+        steps = getattr(exchange, name, 1)
+        if steps > updates:
+            raise FitError(
+                f"{method.name}: {name}={steps} is more than the {counted(updates, 'update')} of the run; choose fewer "
+                "steps, or more updates."
+            )
+    if isinstance(exchange, Sandblaster) and exchange.portions * workers > samples:
+        raise FitError(
+            f"{method.name}: {exchange.portions} portions for each of {counted(workers, 'worker')} are more than the "
+            f"{counted(samples, 'training sample')}; choose fewer."
+        )
+
+
 def _part(part: type, name: str, options: list[str], text: str) -> Any:
     types = get_type_hints(part)
     known = {field.name: types[field.name] for field in fields(part)}
@@ -146,13 +168,18 @@ def _part(part: type, name: str, options: list[str], text: str) -> Any:
         if key not in known:
             expected = ", ".join(known) or "none"
             raise FitError(f"method {text!r}: {name} has no option {key!r}; expected one of: {expected}.")
+        if key in values:
+            raise FitError(f"method {text!r} gives {key!r} of {name} twice; leave one out.")
         values[key] = value if known[key] not in (int, float) else _number(value, known[key], option, text)
     return part(**values)
 
 
 def _number(value: str, kind: type, option: str, text: str) -> Any:
     try:
-        return kind(value)
-    except ValueError:
-        what = "whole number" if kind is int else "number"
-        raise FitError(f"method {text!r}: {option!r} has no {what}; expected a {what} after '='.") from None
+        number = kind(value)
+        if math.isfinite(number):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    what = "whole number" if kind is int else "number"
+    raise FitError(f"method {text!r}: {option!r} has no {what}; expected a {what} after '='.")

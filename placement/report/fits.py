@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from placement.fit_sweep import FitSweep
     from placement.fitting import FitComparison
     from placement.replicas.fit_result import CurvePoint, FitRun
+    from placement.sizing.sweeps import Sweep
 
 COLOURS = 8  # of the style sheet
 _MOST_POINTS = 200  # of a curve: more are closer than a point is wide
@@ -73,7 +74,7 @@ def render_fit_sweep(found: FitSweep) -> str:
         + _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}"),
         "rows": "\n".join(_row(case, case.runs[found.methods.index(method)], size) for method, size, case in pairs),
         "notes": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
-        "facts": _facts(replace(first, command=found.command)),
+        "facts": _facts(replace(first, command=found.command), found.sweep),
     }
     return page("fit_sweep.html", f"{first.graph.name}: methods over {found.sweep.kind}", parts)
 
@@ -139,15 +140,19 @@ def _notes(found: FitComparison) -> str:
     return f'<ul class="notes">{"".join(said)}</ul>' if said else ""
 
 
-def _facts(found: FitComparison) -> str:
-    """Settings, versions, hashes and the command that repeat it."""
+def _facts(found: FitComparison, sweep: Sweep | None = None) -> str:
+    """Settings, versions, hashes and the command that repeat it; of a sweep, its sizes in the place of one."""
+    sizes = {"workers": str(found.workers), "batch": counted(found.batch, "sample")}
+    if sweep is not None:
+        sizes[sweep.kind] = f"{', '.join(map(str, sweep.sizes))}{' samples' if sweep.kind == 'batch' else ''}"
     facts = {
         "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, the step of one worker",
         "graph hash": found.graph.hash,
         "cluster": found.cluster.name,
         "about it": found.cluster.summary,
         "cluster hash": found.cluster.hash,
-        "workers": f"{found.workers}, {counted(found.batch, 'sample')} each",
+        "workers": sizes["workers"],
+        "batch of each": sizes["batch"],
         "learning rate": f"{found.learning_rate:g}, of methods that name none",
         "strategy": found.strategy,
         "stragglers": found.stragglers,

@@ -20,6 +20,7 @@ from placement.inputs.call_arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.ranks.meeting import of_this_host
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def places_of(
             raise UnknownNameError(f"device of cluster {result.cluster.name!r}", str(name), result.cluster.device_index)
     lanes = {device.name for device in result.cluster.devices if device.kind == LANE}
     used = result.answered().used - lanes if ranks is None else set(ranks)
-    here = _of_this_host(ranks or [device.name for device in result.cluster.devices if device.name in used])
+    here = of_this_host(ranks or [device.name for device in result.cluster.devices if device.name in used])
     gpus = [d.name for d in result.cluster.devices if d.kind == "gpu" and (here is None or d.name in here)]
     found = {}
     for device in result.cluster.devices:
@@ -168,18 +169,6 @@ def places_of(
             ).but_on_command_line(f"{sentence}; place the model with --cluster local.")
         found[device.name] = place
     return found
-
-
-def _of_this_host(names: Sequence[str]) -> list[str] | None:
-    """The devices, rank by rank, whose processes ``torchrun`` has started on this host; None where it has only one."""
-    try:
-        rank, size, local_rank, local_size = (
-            int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        )
-    except (KeyError, ValueError):
-        return None
-    first = rank - local_rank
-    return None if local_size >= size else list(names[first : first + local_size])
 
 
 def _torch_device(name: str, wanted: str | torch.device) -> torch.device:

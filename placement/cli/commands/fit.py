@@ -134,7 +134,9 @@ def fit(given: FitOptions) -> None:
     dims = options.parse_dims(given.dim)
     sizes = _sweep_of(given)
     with progress("importing"):
+        from graphs.errors import PlacementError
         from placement import fit_sweep, fitting
+        from placement.fitting import FitComparison
         from placement.inputs.fit_examples import model_and_data
         from placement.inputs.sources import read_cluster
         from placement.replicas.real.torchrun import is_first
@@ -157,22 +159,35 @@ def fit(given: FitOptions) -> None:
             )
 
         found: FitComparison | FitSweep
-        if sizes is None:
-            found = fit_one(given.workers, given.batch)
-        elif sizes.kind == "workers":
-            found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(size, given.batch))
-        else:
-            found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(given.workers, size))
-    if not is_first():
-        return
+        failure: PlacementError | None = None
+        try:
+            if sizes is None:
+                found = fit_one(given.workers, given.batch)
+            elif sizes.kind == "workers":
+                found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(size, given.batch))
+            else:
+                found = fit_sweep.sweep_fit(sizes, lambda size: fit_one(given.workers, size))
+        except PlacementError as error:
+            if not isinstance(error.finished, FitComparison | fit_sweep.FitSweep):
+                raise
+            found, failure = error.finished, error
+    if is_first():
+        _show(found, given, len(names) if sizes is None else len(sizes.sizes))
+    if failure is not None:
+        raise failure
+
+
+def _show(found: FitComparison | FitSweep, given: FitOptions, n_asked: int) -> None:
+    """Write and print what was found of so many methods, or sizes of a sweep."""
+    from placement.fit_sweep import FitSweep
+
     found = dataclasses.replace(found, command=_command(given))
     with progress("writing"):
         written = list(_write(found, given.html, given.output))
     if given.as_json:
         emit(found.to_json())
         return
-    n_asked = len(names) if sizes is None else len(sizes.sizes)
-    if isinstance(found, fit_sweep.FitSweep):
+    if isinstance(found, FitSweep):
         table, done = fit_table(found.cases[0], found), f"{len(found.cases)} of {n_asked} sizes are done"
     else:
         table, done = fit_table(found), f"{len(found.runs)} of {n_asked} methods are done"

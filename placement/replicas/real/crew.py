@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import FitError, RankError
 from placement.processes.threads import on_one_core
-from placement.replicas.fit_task import drawing
 from placement.replicas.real.mail import NO_LIMIT
 from placement.runtime.ranks.launch import met_store
 from placement.runtime.transport.gloo import LOOPBACK, gloo_group, interface_of
@@ -55,8 +54,9 @@ class Crew:
         RankError: they cannot reach each other.
     """
 
-    def __init__(self, plan: CrewPlan, rank: int) -> None:
-        self._plan, self._task = plan, plan.task
+    def __init__(self, plan: CrewPlan, rank: int, place: torch.device) -> None:
+        self._plan, self._task = plan, replace(plan.task, place=place)
+        self._layout = plan.task.layout  # of the whole model, which becomes this process's own part below
         from placement.runtime.ranks.process_group import ProcessGroup
         from placement.runtime.sharded.module import StrategyModule  # loads capture
 
@@ -64,8 +64,8 @@ class Crew:
         group = ProcessGroup.start(met_store(plan.port, plan.host), rank, plan.size, is_quiet=True)
         store = PrefixStore("orders", met_store(plan.port, plan.host))
         self._orders = gloo_group(store, rank, plan.size, NO_LIMIT, where)
-        self._module = StrategyModule(self._task.model, plan.plan, group, torch.device("cpu"))
-        self._weights = torch.empty(self._task.layout.size)
+        self._module = StrategyModule(self._task.model, plan.plan, group, place)
+        self._weights = torch.empty(self._layout.size)
 
     def gradient(self, weights: Tensor, samples: Tensor, step: int) -> tuple[float, Tensor]:
         """In the first process: as `FitTask.gradient`, of a whole mini-batch.
@@ -81,8 +81,7 @@ class Crew:
             )
         self._weights.copy_(weights)
         loss, gradients = self._together(samples, torch.tensor([step]))
-        names = self._task.layout.names
-        return loss, torch.cat([gradients[name].reshape(-1).float() for name in names])
+        return loss, torch.cat([gradients[name].reshape(-1).float() for name in self._layout.names])
 
     def follow(self) -> None:
         """In the others: take part in gradients until this process is ended."""
@@ -96,23 +95,23 @@ class Crew:
                 self._orders.broadcast(each, 0).wait()
         except RuntimeError as error:
             raise RankError(f"a process of worker {self._plan.worker} has ended: {error}") from None
-        module, layout = self._module, self._task.layout
+        module, layout = self._module, self._layout
         with torch.no_grad():
             for name, value in zip(layout.names, layout.views(self._weights), strict=True):
                 own = module.own_part(name, value)
                 if own is not None:
                     module.get_parameter(name).copy_(own)
         module.zero_grad()
-        with drawing(self._task.seed, self._plan.worker, int(step)):
-            loss = module.step(*(each[samples] for each in self._task.data))
+        with self._task.drawing(self._plan.worker, int(step)):
+            loss = module.step(*(each[samples].to(self._task.place) for each in self._task.data))
         return float(loss), module.gathered_gradients()
 
 
-def follow(plan: CrewPlan, rank: int, core: int, parent: Parent) -> None:
+def follow(plan: CrewPlan, rank: int, core: int, place: torch.device, parent: Parent) -> None:
     """The life of a process that helps a worker. Should it fail, the worker hears of it, and tells."""
     on_one_core(core)
     try:
-        crew = Crew(plan, rank)
+        crew = Crew(plan, rank, place)
         parent.say((READY,))
         crew.follow()
     except RankError:

@@ -19,6 +19,7 @@ from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.real.crew import READY, CrewPlan, follow
+from placement.replicas.real.here import place_of
 from placement.replicas.real.life import COMPUTED, READ, UPDATED, LifePlan, life
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import new_store
@@ -46,6 +47,7 @@ class RealEngine:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
         ranks: of `placement.replicas.real.torchrun`, where participants live beside them; all make the same calls.
         plans: of each worker's step, where workers lie on several devices; each device is a process.
+        kinds: of `placement.replicas.real.here.kinds_of`; the CPU for all by default.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RealEngine:
         delay_s: Callable[[int, int], float],
         ranks: Ranks | None = None,
         plans: Sequence[StrategyPlan] = (),
+        kinds: Sequence[str] = (),
     ) -> None:
         self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
         self._ranks, self._plans = ranks, plans
@@ -64,6 +67,7 @@ class RealEngine:
         sizes = [len(plan.states) for plan in plans] or [1] * workers
         sizes += [1] * (len(participants) - workers)
         self._seats = [(number, helper) for number, size in enumerate(sizes) for helper in range(size)]
+        self._kinds = kinds or ["cpu"] * len(self._seats)
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Until the end; `tell` is told each point of the curve.
@@ -95,10 +99,11 @@ class RealEngine:
             for worker, (plan, port) in enumerate(zip(self._plans, ports[1:], strict=True))
         )
         total, (number, helper) = len(self._participants), self._seats[seat]
+        place = place_of(self._kinds, seat)
         if helper:
-            follow(crews[number], helper, seat, parent)
+            follow(crews[number], helper, seat, place, parent)
             return
-        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, ports[0], host, crews)
+        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, ports[0], host, crews, place)
         life(plan, number, self._participants[number], seat, parent)
 
     def _started(self, stop: Stop) -> Workers:

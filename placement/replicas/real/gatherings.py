@@ -1,18 +1,24 @@
-"""`Gatherings`: collectives among participants, each group by a gloo group of its own, that end when a member dies."""
+"""`Gatherings`: collectives among participants, which end when a member dies.
+
+Each group of participants has a process group of its own: of NCCL where all have a GPU each, else of gloo.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
+from placement.replicas.fit_task import CPU
 from placement.replicas.real.mail import NO_LIMIT, fields_of, head_of
 from placement.replicas.requests import AllGather, AllReduce, ParticipantLost
+from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
@@ -23,18 +29,40 @@ if TYPE_CHECKING:
 _LAST_WORDS_S = 2.0  # for the mail to find out who was lost
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Attributes:
+    backend: the process group.
+    gpu: of this member, where tensors are for NCCL; None for gloo.
+    """
+
+    backend: Any
+    gpu: torch.device | None
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors are."""
+        return CPU if self.gpu is None else self.gpu
+
+
 class Gatherings:
     """The collectives of one participant.
+
+    Args:
+        store: where participants meet.
+        where: as of `gloo_group`.
+        place: where this one computes.
 
     Attributes:
         sent_bytes: what it has sent by them, as a ring sends it.
     """
 
-    def __init__(self, store: Any, mail: Mail, where: dict[str, str]) -> None:
+    def __init__(self, store: Any, mail: Mail, where: dict[str, str], place: torch.device) -> None:
         self.sent_bytes = 0
-        self._store, self._mail, self._where = store, mail, where
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._left: list[Any] = []  # what nobody waits for any more, but gloo may still write to
+        self._store, self._mail, self._where, self._place = store, mail, where, place
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._left: list[Any] = []  # what nobody waits for any more, but is still written to
+        store.set(_gpu_key(mail.number), nccl.identity(place))
 
     def all_reduce(self, request: AllReduce) -> tuple[Tensor, ...]:
         """The sums.
@@ -50,9 +78,9 @@ class Gatherings:
         group = self._group(request.group)
         for dtype in dict.fromkeys(each.dtype for each in tensors):  # all of a kind at once: starting one takes longest
             numbers = [number for number, each in enumerate(tensors) if each.dtype == dtype]
-            flat = torch.cat([tensors[number].detach().reshape(-1) for number in numbers])
-            self._ended(partial(group.allreduce, [flat]), request.group, flat)
-            pieces = torch.split(flat, [tensors[number].numel() for number in numbers])
+            flat = torch.cat([tensors[number].detach().reshape(-1) for number in numbers]).to(group.place)
+            self._ended(group, partial(group.backend.allreduce, [flat]), request.group, flat)
+            pieces = torch.split(flat.to(CPU), [tensors[number].numel() for number in numbers])
             found |= {n: piece.view(tensors[n].shape) for n, piece in zip(numbers, pieces, strict=True)}
         return tuple(found[number] for number in range(len(tensors)))
 
@@ -82,41 +110,58 @@ class Gatherings:
         return tuple(map(tuple, found))
 
     def _gathered(self, value: Tensor, members: tuple[int, ...]) -> list[Tensor]:
-        group, outputs = self._group(members), [torch.empty_like(value) for _ in members]
-        self._ended(lambda: group.allgather([outputs], [value]), members, (outputs, value))
-        return outputs
+        group, own = self._group(members), value.to(self._group(members).place)
+        outputs = [torch.empty_like(own) for _ in members]
+        self._ended(group, lambda: group.backend.allgather([outputs], [own]), members, (outputs, own))
+        return [each.to(CPU) for each in outputs]
 
-    def _group(self, members: tuple[int, ...]) -> Any:
+    def _group(self, members: tuple[int, ...]) -> _Group:
         """The group of members, who meet when they first ask for it."""
         if members not in self._groups:
-            store, rank = PrefixStore(f"group{members}", self._store), members.index(self._mail.number)
-            met: Future[Any] = Future()
-
-            def meet() -> None:
-                try:
-                    met.set_result(gloo_group(store, rank, len(members), NO_LIMIT, self._where))
-                except RuntimeError as error:
-                    met.set_exception(error)
-
-            # In a thread that is left alone where a member has died before.
-            threading.Thread(target=meet, daemon=True).start()
-            met.add_done_callback(self._mail.wake)
+            met = self._apart(partial(self._met, members))
             self._wait(met.done, members)
             self._groups[members] = met.result()
         return self._groups[members]
 
-    def _ended(self, begin: Callable[[], Any], members: tuple[int, ...], memory: Any) -> None:
+    def _met(self, members: tuple[int, ...]) -> _Group:
+        store, rank = PrefixStore(f"group{members}", self._store), members.index(self._mail.number)
+        gpus = [self._store.get(_gpu_key(member)) for member in members]
+        if not all(gpus) or len(set(gpus)) < len(gpus):
+            return _Group(gloo_group(store, rank, len(members), NO_LIMIT, self._where), None)
+        backend = nccl.new_group(store, rank, self._place, len(members))
+        nccl.settle(backend.allreduce([torch.zeros(1, device=self._place)]), self._place)  # which is when they meet
+        return _Group(backend, self._place)
+
+    def _apart(self, do: Callable[[], Any]) -> Future[Any]:
+        """What is done in a thread that is left alone where a member has died before."""
+        found: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(do())
+            except RuntimeError as error:
+                found.set_exception(error)
+
+        found.add_done_callback(self._mail.wake)
+        threading.Thread(target=run, daemon=True).start()
+        return found
+
+    def _ended(self, group: _Group, begin: Callable[[], Any], members: tuple[int, ...], memory: Any) -> None:
         """Begin a collective, and wait for its end."""
         try:
             work = begin()
-            future = work.get_future()
-            future.add_done_callback(self._mail.wake)
+            if group.gpu is None:
+                future, end = work.get_future(), work.wait
+                future.add_done_callback(self._mail.wake)
+            else:
+                future = self._apart(partial(nccl.settle, work, group.gpu))
+                end = future.result
             try:
                 self._wait(future.done, members)
             except ParticipantLost:
                 self._left.append((work, memory))
                 raise
-            work.wait()
+            end()
         except RuntimeError:
             lost = self._mail.wait(lambda: False, members, _LAST_WORDS_S)
             if lost is None:
@@ -127,3 +172,8 @@ class Gatherings:
         lost = self._mail.wait(is_done, members)
         if lost is not None:
             raise ParticipantLost(lost)
+
+
+def _gpu_key(number: int) -> str:
+    """Where the store says which GPU a participant has."""
+    return f"gpu{number}"

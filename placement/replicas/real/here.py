@@ -11,6 +11,9 @@ import torch
 
 from env.gym.named import LOCAL
 from graphs.errors import FitError
+from graphs.formatting import counted
+from placement.replicas.fit_task import CPU
+from placement.runtime.ranks.meeting import of_this_host
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -23,20 +26,50 @@ if TYPE_CHECKING:
     from placement.runtime.sharded.plan import StrategyPlan
     from placement.solving.result import Result
 
+_GPU = "gpu"  # as kind of a device
 
-def check_real(cluster: Cluster) -> None:
-    """Refuse what does not run in processes of this host.
+
+def check_real(cluster: Cluster, devices: int) -> None:
+    """Refuse what does not run in processes of this machine.
+
+    Args:
+        devices: how many of the cluster's devices workers are on, the first ones.
 
     Raises:
-        FitError: the cluster's workers are no CPU cores.
+        FitError: they are neither CPU cores nor GPUs that are here, or this process has begun to use a GPU.
     """
-    devices = (cluster.devices[d] for d in cluster.compute_devices.tolist())
-    other = next((device for device in devices if device.kind != "cpu"), None)
+    kinds = [cluster.devices[d].kind for d in cluster.compute_devices.tolist()[:devices]]
+    other = next((kind for kind in kinds if kind not in ("cpu", _GPU)), None)
     if other is not None:
         raise FitError(
-            f"a real run takes workers on CPU cores, and cluster {cluster.name!r} has {other.name!r} of kind "
-            f"{other.kind!r}; take the cluster local, or leave out real."
+            f"a real run takes workers on CPU cores or GPUs, and cluster {cluster.name!r} has devices of kind "
+            f"{other!r}; take the cluster local, or leave out real."
         )
+    needed, there = (of_this_host(kinds) or kinds).count(_GPU), torch.cuda.device_count()
+    if needed > there:
+        raise FitError(
+            f"the workers of a real run on cluster {cluster.name!r} take {counted(needed, 'GPU')}, and this machine "
+            f"has {there}; take the cluster local, or leave out real."
+        )
+    if needed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise FitError(
+            "this process uses a GPU already, so that no process of a worker can be forked from it; leave model and "
+            "data on the CPU, from which fit takes them to the GPUs."
+        )
+
+
+def kinds_of(cluster: Cluster, seating: Seating) -> tuple[str, ...]:
+    """What each process of a run computes on: those of each worker, and then servers, which need no GPU."""
+    workers = [cluster.devices[device].kind for own in seating.workers for device in own]
+    return (*workers, *["cpu"] * len(seating.servers))
+
+
+def place_of(kinds: Sequence[str], number: int) -> torch.device:
+    """Where a process computes, by the kinds of all; the GPUs of each host are counted from ``cuda:0``."""
+    if kinds[number] != _GPU:
+        return CPU
+    here = of_this_host(range(len(kinds))) or range(number)
+    return torch.device("cuda", sum(kinds[other] == _GPU for other in here if other < number))
 
 
 def plans_of(
@@ -69,7 +102,7 @@ def plans_of(
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:
     """Whether workers are cores of this machine, one each, which can be timed instead of simulated."""
-    return cluster.name == LOCAL and strategy.is_none
+    return cluster.name == LOCAL and strategy.is_none and all(device.kind == "cpu" for device in cluster.devices)
 
 
 def delays_of(gradients_s: Sequence[float], stragglers: Stragglers) -> Callable[[int, int], float]:

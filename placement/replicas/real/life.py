@@ -6,13 +6,15 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from graphs.errors import PlacementError, RankError
 from placement.processes.threads import on_one_core
 from placement.replicas.fit_log import Turns
-from placement.replicas.fit_task import drawing
+from placement.replicas.fit_task import CPU
 from placement.replicas.real.crew import READY, Crew
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
@@ -50,6 +52,7 @@ class LifePlan:
         delay_s: (worker, step) -> seconds by which the gradient of a mini-batch takes longer.
         port, host: of the store where they meet.
         crews: of each worker, if it lies on several devices.
+        place: where this process computes.
     """
 
     task: FitTask
@@ -60,6 +63,7 @@ class LifePlan:
     port: int
     host: str = LOOPBACK["hostname"]
     crews: tuple[CrewPlan, ...] = ()
+    place: torch.device = CPU
 
 
 def life(plan: LifePlan, number: int, participant: Participant, core: int, parent: Parent) -> None:
@@ -68,12 +72,16 @@ def life(plan: LifePlan, number: int, participant: Participant, core: int, paren
     store = met_store(plan.port, plan.host)
     where = interface_of(plan.host)
     mail = Mail(store, number, plan.total, where)
-    crew = Crew(plan.crews[number], 0) if number < len(plan.crews) else None
+    crew = Crew(plan.crews[number], 0, plan.place) if number < len(plan.crews) else None
+    task = plan.task.on(plan.place) if crew is None else plan.task
+    if task.place != CPU:
+        task.gradient(task.weights(), torch.arange(task.batch))  # the first one starts the GPU
+    gatherings = Gatherings(store, mail, where, plan.place)
     parent.say((READY,))
     began_s = parent.hear()
     if plan.host != LOOPBACK["hostname"]:  # clocks of hosts have nothing in common
         began_s = time.monotonic()
-    hands = _Hands(plan, number, mail, Gatherings(store, mail, where), parent, began_s, crew)
+    hands = _Hands(replace(plan, task=task), number, mail, gatherings, parent, began_s, crew)
     try:
         hands.work(participant)
     except RankError:  # of the worker's own processes: it is lost, with which some methods go on
@@ -144,7 +152,7 @@ class _Hands:
         if self._crew is not None:
             loss, gradient = self._crew.gradient(request.weights, samples, step)
         else:
-            with drawing(task.seed, self._number, step):
+            with task.drawing(self._number, step):
                 loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
         if step % self._plan.stop.every == 0 and self._plan.workers > 1:
             at = hashlib.sha256(request.weights.detach().numpy().tobytes()).digest()

@@ -16,7 +16,6 @@ from graphs.errors import FitError
 from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.starting import WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.threads import on_one_core
-from placement.replicas.fit_task import drawing
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
 from placement.replicas.requests import AllGather, AllReduce, Post, Receive
@@ -175,7 +174,7 @@ def _time_gradients(task: FitTask, samples: int, number: int, parent: Parent) ->
 def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, step: int) -> None:
     """What a worker does for a gradient."""
     chosen = task.samples(number, 1, step) if samples == task.batch else torch.arange(samples) % len(task.data[0])
-    with drawing(task.seed, number, step):
+    with task.drawing(number, step):
         task.gradient(weights, chosen)
 
 
@@ -189,7 +188,7 @@ class _Hands:
         store, where = met_store(port, LOOPBACK["hostname"]), interface_of(LOOPBACK["hostname"])
         self._task, self._weights, self._number = task, task.weights(), number
         self.mail = Mail(store, number, total, where)
-        self.gatherings = Gatherings(store, self.mail, where)
+        self.gatherings = Gatherings(store, self.mail, where, task.place)
 
     def gradient(self, turn: int) -> None:
         """One as in a run, whose memory then fills the caches."""

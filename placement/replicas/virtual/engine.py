@@ -15,7 +15,6 @@ import torch
 
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
-from placement.replicas.fit_task import drawing
 from placement.replicas.inbox import Inbox
 from placement.replicas.requests import (
     LOST,
@@ -159,7 +158,7 @@ class VirtualEngine:
         step, seat.steps = seat.steps, seat.steps + 1
         samples = self._task.samples_of(request.samples, number, self._workers, step)
         self._log.read(number, step, request.version)
-        with drawing(self._task.seed, number, step):
+        with self._task.drawing(number, step):
             loss, gradient = self._task.gradient(request.weights, samples, request.backward_weights)
         self._log.computed(request.weights, gradient, len(samples))
         seconds = self._speeds.step_s(number, step, len(samples))

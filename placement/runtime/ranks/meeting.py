@@ -6,18 +6,33 @@ which nobody answers any more.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import RankError
 
+RankT = TypeVar("RankT")
 START = timedelta(seconds=300)  # until all processes are there
 _ROUND = "placement/round"
 _LOOK_S = 0.01
+
+
+def of_this_host(by_rank: Sequence[RankT]) -> list[RankT] | None:
+    """Those of the ranks, by number, that ``torchrun`` has started on this host; None where it has only one."""
+    try:
+        rank, size, local_rank, local_size = (
+            int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except (KeyError, ValueError):
+        return None
+    first = rank - local_rank
+    return None if local_size >= size else list(by_rank[first : first + local_size])
 
 
 def fresh_store(store: Any, rank: int, size: int, limit: timedelta) -> Any:

@@ -78,6 +78,13 @@ def connect(store: Any, rank: int, identities: Sequence[str], place: torch.devic
     }
 
 
+def settle(work: Any, place: torch.device) -> None:
+    """Let the host wait for a collective."""
+    with torch.cuda.device(place):
+        work.wait()
+        torch.cuda.current_stream().synchronize()
+
+
 def close(pairs: Mapping[int, Pair]) -> None:
     """End the groups, once what was sent has arrived."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -328,6 +328,13 @@ def test_one_core_is_a_cluster_without_links() -> None:
     assert found.links == ()
 
 
+def test_a_process_of_its_own_finds_the_same_machine() -> None:
+    apart = measure._known_apart(1, 0, False, BRIEF)
+    assert (apart, apart.source) == (measure.local_cluster(1), measure.local_cluster(1).source)
+    with pytest.raises(ClusterError, match=r"^this machine cannot be measured: got devices = 999; expected 1 to"):
+        measure._known_apart(999, 0, False, BRIEF)
+
+
 def test_the_second_time_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = measure.local_cluster(1, effort=BRIEF)
     files = list((tmp_path / "cache").glob("local-*.toml"))

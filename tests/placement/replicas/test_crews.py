@@ -12,7 +12,8 @@ from fitted_models import classifier, cores
 import placement
 from graphs.errors import RankError
 from graphs.transforms.strategy import Strategy
-from placement.fitting import FitComparison, checked_stop, participants_of
+from placement.fitting import FitComparison, checked_stop
+from placement.replicas.engines import participants_of
 from placement.replicas.fit_data import fit_task_of
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 import re
 import signal
 from typing import Any
@@ -18,13 +20,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import placement
-from graphs.errors import FitError, PlacementError, UnknownNameError
-from placement.fit_sweep import sweep_fit
+from env.cluster import Cluster, Device
+from graphs.errors import FitError, PlacementError, RankError, UnknownNameError
+from placement.fit_sweep import FitSweep, sweep_fit
 from placement.fitting import FitComparison
 from placement.replicas.fit_result import CurvePoint
 from placement.sizing.sweeps import FIT_KINDS, parse_sweep
 
-CLUSTER = placement.Cluster.preset("4xV100-pcie")
+CLUSTER = Cluster.preset("4xV100-pcie")
 
 
 def fitted(methods: Any = "sync", **options: Any) -> FitComparison:
@@ -134,6 +137,39 @@ def test_a_model_that_fails_on_later_samples_is_told(size: int, said: str, real:
         )
 
 
+def test_an_error_has_the_methods_and_sizes_that_were_finished() -> None:
+    def kill(method: str, point: CurvePoint) -> None:
+        if method == "adam" and point.updates:
+            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+    options: Any = {"cluster": cores(2), "updates": 200, "until": 0.01}
+
+    def fit_one(size: int) -> FitComparison:
+        return fitted("sync" if size == 1 else ["sync", "adam"], real=size > 1, workers=size, progress=kill, **options)
+
+    with pytest.raises(RankError, match=r"worker \d was killed by SIGKILL, and this method") as caught:
+        fit_one(2)
+    assert isinstance(caught.value.finished, FitComparison)
+    assert caught.value.finished.interrupted
+    assert [run.method for run in caught.value.finished.runs] == ["sync"]
+    with pytest.raises(RankError) as caught:
+        sweep_fit(parse_sweep("workers=1..2", FIT_KINDS), fit_one)
+    assert isinstance(caught.value.finished, FitSweep)
+    assert caught.value.finished.sweep.sizes == (1,)
+    with pytest.raises(RankError) as caught:
+        fitted("adam", real=True, progress=kill, **options)
+    assert caught.value.finished is None
+
+
+def test_an_output_that_is_no_loss_is_told() -> None:
+    data = torch.randn(40, 8)
+    assert (
+        "no loss: the mean of the model's output" in placement.fit(nn.Linear(8, 3), data, CLUSTER, "sync").runs[0].note
+    )
+    given = placement.fit(nn.Linear(8, 3), data, CLUSTER, "sync", loss=lambda output: output.square().mean())
+    assert given.runs[0].note == fitted().runs[0].note == ""
+
+
 def test_ctrl_c_leaves_the_methods_that_are_done() -> None:
     def interrupt(method: str, point: CurvePoint) -> None:
         if method == "adam" and point.updates:
@@ -173,6 +209,16 @@ def test_seconds_and_updates_end_runs() -> None:
     [
         ({"methods": "synk"}, "unknown method 'synk', did you mean 'sync'"),
         ({"methods": []}, "no method is named"),
+        ({"methods": "local_sgd:period=4:period=8"}, "gives 'period' of local_sgd twice"),
+        ({"methods": "lars:trust=inf"}, "'trust=inf' has no number"),
+        ({"methods": "sync+lr=nan"}, "'lr=nan' has no number"),
+        ({"methods": "diloco:period=8", "updates": 7}, "period=8 is more than the 7 updates of the run"),
+        ({"methods": "downpour:push=2000"}, "push=2000 is more than the 1,000 updates of the run"),
+        ({"methods": "sandblaster:portions=91", "workers": 2}, "for each of 2 workers are more than the 180 training"),
+        ({"batch": 3.5}, "a batch of 3.5 samples was asked for"),
+        ({"updates": 2.5}, "updates is 2.5; expected a whole number"),
+        ({"lr": "a"}, "lr is 'a'; expected a number above 0"),
+        ({"seed": -1}, "seed is -1; expected a whole number from 0"),
         ({"workers": 5}, "5 workers were asked for, and cluster '4xV100-pcie' has 4"),
         ({"strategy": "dp8"}, "a worker takes 8 devices"),
         ({"batch": 181}, "a batch of 181 samples was asked for, and 180 of the 200 are to train on"),
@@ -218,9 +264,12 @@ def test_models_and_data_that_do_not_go_together_are_refused(model: Any, data: A
     assert said in str(caught.value)
 
 
-def test_real_runs_are_for_cores_of_this_host() -> None:
-    with pytest.raises(FitError, match="CPU cores"):
+def test_real_runs_are_for_what_this_machine_has() -> None:
+    with pytest.raises(FitError, match="take 4 GPUs, and this machine has 0; take the cluster local"):
         fitted(real=True)
+    odd = Cluster("odd", (Device("npu", "npu", 2**30, {"float32": 1e9}, 1e9),), ())
+    with pytest.raises(FitError, match="CPU cores or GPUs, and cluster 'odd' has devices of kind 'npu'"):
+        fitted(cluster=odd, real=True)
 
 
 def test_a_real_run_has_the_losses_of_virtual_time() -> None:

@@ -13,8 +13,8 @@ from fitted_models import cores
 from replicas.small_tasks import regression
 
 from graphs.errors import RankError
-from placement.fitting import participants_of
 from placement.processes.starting import ENDED
+from placement.replicas.engines import participants_of
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod

@@ -55,7 +55,7 @@ def test_a_worker_may_be_several_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("processes", "methods", "how", "said"),
     [
-        (2, "downpour:shards=2", "alike", "takes 3 processes, 1 of them workers, and torchrun started 2"),
+        (2, "downpour:shards=2", "alike", "takes 3 processes, 1 of them for 1 worker, and torchrun started 2"),
         (2, "sync", "different", "rank 1 has other weights or samples than rank 0"),
     ],
 )

@@ -1,0 +1,110 @@
+"""`Engines`: what runs a method, in virtual time or in real processes, all of one comparison on equal terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from graphs.capture import capture
+from placement.replicas.real.engine import RealEngine
+from placement.replicas.real.here import delays_of, is_here, kinds_of, plans_of
+from placement.replicas.real.rehearsal import Rehearsal, gradient_times
+from placement.replicas.role import Role
+from placement.replicas.virtual.engine import VirtualEngine
+from placement.replicas.virtual.seating import Seating
+from placement.replicas.virtual.speeds import placed_step, speeds_of
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
+    from placement.replicas.fit_task import FitTask
+    from placement.replicas.methods import FitMethod
+    from placement.replicas.real.torchrun import Ranks
+    from placement.replicas.stragglers import Stragglers
+
+
+@dataclass(frozen=True, eq=False)
+class Engines:
+    """What the methods of a comparison have in common.
+
+    Attributes:
+        name: of the model.
+        workers: that compute gradients.
+        strategy: how a worker's step lies on its own devices.
+        delays: how much longer gradients take.
+        lr: learning rate of methods that name none.
+        is_real: in processes, among `ranks` where ``torchrun`` has started some.
+    """
+
+    task: FitTask
+    name: str
+    cluster: Cluster
+    workers: int
+    strategy: Strategy
+    delays: Stragglers
+    lr: float
+    is_real: bool = False
+    ranks: Ranks | None = None
+
+    def engine_of(self, method: FitMethod) -> VirtualEngine | RealEngine:
+        """What runs a method once.
+
+        Raises:
+            FitError, StrategyError, CaptureError: what model, cluster and method do not allow.
+        """
+        task, cluster, workers, strategy = self.task, self.cluster, self.workers, self.strategy
+        seating = Seating.of(cluster, workers, strategy.devices, method.exchange.servers(workers))
+        participants = participants_of(method, task, workers, self.lr)
+        if self.is_real:
+            delay_s = delays_of(self._undelayed_s(seating), self.delays)
+            plans = plans_of(task, self.graph_of(task.batch), cluster, seating, strategy, self.ranks)
+            return RealEngine(task, workers, participants, delay_s, self.ranks, plans, kinds_of(cluster, seating))
+        speeds = speeds_of(self.graph_of, task.batch, cluster, seating, strategy, self.delays)
+        if is_here(cluster, strategy):
+            rehearsal = Rehearsal(task, self._gradients_s, workers, len(participants) - workers, task.seed)
+            speeds = speeds.timed(self._gradients_s, rehearsal, self.delays, task.seed)
+        return VirtualEngine(task, cluster, workers, participants, speeds)
+
+    @cached_property
+    def graph_of(self) -> Callable[[int], OpGraph]:
+        """(samples) -> the captured step of a worker.
+
+        Raises:
+            CaptureError: the model cannot be captured.
+        """
+
+        @cache
+        def graph_of(samples: int) -> OpGraph:
+            task = self.task
+            rows = [number % len(task.data[0]) for number in range(samples)]
+            arguments = tuple(each[rows] for each in task.data)
+            return capture(task.model, arguments, train=True, loss=task.loss, optimizer="sgd", name=self.name)
+
+        return graph_of
+
+    @cached_property
+    def _gradients_s(self) -> Callable[[int], list[float]]:
+        # Of several ranks, each measures its own.
+        return gradient_times(self.task, self.workers if self.ranks is None else 1)
+
+    def _undelayed_s(self, seating: Seating) -> list[float]:
+        """Seconds of a gradient, which stragglers take longer than: measured on cores, as simulated on GPUs."""
+        if self.delays.text == "none":  # nobody sleeps, and nothing need be known
+            return [0.0]
+        if set(kinds_of(self.cluster, seating)) == {"cpu"}:
+            return self._gradients_s(self.task.batch)
+        graph = self.graph_of(self.task.batch)
+        return [placed_step(graph, self.cluster, own, self.strategy).gradient_s for own in seating.workers]
+
+
+def participants_of(method: FitMethod, task: FitTask, workers: int, lr: float) -> list[Any]:
+    """The generators of a method's participants, workers before servers."""
+    rate = lr if method.learning_rate is None else method.learning_rate
+    total = workers + len(method.exchange.servers(workers))
+    return [
+        method.exchange.participant(Role(number, workers, task.weights(), task.layout, method, rate, task.seed))
+        for number in range(total)
+    ]
