@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +13,16 @@ import torch
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, candidates, improve
+from baselines.portfolio import Candidate, candidates, improve, starts
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
-from graphs.errors import InfeasibleError, PolicyFileError
+from graphs.errors import InfeasibleError, NotFoundError, PolicyFileError
 from graphs.opgraph import FloatArray
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import load_policy
-from placement.solving.methods import searches_of_auto
+from placement.solving.methods import heuristics_for, searches_of_auto
 
 PRETRAINED = Path(__file__).with_name("pretrained.zip")
 _NAME = "pretrained"
@@ -32,7 +32,7 @@ _HEURISTICS = ("single_device", "heft", "m_etf", "min_cut", "mite", "dfs", "peft
 _FEWEST, _MOST = 4, 64  # samples of a zero-shot placement
 _WORK = 500_000  # ops times devices that are decoded for it: about 0.3 s on one core
 _BATCH = 16  # samples between two looks at the clock
-_SAMPLING, _TUNING = 0.05, 0.1  # of the budget; the rest is local search
+_SAMPLING, _TUNING = 0.03, 0.07  # of the budget; the rest is local search
 _TUNING_RATE = 0.03
 _LEAST_SPREAD = 1e-3  # of the logarithm of step times: less is no difference to learn from
 _KEPT = 4  # plans that local search gets to start from
@@ -59,9 +59,10 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
 
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
     many samples as take about 0.3 s, and of the heuristics that take milliseconds, one device among them. With one, a
-    small part of it goes to more samples, a part to fine-tuning a copy of the policy on this problem, and the rest to
-    local search from the best of all that. With the time unlimited, the plan depends on the seed and the number of
-    evaluations only. Ctrl-C ends it with the best so far.
+    small part of it goes to the other heuristics; where the policy is ahead of them all, another to more samples, and a
+    part to fine-tuning a copy of the policy on this problem; the rest to local search from the best of all that. With
+    the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends it with the best so
+    far.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -70,12 +71,16 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
     policy = load_pretrained()
     search = _Sampling(problem, seed)
     search.zero_shot(policy, budget)
+    others: list[Candidate] = []
+    if not search.done(budget):
+        with contextlib.suppress(NotFoundError):
+            others = starts(problem, seed, heuristics_for(problem), budget, every=True)
     try:
-        if not search.done(budget):
+        if not search.done(budget) and search.is_ahead_of(others):
             part = budget.part(_SAMPLING)
             search.sample(policy, part)
             budget.absorb(part)
-        if not search.done(budget):
+        if not search.done(budget) and search.is_ahead_of(others):
             part = budget.part(_TUNING)
             search.tune(copy.deepcopy(policy), part)
             budget.absorb(part)
@@ -83,7 +88,7 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
         budget.interrupted = True
     if search.done(budget):
         return search.best().plan
-    return improve(problem, seed, search.kept, searches_of_auto(problem), budget).best.plan
+    return improve(problem, seed, search.with_others(others), searches_of_auto(problem), budget).best.plan
 
 
 class _Sampling:
@@ -107,6 +112,22 @@ class _Sampling:
                 f"{self._problem.cluster.name!r}; try method auto, or devices with more memory."
             )
         return self.kept[0]
+
+    def is_ahead_of(self, others: Sequence[Candidate]) -> bool:
+        """Whether a plan of the policy is the best there is, those of others and of heuristics included."""
+        found = self.with_others(others)
+        return bool(found) and found[0].method == _NAME
+
+    def with_others(self, others: Sequence[Candidate]) -> list[Candidate]:
+        """The policy's best plan and those of others, best first; of equally good ones one.
+
+        Only one, since the policy's plans are alike, and local search from plans that are not ends at better ones.
+        """
+        best: dict[float, Candidate] = {}
+        own = [candidate for candidate in self.kept if candidate.method == _NAME]
+        for candidate in (*own[:1], *(each for each in self.kept if each.method != _NAME), *others):
+            best.setdefault(candidate.value_s, candidate)
+        return [best[value_s] for value_s in sorted(best)]
 
     def done(self, budget: Budget) -> bool:
         """Whether there is nothing left to do, or no budget."""
