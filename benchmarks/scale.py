@@ -1,14 +1,13 @@
 """Very large graphs: what does each step take, in time and memory?
 
     python benchmarks/scale.py [--ops 10000,100000,1000000] [--devices 64] [--improve-s 60] [--methods heft,m_topo]
-        [--most-checked 100000] [--seed 0] [--markdown]
+        [--seed 0] [--markdown]
 
 A random layered graph of so many ops is generated and, on hosts of eight H100, placed by list schedulers, coarsened,
 improved by local search for a given time, scored again by `placement.verify`, and reported. Each size is a process of
 its own, which compiled its code on a small graph first. Memory is the most that the process had so far (resident),
 compiled code and torch included. Methods that take longer than --most-s at one size are left out at larger ones, and
-say so. `placement.verify` simulates a second time in plain Python, and the report lists every op: graphs of more than
---most-checked ops have neither.
+say so. `placement.verify` simulates a second time in plain Python.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def main() -> None:
     options.add_argument("--improve-s", type=float, default=60.0, help="seconds of local search (default: %(default)s)")
     options.add_argument("--methods", default="m_topo,heft,cpop", help="default: %(default)s")
     options.add_argument("--most-s", type=float, default=300.0, help="of a method (default: %(default)s)")
-    options.add_argument("--most-checked", type=int, default=100_000, help="ops (default: %(default)s)")
     given = options.parse_args()
     show = Printer("Very large graphs", given.markdown)
     methods = given.methods.split(",")
@@ -98,8 +96,7 @@ def _steps(n: int, methods: list[str], given: argparse.Namespace) -> list[Step]:
 
     graph = step("generate", lambda: layered(n, seed, CCR), lambda g: f"{len(g.consumers):,} edges")
     best, results = _place(step, graph, cluster, methods, given)
-    if n <= given.most_checked:
-        _check(step, graph, cluster, best, results, seed)
+    _check(step, graph, cluster, best, results, seed)
     step("coarsen", lambda: to_size(graph, GROUPS), lambda derived: f"{derived.graph.n_ops:,} groups")
     return steps
 

@@ -67,6 +67,18 @@ class Problem:
         """float64 [n]: a column of `op_s`."""
         return self.kind_s[:, self.kind_of[device]]
 
+    def seconds_of(self, device: IntArray) -> FloatArray:
+        """float64 [n]: seconds of each op on its device, int [n]."""
+        return self.kind_s[np.arange(self.graph.n_ops), self.kind_of[device]]
+
+    def seconds_where(self, chosen: BoolArray) -> FloatArray:
+        """float64 [n]: the least seconds of each op over its chosen devices, bool [n, D]; infinite where none is."""
+        result = np.full(self.graph.n_ops, np.inf)
+        for kind in range(self.kind_s.shape[1]):
+            there = chosen[:, self.kind_of == kind].any(axis=1)
+            result[there] = np.minimum(result[there], self.kind_s[there, kind])
+        return result
+
     @cached_property
     def kind_of(self) -> IntArray:
         """int64 [D]: the column of `kind_s` of each device; devices that are alike share one, unless measured by name.
@@ -224,7 +236,7 @@ class Problem:
     @cached_property
     def fastest_s(self) -> FloatArray:
         """float64 [n]: seconds of each op on the fastest device it may run on."""
-        return frozen(np.where(self.allowed, self.op_s, np.inf).min(axis=1))
+        return frozen(self.seconds_where(self.allowed))
 
     @cached_property
     def working_bytes(self) -> IntArray:

@@ -45,14 +45,18 @@ class Work:
     @staticmethod
     def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
         """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
-        seconds = np.where(problem.suits, problem.op_s, np.inf)
+        rows, row_of = distinct_rows(problem.suits)
+        columns: dict[tuple[bytes, int], FloatArray] = {}  # of devices that suit the same ops and take as long
         classes: dict[tuple[bytes, int], list[int]] = {}
         for d in range(problem.cluster.n_devices):
-            classes.setdefault((seconds[:, d].tobytes(), int(kind[d])), []).append(d)
+            alike = rows[:, d].tobytes(), int(problem.kind_of[d])
+            if alike not in columns:
+                columns[alike] = np.where(rows[row_of, d], problem.op_s_on(d), np.inf)
+            classes.setdefault((columns[alike].tobytes(), int(kind[d])), []).append(d)
         first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
-        columns = np.ascontiguousarray(seconds[:, first])
-        return Work(columns, size, problem.unit_of, problem.n_units), first
+        seconds = np.column_stack([columns[rows[:, d].tobytes(), int(problem.kind_of[d])] for d in first.tolist()])
+        return Work(np.ascontiguousarray(seconds), size, problem.unit_of, problem.n_units), first
 
     def cheapest_s(self, price: FloatArray) -> FloatArray:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""

@@ -144,7 +144,7 @@ def _one_device_groups(problem: Problem, work: Work, head_s: FloatArray, tail_s:
     only = problem.allowed.sum(axis=1) == 1
     for d in np.unique(problem.allowed[only].argmax(axis=1)).tolist():
         members = np.flatnonzero(only & problem.allowed[:, d])
-        best = max(best, _one_device(problem.op_s[members, d], head_s[members], tail_s[members]))
+        best = max(best, _one_device(problem.op_s_on(d)[members], head_s[members], tail_s[members]))
     return best
 
 

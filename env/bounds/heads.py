@@ -46,7 +46,7 @@ class Pairs:
         remote_s = np.zeros(len(pair))
         np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor))
         fits = problem.suits
-        fastest_s = np.where(fits, problem.op_s, np.inf).min(axis=1)
+        fastest_s = problem.seconds_where(fits)
         source, target = pair // n, pair % n
         apart = ~(fits[source] & fits[target]).any(axis=1)
         kept = np.bincount(problem.unit_of, problem.graph.kept_bytes, problem.n_units).astype(np.float64)

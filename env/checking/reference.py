@@ -115,6 +115,8 @@ class _Step:
     order: list[float] | None
     now: float = 0.0
     running: dict[int, int] = field(default_factory=dict)  # device -> op
+    ending: list[tuple[float, int]] = field(default_factory=list)  # heap of (end, device) of those
+    changed: set[int] = field(default_factory=set)  # devices that became idle or got a ready op
     transfers: list[Sending] = field(default_factory=list)
     under_way: list[tuple[float, int]] = field(default_factory=list)  # heap of (end, transfer)
 
@@ -130,10 +132,11 @@ class _Step:
                 self.missing[c] += 1
         self.op_s = [op_seconds(op, self.cluster.devices[d]) for op, d in zip(self.ops, self.device, strict=True)]
         self.remaining_s = self._remaining_paths()
-        self.ready_since = {i: 0.0 for i, missing in enumerate(self.missing) if missing == 0}
-        self.ready: list[list[int]] = [[] for _ in self.cluster.devices]
-        for i in self.ready_since:
-            self.ready[self.device[i]].append(i)
+        self.ready_since: dict[int, float] = {}
+        self.ready: list[list[tuple[float, ...]]] = [[] for _ in self.cluster.devices]  # heaps of ranks; of msr, lists
+        for i, missing in enumerate(self.missing):
+            if missing == 0:
+                self._make_ready(i)
         self.start_s = [math.nan] * len(self.ops)
         self.end_s = [math.nan] * len(self.ops)
         self.link_free_s = [0.0] * len(self.cluster.links)
@@ -159,15 +162,18 @@ class _Step:
         while True:
             while self._end_ops() + self._arrive() + self._start_transfers() + self._start_ops():
                 pass
-            upcoming = [self.end_s[i] for i in self.running.values()] + [end for end, _ in self.under_way[:1]]
+            upcoming = [end for end, _ in self.ending[:1] + self.under_way[:1]]
             if not upcoming:
                 return
             self.now = min(upcoming)
 
     def _end_ops(self) -> int:
-        ended = [d for d in sorted(self.running) if self.end_s[self.running[d]] == self.now]
-        for d in ended:
+        ended = 0
+        while self.ending and self.ending[0][0] == self.now:
+            _, d = heapq.heappop(self.ending)
             i = self.running.pop(d)
+            self.changed.add(d)
+            ended += 1
             for t in self.outputs[i]:
                 targets = dict.fromkeys(self.device[c] for c in self.readers[t])  # in order of their first consumer
                 for target in targets:
@@ -175,7 +181,7 @@ class _Step:
                         self._deliver(t, d)
                     else:
                         self._request(t, d, target)
-        return len(ended)
+        return ended
 
     def _request(self, tensor: int, source: int, target: int) -> None:
         links = self.cluster.routes[source, target].links
@@ -206,33 +212,43 @@ class _Step:
             if self.device[c] == device:
                 self.missing[c] -= 1
                 if self.missing[c] == 0:
-                    self.ready_since[c] = self.now
-                    self.ready[device].append(c)
+                    self._make_ready(c)
+
+    def _make_ready(self, i: int) -> None:
+        self.ready_since[i] = self.now
+        self.changed.add(self.device[i])
+        heapq.heappush(self.ready[self.device[i]], self._rank(i))
 
     def _start_ops(self) -> int:
         started = 0
-        for d, ready in enumerate(self.ready):
+        changed, self.changed = sorted(self.changed), set()
+        for d in changed:
             i = None if d in self.running else self._choice(d)
             if i is not None:
-                ready.remove(i)
                 self.running[d] = i
+                heapq.heappush(self.ending, (self.now + self.op_s[i], d))
                 self.start_s[i] = self.now
                 self.end_s[i] = self.now + self.op_s[i]
                 started += 1
         return started
 
     def _choice(self, device: int) -> int | None:
-        """The op that an idle device starts now."""
-        return min(self.ready[device], key=self._rank, default=None)
+        """The op that an idle device starts now, which is ready no more."""
+        ready = self.ready[device]
+        if not ready:
+            return None
+        if self.order is None and self.priority == "msr":  # whose ranks are others at every moment
+            rank = min(ready, key=lambda rank: (-self._msr_score(int(rank[-1])), *rank))
+            ready.remove(rank)
+            return int(rank[-1])
+        return int(heapq.heappop(ready)[-1])
 
     def _rank(self, i: int) -> tuple[float, ...]:
-        """Ready ops start in increasing order of this."""
+        """Ready ops start in increasing order of this; with msr, of those with the highest score."""
         if self.order is not None:
             return self.order[i], i
         if self.priority == "fifo":
             return self.ready_since[i], i
-        if self.priority == "msr":
-            return -self._msr_score(i), -self.remaining_s[i], i
         return -self.remaining_s[i], i
 
     def _msr_score(self, i: int) -> int:
@@ -271,6 +287,7 @@ class _FixedStep(_Step):
     """A step in which devices and links wait for what is next in their sequence."""
 
     transfer_order: list[tuple[int, int]] = field(default_factory=list)
+    can_start: set[int] = field(default_factory=set)  # ops whose inputs are there
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,9 +353,13 @@ class _FixedStep(_Step):
 
     def _choice(self, device: int) -> int | None:
         queue = self.next_ops[device]
-        if not queue or queue[-1] not in self.ready[device]:
+        if not queue or queue[-1] not in self.can_start:
             return None
         return queue.pop()
+
+    def _make_ready(self, i: int) -> None:
+        self.can_start.add(i)
+        self.changed.add(self.device[i])
 
     def result(self) -> ReferenceResult:
         place = {pair: k for k, pair in enumerate(self.transfer_order)}

@@ -33,9 +33,10 @@ Index = NDArray[np.int32]
 
 
 class Arrays(NamedTuple):
-    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices, L links, H links in the longest route."""
+    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices of K kinds, L links, H in the longest route."""
 
-    op_s: FloatArray  # [n, D]
+    kind_s: FloatArray  # [n, K], seconds of each op on each kind of device
+    kind_of: Index  # [D]
     owner: Index  # [D], device in whose memory each works
     edge_ptr: Index  # [n + 1], edges an op feeds
     consumer: Index  # [e]
@@ -175,6 +176,7 @@ def _prepare(
     order: FloatArray,
     n: int,
     n_edges: int,
+    n_kinds: int,
     n_devices: int,
     n_links: int,
 ) -> None:
@@ -196,7 +198,7 @@ def _prepare(
             s.arrival_s[e] = INF
             rest = seconds + s.priority[c]
             longest = rest if rest > longest else longest
-        s.op_s[i] = g.op_s[i * n_devices + d]
+        s.op_s[i] = g.kind_s[i * n_kinds + g.kind_of[d]]
         s.priority[i] = s.op_s[i] + longest
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
@@ -505,7 +507,7 @@ def _memory(
 
 @inner
 def _memory_in(graph: Arrays, state: StepState, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
-    n, n_devices = graph.op_s.shape
+    n, n_devices = len(graph.kind_s), len(graph.owner)
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
     g = pointers(graph)
     s = pointers(state)
@@ -522,7 +524,7 @@ def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_tr
         device: int32 [n].
         copy_of: int32 [e], as in `StepState`; copy ``m + x`` is the x-th transfer of ``output``.
     """
-    n, n_devices = graph.op_s.shape
+    n, n_devices = len(graph.kind_s), len(graph.owner)
     state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
     for e in range(len(copy_of)):  # an assignment of arrays checks shapes, which takes two seconds to compile
         state.copy_of[e] = copy_of[e]
@@ -547,13 +549,13 @@ def run(
         mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
         order: float64 [n], lower first; read in EXPLICIT mode only.
     """
-    n, n_devices = graph.op_s.shape
+    (n, n_kinds), n_devices = graph.kind_s.shape, len(graph.owner)
     m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
     n_hops = graph.route.shape[2]
     g = pointers(graph)
     s = pointers(state)
     out = pointers(output)
-    _prepare(g, s, out, device, mode, order, n, n_edges, n_devices, n_links)
+    _prepare(g, s, out, device, mode, order, n, n_edges, n_kinds, n_devices, n_links)
     step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
     _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
     for link in range(n_links):
@@ -576,7 +578,7 @@ def run_one(
     order: FloatArray,
 ) -> tuple[float, int, float, Output]:
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
-    n, n_devices = graph.op_s.shape
+    n, n_devices = len(graph.kind_s), len(graph.owner)
     m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
     state, output = new_state(n, m, n_edges, n_devices, n_links), new_output(n, n_edges, n_devices, n_links)
     step_s, n_transfers, moved = run(graph, state, output, device, mode, order)
@@ -600,11 +602,11 @@ def run_batch(
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
     """
     k, n = devices.shape
-    m, n_edges, n_links = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1]
+    m, n_edges, n_links, n_devices = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1], len(g.owner)
     chunks = min(k, 64)
     for chunk in prange(chunks):
-        s = new_state(n, m, n_edges, g.op_s.shape[1], n_links)
-        out = new_output(n, n_edges, g.op_s.shape[1], n_links)
+        s = new_state(n, m, n_edges, n_devices, n_links)
+        out = new_output(n, n_edges, n_devices, n_links)
         for row in range(chunk, k, chunks):
             order = orders[row if mode == EXPLICIT else 0]
             step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], mode, order)

@@ -70,7 +70,7 @@ def loads(problem: Problem, plan: Plan) -> Loads:
     graph, charges = problem.graph, Charges(problem)
     tensor, source, target = _transfers(problem, placed)
     device_s: FloatArray = np.zeros(problem.cluster.n_devices)
-    np.add.at(device_s, placed, problem.op_s[np.arange(graph.n_ops), placed])
+    np.add.at(device_s, placed, problem.seconds_of(placed))
     link_s = np.zeros(len(problem.cluster.links))
     if charges.blocking:
         busy_s = charges.busy_s(tensor, source, target)

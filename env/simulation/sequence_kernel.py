@@ -46,7 +46,7 @@ def run(problem: Problem, arrays: kernel.Arrays, plan: Plan) -> tuple[float, int
     assert plan.transfer_order is not None
     sequence = _Sequence(problem, device, plan.order, plan.transfer_order)
     n, x = problem.graph.n_ops, len(sequence.tensor)
-    seconds = np.concatenate([problem.op_s[np.arange(n), device], sequence.transfer_s])
+    seconds = np.concatenate([problem.seconds_of(device), sequence.transfer_s])
     # Nodes of the longest path: the ops, and behind them the transfers.
     start_s, done = longest_path(
         arrays.edge_ptr,
@@ -141,7 +141,7 @@ class _Sequence:
         pair_bytes = np.bincount(self.pair, problem.graph.tensor_bytes[self.tensor], n_devices * n_devices)
         route_ptr, route_link = problem.route
         return kernel.Output(
-            busy_s=np.bincount(self.device, problem.op_s[np.arange(n), self.device], n_devices).astype(np.float64),
+            busy_s=np.bincount(self.device, problem.seconds_of(self.device), n_devices).astype(np.float64),
             peak_bytes=np.empty(n_devices, np.int64),
             link_bytes=np.bincount(route_link, np.repeat(pair_bytes, np.diff(route_ptr)), n_links).astype(np.float64),
             op_start=start_s[:n],

@@ -98,18 +98,18 @@ class Simulator:
         self.problem = problem
         self._arrays = _arrays(problem)
 
-    def resized(self, op_s: FloatArray, tensor_bytes: IntArray) -> Simulator:
+    def resized(self, kind_s: FloatArray, tensor_bytes: IntArray) -> Simulator:
         """A simulator of the same graph with other figures, which nobody checks; its `problem` is still the first.
 
         Args:
-            op_s: float64 [n, D], seconds of each op on each device.
+            kind_s: float64 [n, K], seconds of each op on each of `Problem.kind_of`.
             tensor_bytes: int64 [m]; tensors whose transfers were measured take as long as they did.
         """
         graph, arrays = self.problem.graph, self._arrays
         held = np.where(graph.tensor_in_place, 0, tensor_bytes)
         result = copy(self)
         result._arrays = arrays._replace(
-            op_s=frozen(op_s),
+            kind_s=frozen(kind_s),
             edge_bytes=np.where(arrays.edge_latency > 0, tensor_bytes[arrays.edge_tensor], 0).astype(np.float64),
             tensor_bytes=frozen(tensor_bytes),
             memory_bytes=frozen(held),
@@ -212,7 +212,8 @@ def _arrays(problem: Problem) -> kernel.Arrays:
     route_ptr, route_link = problem.route
     waited, held = _padded_routes(problem)
     return kernel.Arrays(
-        op_s=problem.op_s,
+        kind_s=problem.kind_s,
+        kind_of=problem.kind_of.astype(np.int32),
         owner=problem.memory_owner.astype(np.int32),
         edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
         consumer=graph.consumers.astype(np.int32),

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import baselines
 from baselines.budget import Budget, Search
@@ -21,7 +22,10 @@ from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
 from graphs.errors import InfeasibleError, NotFoundError
+from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph
+from graphs.transforms.coarsen.multilevel import to_size
+from graphs.transforms.derived import Derived
 from placement.solving.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
 from placement.solving.compiling import compile_for
 from placement.solving.methods import (
@@ -34,6 +38,8 @@ from placement.solving.methods import (
     searches_of_auto,
 )
 from placement.solving.result import OWN_ORDER, Result, versions
+
+TABLE_ENTRIES = 100_000_000  # ops times devices: beyond, no table of all times is made, and groups of ops are placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +95,8 @@ class _Run:
 
 class Solver:
     """A problem with its bound and simulator, for any number of methods.
+
+    Where ops times devices are more than `TABLE_ENTRIES`, methods place a coarsened graph. Plans are scored op by op.
 
     Args:
         seed, objective, priority: as for `placement.optimize`.
@@ -199,15 +207,32 @@ class Solver:
         if place is not None:
             learned = place(self.seed, budget)
             return Finding(learned.plan, learned.method)
+        coarse, problem = self._coarse, self.problem
+        if coarse is not None:
+            problem = Problem(coarse.graph, problem.cluster, problem.objective)
         if method in HEURISTICS:
-            return Finding(baselines.METHODS[method](self.problem, self.seed), method)
-        outcome = self._search(method, budget)
-        return Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
+            found = Finding(baselines.METHODS[method](problem, self.seed), method)
+        else:
+            outcome = self._search(problem, method, budget)
+            found = Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
+        if coarse is None:
+            return found
+        assert isinstance(found.plan, Plan)
+        # What was proved is true of the groups alone, and so is an order of them.
+        return Finding(Plan(coarse.expand(found.plan.device), note=_in_groups(coarse)), found.chosen)
 
-    def _search(self, method: str, budget: Budget) -> PortfolioOutcome:
-        problem = self.problem
+    @cached_property
+    def _coarse(self) -> Derived | None:
+        """Groups of ops to be placed in the place of too many ops."""
+        graph, n_devices = self.problem.graph, self.problem.cluster.n_devices
+        if graph.n_ops * n_devices <= TABLE_ENTRIES:
+            return None
+        return to_size(graph, max(1, TABLE_ENTRIES // n_devices))
+
+    def _search(self, problem: Problem, method: str, budget: Budget) -> PortfolioOutcome:
         usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
-        searches = [(name, self._instead.get(name, search), share) for name, search, share in usual]
+        instead = self._instead if problem is self.problem else {}
+        searches = [(name, instead.get(name, search), share) for name, search, share in usual]
         found: list[Candidate] = []
         reason = ""
         try:
@@ -275,3 +300,8 @@ def _budget(method: str, budget_s: float | None, evaluations: int | None, target
     elif budget_s is None:
         budget_s = math.inf
     return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
+
+
+def _in_groups(coarse: Derived) -> str:
+    groups, ops = counted(coarse.graph.n_ops, "group"), counted(coarse.source.n_ops, "op")
+    return f"placed in {groups}: on so many devices, {ops} are too many to weigh one by one"
