@@ -74,8 +74,9 @@ class Problem:
     def seconds_where(self, chosen: BoolArray) -> FloatArray:
         """float64 [n]: the least seconds of each op over its chosen devices, bool [n, D]; infinite where none is."""
         result = np.full(self.graph.n_ops, np.inf)
-        for kind in range(self.kind_s.shape[1]):
-            there = chosen[:, self.kind_of == kind].any(axis=1)
+        kinds = self.kind_s.shape[1]
+        for kind in range(kinds):
+            there = (chosen if kinds == 1 else chosen[:, self.kind_of == kind]).any(axis=1)
             result[there] = np.minimum(result[there], self.kind_s[there, kind])
         return result
 
@@ -117,12 +118,15 @@ class Problem:
         """An op that was only measured elsewhere must not count as free here."""
         graph = self.graph
         only_measured = ~np.isnan(graph.time_s).all(axis=1) & (graph.flops == 0) & (graph.bytes_moved == 0)
+        unknown_by: dict[tuple[int, ...], IntArray] = {}  # by the times that devices go by: ops that have none
         for d, device in enumerate(self.cluster.devices if only_measured.any() else ()):
             names = (ANY_DEVICE, device.kind, device.model, device.name)
-            known = [j for j, key in enumerate(graph.time_keys) if key in names]
-            unknown = only_measured & self.allowed[:, d] & np.isnan(graph.time_s[:, known]).all(axis=1)
-            if unknown.any():
-                i = int(np.argmax(unknown))
+            known = tuple(j for j, key in enumerate(graph.time_keys) if key in names)
+            if known not in unknown_by:
+                unknown_by[known] = np.flatnonzero(only_measured & np.isnan(graph.time_s[:, known]).all(axis=1))
+            unknown = unknown_by[known][self.allowed[unknown_by[known], d]]
+            if len(unknown):
+                i = int(unknown[0])
                 measured = [k for k, s in zip(graph.time_keys, graph.time_s[i], strict=True) if not np.isnan(s)]
                 raise MismatchError(
                     f"op {graph.op_names[i]!r} has measured times for {', '.join(measured)}, but none for device "

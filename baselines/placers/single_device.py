@@ -12,7 +12,7 @@ from env.units import Units
 
 
 def single_device(problem: Problem, seed: int) -> Plan:
-    """Every op on one device, the one with the best objective of those that have the memory. O(D) scores.
+    """Every op on one device, the best of those that have the memory. It takes a score for each kind of device.
 
     Ops that are pinned elsewhere run on the fastest device allowed for them, so the plan is as single as possible.
 
@@ -21,9 +21,11 @@ def single_device(problem: Problem, seed: int) -> Plan:
     """
     units = Units.of(problem)
     elsewhere = np.where(units.allowed, units.op_s, np.inf).argmin(axis=1)
-    plans = [
-        Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.unit_of]) for d in range(problem.cluster.n_devices)
-    ]
+    # Devices that are alike and may run every op take equally long: one of them is enough.
+    alone = units.allowed.all(axis=0)
+    seen = [(int(kind), -1 if alone[d] else d) for d, kind in enumerate(problem.kind_of)]
+    devices = [d for d, what in enumerate(seen) if seen.index(what) == d]
+    plans = [Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.unit_of]) for d in devices]
     scorer = Scorer(problem)
     values = [scorer.value(plan) for plan in plans]  # a batch would compile a second loop for D placements
     if min(values) == np.inf:
