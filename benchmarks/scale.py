@@ -130,7 +130,7 @@ def _check(
     step("verify", lambda: placement.verify(best), lambda found: "equal" if found.holds else "differs")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        compared = placement.compare(graph, cluster, ["single_device"], seed=seed, known=results)
+        compared = placement.compare(graph, cluster, ["single_device", *results], seed=seed, known=results)
         step("report", lambda: write_html(compared, page), lambda _: f"a page of {format_bytes(page.stat().st_size)}")
 
 

@@ -44,7 +44,7 @@ class Drawn:
 
     @staticmethod
     def of(graph: OpGraph, cluster: Cluster, schedules: _Schedules, busy_s: FloatArray) -> Drawn:
-        """For schedules, best first; ``busy_s`` float64 [D] tells devices that compute."""
+        """For schedules, best first, or none; ``busy_s`` float64 [D] tells devices that compute."""
         n_devices = cluster.n_devices
         devices, links = np.arange(n_devices), np.arange(len(cluster.links))
         if n_devices > MAX_DEVICES:
@@ -56,6 +56,9 @@ class Drawn:
         bar_of, op = np.arange(graph.n_ops), np.arange(graph.n_ops)
         if graph.n_ops > MAX_OPS and schedules:
             bar_of, op = together(schedules[0], place < len(devices), MAX_BARS)
+        elif graph.n_ops > MAX_OPS:  # nothing fits, and there is no timeline
+            bar_of = bar_of * MAX_BARS // graph.n_ops
+            op = np.searchsorted(bar_of, np.arange(MAX_BARS))
         return Drawn(bar_of, op, np.bincount(bar_of), devices, place, links.astype(np.int64))
 
     @property

@@ -116,6 +116,15 @@ def test_what_is_not_drawn_one_by_one_is_still_counted() -> None:
     assert "of 6 devices the 3 that compute the most" in page
 
 
+@pytest.mark.usefixtures("narrow")
+def test_where_nothing_fits_ops_are_counted_too() -> None:
+    graph = generators.layered(401, seed=1)
+    drawn = Drawn.of(graph, _cluster(2), [], np.zeros(2))
+    assert drawn.count.sum() == 401
+    assert len(drawn.names(graph)) == 60
+    assert (drawn.bar_of[drawn.op] == np.arange(60)).all()
+
+
 def test_a_page_of_a_hundred_thousand_ops_is_small() -> None:
     graph = generators.layered(100_000, seed=0)
     comparison = compare(graph, _cluster(4), ["round_robin"])
