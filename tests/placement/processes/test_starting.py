@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -143,14 +144,16 @@ def test_silence_ends_and_somebody_looks_meanwhile() -> None:
     assert looks
 
 
-def test_who_says_much_is_not_heard_before_who_spoke_first() -> None:
+def test_who_says_much_is_not_heard_before_who_spoke_first(tmp_path: Path) -> None:
     def talk(parent: Parent) -> None:
         for number in range(3):
             parent.say(number)
+        (tmp_path / str(os.getpid())).touch()
         parent.hear()
 
     with forked(talk, talk) as workers:
-        time.sleep(0.5)
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
         for number in range(3):
             assert [content for _, _, content in workers.hear(60)] == [number] * 2
 
