@@ -67,7 +67,7 @@ class Problem:
         """float64 [n]: a column of `op_s`."""
         return self.kind_s[:, self.kind_of[device]]
 
-    def seconds_of(self, device: IntArray) -> FloatArray:
+    def seconds_of(self, device: IntArray | NDArray[np.int32]) -> FloatArray:
         """float64 [n]: seconds of each op on its device, int [n]."""
         return self.kind_s[np.arange(self.graph.n_ops), self.kind_of[device]]
 
