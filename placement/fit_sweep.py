@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphs.errors import FitError, PlacementError
 from graphs.formatting import counted, format_seconds
-from placement.fitting import FitComparison
-from placement.replicas.fit_result import FitRun
 from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
 from placement.sizing.sweeps import WORKERS, Sweep
+
+if TYPE_CHECKING:
+    from placement.fitting import FitComparison
+    from placement.replicas.fit_result import FitRun
 
 
 @dataclass(frozen=True)

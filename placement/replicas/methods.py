@@ -105,7 +105,7 @@ class FitMethod:
                 if "learning_rate" in made:
                     raise FitError(f"method {text!r} names two learning rates; leave one out.")
                 rate = made["learning_rate"] = _number(name.partition("=")[2], float, name, text)
-                if rate < 0:
+                if not rate >= 0:
                     raise FitError(f"method {text!r}: {_LEARNING_RATE} is {rate:g}; expected a number, 0 or more.")
                 continue
             kind = next((kind for kind, (known, _) in PARTS.items() if name in known), None)
@@ -177,7 +177,7 @@ def _part(part: type, name: str, options: list[str], text: str) -> Any:
 def _number(value: str, kind: type, option: str, text: str) -> Any:
     try:
         number = kind(value)
-        if math.isfinite(number):
+        if not math.isinf(number):  # of NaN each part says what it expects
             return number
     except (ValueError, OverflowError):
         pass

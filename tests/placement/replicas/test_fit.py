@@ -211,7 +211,7 @@ def test_seconds_and_updates_end_runs() -> None:
         ({"methods": []}, "no method is named"),
         ({"methods": "local_sgd:period=4:period=8"}, "gives 'period' of local_sgd twice"),
         ({"methods": "lars:trust=inf"}, "'trust=inf' has no number"),
-        ({"methods": "sync+lr=nan"}, "'lr=nan' has no number"),
+        ({"methods": "sync+lr=nan"}, "lr is nan; expected a number, 0 or more"),
         ({"methods": "diloco:period=8", "updates": 7}, "period=8 is more than the 7 updates of the run"),
         ({"methods": "downpour:push=2000"}, "push=2000 is more than the 1,000 updates of the run"),
         ({"methods": "sandblaster:portions=91", "workers": 2}, "for each of 2 workers are more than the 180 training"),
