@@ -17,6 +17,7 @@ from graphs.records import LANE
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
+    from env.device import Device
 
 BoolArray = NDArray[np.bool_]
 LATENCY, THROUGHPUT = "latency", "throughput"
@@ -92,15 +93,19 @@ class Problem:
         likes = [(alike, device.name if device.name in named else "") for alike, device in kinds]
         return frozen(np.array([number.setdefault(like, len(number)) for like in likes], dtype=np.int64))
 
+    @property
+    def kinds(self) -> tuple[Device, ...]:
+        """K devices: the first of each of `kind_of`."""
+        return tuple(self.cluster.devices[d] for d in np.unique(self.kind_of, return_index=True)[1].tolist())
+
     @cached_property
     def kind_s(self) -> FloatArray:
         """float64 [n, K]: seconds of each op on each kind of device, whether allowed there or not."""
         graph = self.graph
         column = {key: j for j, key in enumerate(graph.time_keys)}
         dtypes, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
-        first = np.unique(self.kind_of, return_index=True)[1]
-        result = np.empty((graph.n_ops, len(first)))
-        for k, device in enumerate(self.cluster.devices[d] for d in first.tolist()):
+        result = np.empty((graph.n_ops, len(self.kinds)))
+        for k, device in enumerate(self.kinds):
             peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
             with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
                 seconds = graph.kernels * float(device.launch_overhead_s) + np.maximum(

@@ -9,7 +9,7 @@ from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from env.units import Units
-from graphs.arrays import BoolArray
+from graphs.arrays import numbered
 
 
 def single_device(problem: Problem, seed: int) -> Plan:
@@ -23,10 +23,9 @@ def single_device(problem: Problem, seed: int) -> Plan:
     units = Units.of(problem)
     elsewhere = np.where(units.allowed, units.op_s, np.inf).argmin(axis=1)
     # Devices that are alike and may run every op take equally long: one of them is enough.
-    alone: BoolArray = np.all(units.allowed, axis=0)
-    seen = [(int(kind), -1 if alone[d] else d) for d, kind in enumerate(problem.kind_of)]
-    devices = [d for d, what in enumerate(seen) if seen.index(what) == d]
-    plans = [Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.unit_of]) for d in devices]
+    of_its_own = problem.cluster.n_devices + np.arange(problem.cluster.n_devices)
+    _, devices = numbered(np.where(units.allowed.all(axis=0), problem.kind_of, of_its_own))
+    plans = [Plan(np.where(units.allowed[:, d], d, elsewhere)[problem.unit_of]) for d in devices.tolist()]
     scorer = Scorer(problem)
     values = [scorer.value(plan) for plan in plans]  # a batch would compile a second loop for D placements
     if min(values) == np.inf:

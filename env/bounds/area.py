@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,17 +47,19 @@ class Work:
     def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
         """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
         rows, row_of = distinct_rows(problem.suits)
-        columns: dict[tuple[bytes, int], FloatArray] = {}  # of devices that suit the same ops and take as long
+
+        @cache
+        def seconds(suited: bytes, kind: int) -> FloatArray:
+            return np.where(np.frombuffer(suited, dtype=np.bool_)[row_of], problem.kind_s[:, kind], np.inf)
+
+        columns = [seconds(rows[:, d].tobytes(), int(k)) for d, k in enumerate(problem.kind_of)]
         classes: dict[tuple[bytes, int], list[int]] = {}
-        for d in range(problem.cluster.n_devices):
-            alike = rows[:, d].tobytes(), int(problem.kind_of[d])
-            if alike not in columns:
-                columns[alike] = np.where(rows[row_of, d], problem.op_s_on(d), np.inf)
-            classes.setdefault((columns[alike].tobytes(), int(kind[d])), []).append(d)
+        for d, column in enumerate(columns):
+            classes.setdefault((column.tobytes(), int(kind[d])), []).append(d)
         first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
-        seconds = np.column_stack([columns[rows[:, d].tobytes(), int(problem.kind_of[d])] for d in first.tolist()])
-        return Work(np.ascontiguousarray(seconds), size, problem.unit_of, problem.n_units), first
+        chosen = np.ascontiguousarray(np.column_stack([columns[d] for d in first.tolist()]))
+        return Work(chosen, size, problem.unit_of, problem.n_units), first
 
     def cheapest_s(self, price: FloatArray) -> FloatArray:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""

@@ -226,9 +226,9 @@ class _Step:
             i = None if d in self.running else self._choice(d)
             if i is not None:
                 self.running[d] = i
-                heapq.heappush(self.ending, (self.now + self.op_s[i], d))
                 self.start_s[i] = self.now
                 self.end_s[i] = self.now + self.op_s[i]
+                heapq.heappush(self.ending, (self.end_s[i], d))
                 started += 1
         return started
 
@@ -287,7 +287,6 @@ class _FixedStep(_Step):
     """A step in which devices and links wait for what is next in their sequence."""
 
     transfer_order: list[tuple[int, int]] = field(default_factory=list)
-    can_start: set[int] = field(default_factory=set)  # ops whose inputs are there
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -353,13 +352,9 @@ class _FixedStep(_Step):
 
     def _choice(self, device: int) -> int | None:
         queue = self.next_ops[device]
-        if not queue or queue[-1] not in self.can_start:
+        if not queue or queue[-1] not in self.ready_since:
             return None
         return queue.pop()
-
-    def _make_ready(self, i: int) -> None:
-        self.can_start.add(i)
-        self.changed.add(self.device[i])
 
     def result(self) -> ReferenceResult:
         place = {pair: k for k, pair in enumerate(self.transfer_order)}

@@ -216,8 +216,7 @@ class _SpeltOut:
         self.simulator = Simulator(Problem(derived.graph, cluster))
         self.by_producer = np.argsort(self.form.tensor_producer, kind="stable")
         dtype = derived.graph.dtypes[0]
-        problem = self.simulator.problem
-        kinds = [cluster.devices[d] for d in np.unique(problem.kind_of, return_index=True)[1].tolist()]
+        kinds = self.simulator.problem.kinds
         self.flops_per_s = np.array([device.flops_per_s(dtype) for device in kinds])
         self.bytes_per_s = np.array([device.bytes_per_s for device in kinds])
 

@@ -348,7 +348,7 @@ def module_seconds(result: Result) -> dict[str, FloatArray]:
     """float64 [devices]: seconds that each device spends on the ops of each module, modules inside it left out."""
     graph, numbers = result.graph, result.device_numbers()
     # Ops that take no time still count, so that a graph without times is judged by the number of its ops.
-    op_s = Problem(graph, result.cluster).op_s[np.arange(graph.n_ops), numbers] + 1e-12
+    op_s = Problem(graph, result.cluster).seconds_of(numbers) + 1e-12
     found: dict[str, FloatArray] = {}
     for module, device, seconds in zip(graph.modules, numbers.tolist(), op_s.tolist(), strict=True):
         found.setdefault(module, np.zeros(result.cluster.n_devices))[device] += seconds

@@ -198,7 +198,7 @@ def _drawing(problem: Problem, shown: Sequence[Shown], drawn: Drawn) -> dict[str
     everyone = np.arange(problem.graph.n_ops)
     devices = []
     for one in shown:
-        spent = problem.op_s[everyone, one.schedule.device] + 1e-30  # ops that take no time still have a device
+        spent = problem.seconds_of(one.schedule.device) + 1e-30  # ops that take no time still have a device
         where = layout.node_of * n_devices + drawn.place[one.schedule.device]
         per_node = np.bincount(where, spent, n_nodes * n_devices)
         devices.append(_packed(per_node.reshape(n_nodes, n_devices).argmax(axis=1), "<u2"))

@@ -207,19 +207,16 @@ class Solver:
         if place is not None:
             learned = place(self.seed, budget)
             return Finding(learned.plan, learned.method)
-        coarse, problem = self._coarse, self.problem
-        if coarse is not None:
-            problem = Problem(coarse.graph, problem.cluster, problem.objective)
+        coarse, problem = self._coarse, self._placed
         if method in HEURISTICS:
-            found = Finding(baselines.METHODS[method](problem, self.seed), method)
+            plan, chosen, proved = baselines.METHODS[method](problem, self.seed), method, (0.0, "")
         else:
             outcome = self._search(problem, method, budget)
-            found = Finding(outcome.best.plan, outcome.best.method, outcome.lower_bound_s, outcome.prover)
+            plan, chosen, proved = outcome.best.plan, outcome.best.method, (outcome.lower_bound_s, outcome.prover)
         if coarse is None:
-            return found
-        assert isinstance(found.plan, Plan)
+            return Finding(plan, chosen, *proved)
         # What was proved is true of the groups alone, and so is an order of them.
-        return Finding(Plan(coarse.expand(found.plan.device), note=_in_groups(coarse)), found.chosen)
+        return Finding(Plan(coarse.expand(plan.device), note=_in_groups(coarse)), chosen)
 
     @cached_property
     def _coarse(self) -> Derived | None:
@@ -228,6 +225,13 @@ class Solver:
         if graph.n_ops * n_devices <= TABLE_ENTRIES:
             return None
         return to_size(graph, max(1, TABLE_ENTRIES // n_devices))
+
+    @cached_property
+    def _placed(self) -> Problem:
+        """What methods place: the problem, or that of its groups."""
+        if self._coarse is None:
+            return self.problem
+        return Problem(self._coarse.graph, self.problem.cluster, self.problem.objective)
 
     def _search(self, problem: Problem, method: str, budget: Budget) -> PortfolioOutcome:
         usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]

@@ -110,7 +110,8 @@ class Gatherings:
         return tuple(map(tuple, found))
 
     def _gathered(self, value: Tensor, members: tuple[int, ...]) -> list[Tensor]:
-        group, own = self._group(members), value.to(self._group(members).place)
+        group = self._group(members)
+        own = value.to(group.place)
         outputs = [torch.empty_like(own) for _ in members]
         self._ended(group, lambda: group.backend.allgather([outputs], [own]), members, (outputs, own))
         return [each.to(CPU) for each in outputs]

@@ -142,10 +142,10 @@ def placed_step(graph: OpGraph, cluster: Cluster, devices: Sequence[int], strate
             f"a step of {graph.origin.batch_size} samples does not fit in the memory of {names}; take a smaller batch, "
             "or a strategy on more devices."
         )
-    share = _update_s(problem, devices[0]) / float(problem.op_s[:, devices[0]].sum())
+    share = _update_s(problem, devices[0]) / float(problem.op_s_on(devices[0]).sum())
     return PlacedStep(score.step_time_s * (1 - share), score.step_time_s * share)
 
 
 def _update_s(problem: Problem, device: int) -> float:
     """Seconds of the update of all weights on one device."""
-    return float(problem.op_s[problem.graph.phase == Phase.UPDATE, device].sum())
+    return float(problem.op_s_on(device)[problem.graph.phase == Phase.UPDATE].sum())
