@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from placement.runtime.program.routines import Routine
 
 BEAT_S = 0.5
-SILENCE_S = 4.0  # in an op without using a processor, or without a sign of life
+SILENCE_S = 4.0  # in an op without using a processor, without a sign of life, or waiting for what nobody sends
 PATIENCE_S = 60.0  # outside of a step without using a processor, while another one waits
 TELL_S = 1.0  # for the others to be told why a run has failed
 GRACE_S = 2.0  # from the end of a run until the process is ended, for its own clean end
@@ -337,7 +337,9 @@ class Watchdog(threading.Thread):
         is_awaited = rank in activity.waits_for
         of_it = " of it" if activity.waits_for == (rank,) else " with it" if is_awaited else ""
         if beat.state == "left":
-            if is_awaited:
+            peer.ended_s = peer.ended_s or now
+            # What it sent last may be here, and this process has not had a core yet to take it.
+            if is_awaited and now - max(peer.ended_s, self._own.still_since_s) > SILENCE_S:
                 return f"rank {rank} has ended{mine}{of_it}: every process must call the model equally often."
             return ""
         silent_s, found = now - peer.heard_s, condition(beat.process)

@@ -25,6 +25,7 @@ from torch.distributed import HashStore
 
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
+from placement.runtime.ranks import watchdog as watchdogs
 from placement.runtime.ranks.checkpoints import Entry
 from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.local_tensors import check_filled, entries, keep_local
@@ -311,6 +312,28 @@ def test_a_run_fails_without_its_store_too() -> None:
     watchdog = Watchdog(Silent(), 0, 2, Activity(), is_quiet=True)
     assert watchdog.claim("the first reason") == "the first reason"
     assert watchdog.claim("another") == "the first reason"
+
+
+def test_a_process_that_gets_no_time_to_read_does_not_blame_the_sender_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdogs, "SILENCE_S", 1.5)
+    monkeypatch.setattr(watchdogs, "BEAT_S", 0.1)
+    store, activity = HashStore(), Activity(waits_for=(1,), wanted="a message")
+    other = Watchdog(store, 1, 2, Activity(), is_quiet=True)
+    watchdog = Watchdog(store, 0, 2, activity, is_quiet=True)
+    watchdog.start()
+    other.leave()
+    try:
+        end = time.process_time() + 3 * watchdogs.SILENCE_S
+        while time.process_time() < end:
+            assert not watchdog.failure  # what was sent may be here
+        limit = time.monotonic() + LIMIT_S
+        while not watchdog.failure and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert watchdog.failure.startswith("rank 1 has ended; rank 0 is waiting for a message of it")
+    finally:
+        watchdog.leave()
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
