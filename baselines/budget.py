@@ -1,4 +1,4 @@
-"""`Budget`, which a search may spend, and `Found`, its answer."""
+"""`Budget`, which a search may spend, `SearchHandle`, by which it is watched and stopped, and `Found`, its answer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ _POLL_S = 0.1  # how long Ctrl-C may wait
 
 
 @dataclass
+class SearchHandle:
+    """A hold on a search that runs in another thread.
+
+    Attributes:
+        best_s: the best objective it has found so far, in seconds; infinite before the first.
+        is_stopped: it has to end now, with its best.
+    """
+
+    best_s: float = math.inf
+    is_stopped: bool = False
+
+    def note(self, objective_s: float) -> None:
+        """The search has found a plan that fits."""
+        self.best_s = min(self.best_s, objective_s)
+
+
+@dataclass
 class Budget:
     """How long a search may go on; running from the moment it is made.
 
@@ -25,6 +42,7 @@ class Budget:
         evaluations: placements scored or solver branches; with the time unlimited, an answer depends on the seed only.
         target_s: an objective this small is proven optimal: there is nothing left to find.
         interrupted: the user has asked to stop (Ctrl-C).
+        handle: of the search that spends it; its parts have the same.
     """
 
     seconds: float = math.inf
@@ -32,10 +50,13 @@ class Budget:
     target_s: float = 0.0
     interrupted: bool = False
     spent: int = 0
+    handle: SearchHandle = field(default_factory=SearchHandle, repr=False)
     _began_s: float = field(default_factory=time.monotonic)
 
     def left_s(self) -> float:
-        """Seconds left, 0 or more."""
+        """Seconds left, 0 or more; none for a search that was stopped."""
+        if self.handle.is_stopped:
+            return 0.0
         return max(0.0, self.seconds - (time.monotonic() - self._began_s))
 
     def evaluations_left(self) -> float:
@@ -53,12 +74,12 @@ class Budget:
     def part(self, fraction: float) -> Budget:
         """A budget of its own with this fraction of what is left; `absorb` it afterwards."""
         evaluations = math.inf if math.isinf(self.evaluations) else math.ceil(fraction * self.evaluations_left())
-        return Budget(fraction * self.left_s(), evaluations, self.target_s, self.interrupted)
+        return Budget(fraction * self.left_s(), evaluations, self.target_s, self.interrupted, handle=self.handle)
 
     def part_s(self, seconds: float) -> Budget:
         """A budget of its own with this much time, whatever is left, and all evaluations; `absorb` it afterwards."""
         seconds = math.inf if math.isinf(self.seconds) else seconds
-        return Budget(seconds, self.evaluations_left(), self.target_s, self.interrupted)
+        return Budget(seconds, self.evaluations_left(), self.target_s, self.interrupted, handle=self.handle)
 
     def absorb(self, part: Budget) -> None:
         """Count what a part has spent."""
@@ -91,11 +112,11 @@ Search = Callable[[Problem, int, Sequence[Plan], Budget], Found]
 
 
 def run_interruptible(work: Callable[[], ResultT], stop: Callable[[], None], budget: Budget) -> ResultT:
-    """Run a solver that holds no Python lock in a thread, so that Ctrl-C can end it with its best answer.
+    """Run a solver that holds no Python lock in a thread, so that it can be ended with its best answer.
 
     Args:
         work: calls the solver and returns its answer.
-        stop: makes `work` return soon; called once, on Ctrl-C, which is noted in `budget`.
+        stop: makes `work` return soon; called on Ctrl-C, which is noted in `budget`, or where its search was stopped.
 
     Raises:
         whatever `work` raises.
@@ -113,9 +134,13 @@ def run_interruptible(work: Callable[[], ResultT], stop: Callable[[], None], bud
             ended.set()
 
     threading.Thread(target=run, daemon=True).start()
+    is_told = False
     while not ended.is_set():
         try:
             ended.wait(_POLL_S)  # Thread.join takes a thread for dead when it is interrupted
+            if budget.handle.is_stopped and not is_told:
+                is_told = True
+                stop()
         except KeyboardInterrupt:
             if budget.interrupted:
                 raise  # asked twice: leave at once

@@ -113,8 +113,12 @@ def candidates(
                 budget.interrupted = True
                 deadline.bring_forward()
                 continue
-            found += [candidate for future in ended if (candidate := future.result()) is not None]
+            for candidate in filter(None, [future.result() for future in ended]):
+                found.append(candidate)
+                budget.handle.note(candidate.value_s)
             budget.spend(len(ended))
+            if budget.handle.is_stopped:
+                deadline.bring_forward()
     if not found:
         raise all_failed(reasons) if reasons else not_found(problem)
     return _ranked(found, methods)
@@ -184,6 +188,7 @@ def improve(
             bound_s, prover = answer.lower_bound_s, name
         budget.target_s = max(budget.target_s, bound_s)
         value_s = scorer.value(answer.plan)
+        budget.handle.note(value_s)
         if not ranked or value_s < ranked[0].value_s:
             ranked.insert(0, Candidate(name, answer.plan, value_s))
     if not ranked:

@@ -120,6 +120,8 @@ class ChainPool:
             self._per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
             for chain in chains:
                 chain.take_stock()
+                if is_exact:
+                    budget.handle.note(chain.step_s)
             budget.spend(sum(tried))
             left -= max(tried)
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import baselines
-from baselines.budget import Budget, Search
+from baselines.budget import Budget, Search, SearchHandle
 from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
@@ -141,15 +141,18 @@ class Solver:
         budget_s: float | None = None,
         evaluations: int | None = None,
         place: Place | None = None,
+        handle: SearchHandle | None = None,
     ) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
 
         Args:
             place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
+            handle: by which another thread watches and stops it.
         """
         compile_for(self.problem, [method], search=budget_s != 0)
         began_s = time.perf_counter()
         budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
+        budget.handle = handle or budget.handle
         try:
             found = self._found(method, budget, place)
         except InfeasibleError as error:

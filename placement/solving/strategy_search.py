@@ -26,6 +26,7 @@ from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, l
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
+from placement.solving.placing import PLACING_SHARE, placing
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategic import strategy_row, without_answer
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
-_QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
-PLACING_SHARE = 0.2  # of the budget goes into placing the graph as it is; all that is left where that may win, none
-# where a strategy has beaten it
-_RIVAL = 1.5  # times the best strategy: quick placements that are no slower may win
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
 EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
@@ -102,14 +99,23 @@ def best_of_all(
     if aids is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
     score_many = None if aids is None else aids.score_many
-    quick = _quick_placement(graph, few, seed, solver, budget)
-    part = budget.part(_SCORING_SHARE)
-    rival = Rival(math.inf if quick.objective_s is None else quick.objective_s, PLACING_SHARE)
-    outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival)
-    budget.absorb(part)
-    if progress is not None:
-        progress("placing the graph as it is", 0, 0)
-    placed, single = _placements(solver, quick, outcome, budget)
+
+    def searched(rival: Rival) -> StrategyOutcome:
+        part = budget.part(_SCORING_SHARE)
+        outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival)
+        budget.absorb(part)
+        return outcome
+
+    if isinstance(solver, str):
+        placed = single = without_answer(graph, few, seed, AUTO, solver)
+        outcome = searched(Rival(share=PLACING_SHARE))
+    else:
+        with placing(solver, budget, by_workers=aids is not None) as own:
+            outcome = searched(own.rival())
+            if progress is not None:
+                progress("placing the graph as it is", 0, 0)
+            placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
+        single = solver.solve(SINGLE)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
 
 
@@ -147,42 +153,6 @@ def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> 
     if budget_s is None:
         budget_s = default_budget_s(graph) if evaluations is None else math.inf
     return Budget(budget_s, math.inf if evaluations is None else evaluations)
-
-
-def _quick_placement(graph: OpGraph, cluster: Cluster, seed: int, solver: Solver | str, budget: Budget) -> Result:
-    """What `AUTO` finds for the graph as it is in a small part of the budget."""
-    if isinstance(solver, str):
-        return without_answer(graph, cluster, seed, AUTO, solver)
-    return _placed(solver, budget, _QUICK_SHARE * budget.seconds, _QUICK_SHARE * budget.evaluations)
-
-
-def _placements(solver: Solver | str, quick: Result, outcome: StrategyOutcome, budget: Budget) -> tuple[Result, Result]:
-    """The best placement of the graph as it is, not looked for where none can beat the best strategy; one device."""
-    if isinstance(solver, str):
-        return quick, quick
-    best_s = math.inf if outcome.best is None else outcome.best.step_time_s
-    placed = quick
-    is_beaten = quick.objective_s is not None and Rival(quick.objective_s).is_beaten_by(best_s)
-    if best_s > solver.lower_bound_s and not is_beaten and not budget.interrupted:
-        is_rival = quick.objective_s is not None and quick.objective_s <= _RIVAL * best_s
-        seconds = budget.left_s() if is_rival else min(budget.left_s(), PLACING_SHARE * budget.seconds)
-        most = max(budget.evaluations_left() if is_rival else 0, PLACING_SHARE * budget.evaluations)
-        # From scratch: the same seed takes the same way again, and further.
-        again = _placed(solver, budget, seconds, most)
-        placed = min(quick, again, key=lambda one: math.inf if one.objective_s is None else one.objective_s)
-    return placed, solver.solve(SINGLE)
-
-
-def _placed(solver: Solver, budget: Budget, seconds: float, evaluations: float) -> Result:
-    """What `AUTO` finds in a part of the budget; infinite limits are none."""
-    result = solver.solve(
-        AUTO,
-        None if math.isinf(seconds) else seconds,
-        None if math.isinf(evaluations) else math.ceil(evaluations),
-    )
-    budget.spend(result.evaluations or 0)
-    budget.interrupted |= result.interrupted
-    return result
 
 
 def find_strategies(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from tight_problems import tight_graph
 
 import baselines
-from baselines.budget import Budget, Found
+from baselines.budget import Budget, Found, SearchHandle
 from baselines.deadline import Deadline, OutOfTimeError, check_time, stopped_in_time
 from baselines.exact.cp_sat import cp_sat
 from baselines.portfolio import ALWAYS, STARTS, candidates, stages, starts
@@ -177,3 +179,31 @@ def test_rounding_is_no_error() -> None:
         agreed_bound_s(1 + 1e-5, 1.0, "x")
     assert agreed_bound_s(0.0, 0.0, "x") == 0.0
     assert np.isfinite(agreed_bound_s(0.0, 1.0, "x"))
+
+
+# -- searches that are watched ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["auto", "local_search", "exact"])
+def test_a_search_in_another_thread_tells_its_best_and_ends_when_it_is_stopped(method: str) -> None:
+    solver, handle = Solver(layered(40, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path"), SearchHandle()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(solver.solve, method, 3600.0, handle=handle)
+        while math.isinf(handle.best_s) and not running.done():
+            threading.Event().wait(0.01)
+        handle.is_stopped = True
+        result = running.result()
+    assert not result.interrupted
+    assert result.objective_s is not None
+    assert result.objective_s <= handle.best_s * (1 + 1e-9)
+
+
+def test_parts_of_a_budget_end_with_it() -> None:
+    budget = Budget(3600.0)
+    part, timed = budget.part(0.5), budget.part_s(60.0)
+    assert part.left_s() > 0
+    assert timed.left_s() > 0
+    budget.handle.is_stopped = True
+    assert budget.over()
+    assert part.over()
+    assert timed.over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -102,18 +103,26 @@ def shape_of(strategy: Strategy) -> object:
     return tuple(sorted((rule.name, rule.size) for rule in strategy.mesh)), strategy.stages
 
 
+def _nothing() -> float:
+    return math.inf
+
+
 @dataclass(frozen=True)
 class Rival:
-    """What there is without strategies, such as a placement that was found quickly.
+    """What there is without strategies, such as a placement that is being improved.
 
     Attributes:
-        step_time_s: how fast it is.
+        known_s: its step time by now; infinite before it is known.
         share: of the time is kept to improve it, unless a strategy has beaten it.
+        least_s: no improvement is faster than that.
+        give_up: called when a strategy has beaten it.
     """
 
-    step_time_s: float = math.inf
+    known_s: Callable[[], float] = _nothing
     share: float = 0.0
+    least_s: float = 0.0
+    give_up: Callable[[], None] = lambda: None
 
     def is_beaten_by(self, step_time_s: float) -> bool:
-        """Whether a step is so much faster that no improvement could make up for it."""
-        return _BEATEN * step_time_s < self.step_time_s
+        """Whether a step is so fast that no improvement could make up for it; of what is not known yet, too."""
+        return step_time_s <= self.least_s or _BEATEN * step_time_s < self.known_s()

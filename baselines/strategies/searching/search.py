@@ -103,6 +103,7 @@ class _Search:
         rival: Rival,
     ) -> None:
         self.rival, self.share = rival, 1.0
+        self.is_whole = False  # whether all that was to be estimated so far was
         self.batch = 1 if score_many is None else BATCH
         self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
@@ -121,16 +122,14 @@ class _Search:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
-        is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
+        self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
                 break
-        self._look_at_rival(is_whole)
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
-        is_whole = self._estimate_all(self._best_meshes_first(), "grid")
-        self._look_at_rival(is_whole)
+        self.is_whole = self._estimate_all(self._best_meshes_first(), "grid")
         self.progress("scoring", 3, 4)
         self._score_best()
 
@@ -157,20 +156,17 @@ class _Search:
             return False
         return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * _SHARES[part] * self.own_s
 
-    def _look_at_rival(self, is_whole: bool) -> None:
-        """Take a part of the time only, where what fits is estimated to be slower than the rival; less the slower.
-
-        Args:
-            is_whole: every mesh was looked at; else the best may not have been, and what was must be far slower.
-        """
+    def _look_at_rival(self) -> None:
+        """Take a part of the time only, while what fits is estimated to be slower than the rival; less the slower."""
         behind = self._behind()
-        if behind > (1 if is_whole else _FAR_BEHIND):
-            self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND)
+        # Where not every mesh was looked at, the best may not have been, and what was must be far slower.
+        is_behind = behind > (1 if self.is_whole else _FAR_BEHIND)
+        self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND) if is_behind else 1.0
 
     def _behind(self) -> float:
         """Step time of the fastest that is estimated to fit, times the rival's."""
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
-        return min(fitting, default=math.inf) / self.rival.step_time_s
+        return min(fitting, default=math.inf) / self.rival.known_s()
 
     def _is_hopeless(self) -> bool:
         """Whether nothing comes near the rival, of the meshes along one axis at least, which are the first."""
@@ -234,6 +230,7 @@ class _Search:
         for estimate in self._ranked():
             best_of.setdefault((estimate.strategy.mesh, estimate.strategy.stages), estimate)
         for start in list(best_of.values())[:_CLIMBS]:
+            self._look_at_rival()
             here = start
             for _ in range(_MOST_STEPS):
                 near = []
@@ -270,8 +267,10 @@ class _Search:
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
+        self._look_at_rival()
         self._score_if_time(itertools.islice(families, max(2, self.batch)))  # the best of all, the best that people try
         while not self._is_over():
+            self._look_at_rival()
             due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
             self._score_if_time(due)
             promising = self._promising() if without < _PATIENCE else []
@@ -373,6 +372,8 @@ class _Search:
         self.pool.scored[strategy] = found.scored
         self.told.add(estimate.step_time_s)
         self.pool.learn(estimate, found.scored, is_gain)
+        if is_gain and self.rival.is_beaten_by(found.scored.step_time_s):
+            self.rival.give_up()
         return is_gain
 
     def _best(self) -> Scored | None:

@@ -7,6 +7,9 @@ import math
 import os
 import re
 import signal
+import sys
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 from training_steps import mlp
 
-from baselines.budget import Budget
+from baselines.budget import Budget, SearchHandle
 from baselines.strategies.searching.outcome import StrategyOutcome
 from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster, Device, Link
@@ -100,7 +103,8 @@ def test_no_budget_gives_a_quick_answer() -> None:
     assert [one.name for one in found.alternatives].count(ONE_DEVICE) == 1
 
 
-def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", [{"evaluations": FEW}, {"budget_s": 60}])
+def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]) -> None:
     def stopped(*args: Any) -> StrategyOutcome:
         budget = next(arg for arg in args if isinstance(arg, Budget))
         os.kill(os.getpid(), signal.SIGINT)
@@ -109,7 +113,7 @@ def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch)
         return StrategyOutcome(one, {"dp": one}, interrupted=True)
 
     monkeypatch.setattr("baselines.strategies.searching.search.search_strategies", stopped)
-    found = optimize(heavy(), CLUSTER, evaluations=FEW)
+    found = optimize(heavy(), CLUSTER, **limit)  # type: ignore[arg-type]
     assert found.interrupted
     assert found.strategy == "dp8"
     assert "interrupted: the best found so far" in found.summary()
@@ -128,28 +132,76 @@ def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest
     assert found.overall.strategy != "none"
 
 
-def test_no_time_goes_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float | None] = []
+def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
     quick: list[float | None] = []
     solve = Solver.solve
 
-    def noted(self: Solver, method: str, budget_s: float | None = None, *limits: Any, **more: Any) -> Result:
-        found = solve(self, method, 0.0, **more)
+    def noted(self: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+        found = solve(self, method, 0.0)
         if method == "auto":
-            asked.append(budget_s)
+            asked.append(evaluations)
             quick.append(found.objective_s)
             found = replace(found, answer=None, reason="nothing") if len(asked) > 1 else found  # the second time
         return found
 
     monkeypatch.setattr(Solver, "solve", noted)
-    assert optimize(heavy(), CLUSTER, budget_s=20).strategy != "none"
-    assert asked == [1.0]  # which tells what there is to beat
+    assert optimize(heavy(), CLUSTER, evaluations=2000).strategy != "none"
+    assert asked == [100]  # which tells what there is to beat
     asked.clear(), quick.clear()
-    found = optimize(heavy(), SLOW, budget_s=20)
+    found = optimize(heavy(), SLOW, evaluations=2000)
     assert found.strategy == "none"
     assert found.objective_s == quick[0]  # what was found quickly is not lost
     assert asked[-1] is not None
-    assert asked[-1] > 4.0  # all that is left, as no strategy is near
+    assert asked[-1] > 400  # all that is left, as no strategy is near
+
+
+@pytest.mark.parametrize(("cluster", "is_stopped"), [(CLUSTER, True), (SLOW, False)])
+def test_placing_goes_on_beside_strategies_until_one_has_won(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, is_stopped: bool
+) -> None:
+    ends: list[bool] = []
+    solve = Solver.solve
+
+    def placed(self: Solver, method: str, budget_s: float = 0.0, *, handle: SearchHandle | None = None) -> Result:
+        found = solve(self, method, 0.0)
+        if handle is not None:
+            assert found.objective_s is not None
+            handle.note(found.objective_s)
+            end_s = time.monotonic() + budget_s
+            while time.monotonic() < end_s and not handle.is_stopped:
+                time.sleep(0.01)
+            ends.append(handle.is_stopped)
+        return found
+
+    monkeypatch.setattr(Solver, "solve", placed)
+    found = optimize(heavy(), cluster, budget_s=4)
+    assert (found.strategy != "none") == is_stopped
+    assert ends == [is_stopped]
+
+
+def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual_s = sys.getswitchinterval()
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+
+    def nothing(*_: Any) -> StrategyOutcome:
+        timer.start()
+        return StrategyOutcome(None, {})
+
+    monkeypatch.setattr(strategy_search, "find_strategies", nothing)
+    found = optimize(heavy(layers=60), CLUSTER, budget_s=3600)
+    assert found.interrupted
+    assert found.strategy == "none"
+    assert sys.getswitchinterval() == usual_s
+
+
+def test_an_error_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> StrategyOutcome:
+        raise ValueError("no such strategy")
+
+    monkeypatch.setattr(strategy_search, "find_strategies", broken)
+    with pytest.raises(ValueError, match="no such strategy"):
+        optimize(heavy(), SLOW, budget_s=600)
 
 
 def test_what_fits_only_as_a_strategy_is_found() -> None:

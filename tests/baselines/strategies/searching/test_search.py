@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -164,10 +165,25 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     strategy = Strategy.parse("dp4")
     step_s = Estimator(graph, cluster).estimate(strategy).step_time_s
-    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(rival * step_s))
+    known_s = [math.inf]
+    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(lambda: known_s[0]))
+    search.is_whole = is_whole
     search._estimate(strategy)
-    search._look_at_rival(is_whole)
+    search._look_at_rival()
+    assert search.share == 1.0
+    known_s[0] = rival * step_s  # it improves while strategies are searched
+    search._look_at_rival()
     assert search.share == pytest.approx(share)
+
+
+def test_a_rival_that_is_beaten_gives_up() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
+    ends: list[str] = []
+    search_strategies(
+        graph, cluster, 0, Budget(evaluations=3), rival=Rival(lambda: 1e9, give_up=lambda: ends.append("slow"))
+    )
+    assert ends
+    search_strategies(graph, cluster, 0, Budget(evaluations=3), rival=Rival(lambda: 1e-9, give_up=pytest.fail))
 
 
 def test_updates_are_fused_where_that_saves_launches() -> None:

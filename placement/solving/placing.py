@@ -1,0 +1,165 @@
+"""`placing`: how a graph is placed as it is, within one budget with a search over strategies.
+
+Given time, a thread of its own places it while strategies are searched, until one of them has beaten it. Where the
+answer must depend on evaluations alone, or workers place it, one follows the other.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Self
+
+from baselines.budget import Budget, SearchHandle
+from baselines.strategies.searching.records import Rival
+from placement.solving.compiling import compile_for
+from placement.solving.methods import AUTO
+from placement.solving.result import Result
+from placement.solving.solver import Solver
+
+_QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
+PLACING_SHARE = 0.2  # of the budget is kept for placing, unless a strategy has won; all that is left where it may win
+_NEAR = 1.5  # times the best strategy: placements that are no slower may win
+_POLL_S = 0.1  # how long Ctrl-C may wait
+_TURN_S = 0.0005  # of Python's lock: the threads of an annealing ask for it often, and hold it briefly
+
+
+class Placing(ABC):
+    """Placing the graph of a solver by `AUTO`, beside a search over strategies."""
+
+    def __init__(self, solver: Solver, budget: Budget) -> None:
+        """
+        Args:
+            budget: of both; what is spent here is counted there.
+        """
+        self._solver, self._budget = solver, budget
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+    @abstractmethod
+    def rival(self) -> Rival:
+        """What strategies have to beat: what a small part of the budget finds. The first to be called, once."""
+
+    @abstractmethod
+    def best(self, best_s: float) -> Result:
+        """The best placement, not looked for any longer where none can beat a strategy's step time. Called once."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Place no more."""
+
+    def _against(self, known_s: Callable[[], float]) -> Rival:
+        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up)
+
+    def _is_beaten(self, placed_s: float, best_s: float) -> bool:
+        """Whether no placement can be as fast as a strategy that takes `best_s`; any may, before one is known."""
+        is_known = not math.isinf(placed_s)
+        return best_s <= self._solver.lower_bound_s or (is_known and Rival(lambda: placed_s).is_beaten_by(best_s))
+
+    def _counted(self, result: Result) -> Result:
+        self._budget.spend(result.evaluations or 0)
+        self._budget.interrupted |= result.interrupted
+        return result
+
+
+class _InTurn(Placing):
+    """First a little, and once strategies have been searched with what is left."""
+
+    _quick: Result
+
+    def rival(self) -> Rival:
+        self._quick = self._placed(_QUICK_SHARE * self._budget.seconds, _QUICK_SHARE * self._budget.evaluations)
+        return self._against(lambda: _value_s(self._quick))
+
+    def best(self, best_s: float) -> Result:
+        budget, quick_s = self._budget, _value_s(self._quick)
+        if self._is_beaten(quick_s, best_s) or budget.interrupted:
+            return self._quick
+        is_near = quick_s <= _NEAR * best_s and not math.isinf(quick_s)
+        seconds = budget.left_s() if is_near else min(budget.left_s(), PLACING_SHARE * budget.seconds)
+        evaluations = max(budget.evaluations_left() if is_near else 0, PLACING_SHARE * budget.evaluations)
+        # From scratch: the same seed takes the same way again, and further.
+        return min(self._quick, self._placed(seconds, evaluations), key=_value_s)
+
+    def give_up(self) -> None:
+        """It has not begun, or has ended."""
+
+    def _placed(self, seconds: float, evaluations: float) -> Result:
+        """What is found within limits, of which infinite ones are none."""
+        limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
+        return self._counted(self._solver.solve(AUTO, *limits))
+
+
+class _Alongside(Placing):
+    """In a thread of its own, so that it loses no time, and cores that one of both leaves idle serve the other."""
+
+    def __init__(self, solver: Solver, budget: Budget) -> None:
+        super().__init__(solver, budget)
+        self._handle = SearchHandle()
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._result: Future[Result] | None = None
+        self._usual_s = sys.getswitchinterval()
+
+    def rival(self) -> Rival:
+        compile_for(self._solver.problem, [AUTO])
+        quick_s, most_s = _QUICK_SHARE * self._budget.seconds, PLACING_SHARE * self._budget.seconds
+        began_s = time.monotonic()
+        sys.setswitchinterval(min(_TURN_S, self._usual_s))
+        self._result = self._pool.submit(self._solver.solve, AUTO, self._budget.left_s(), handle=self._handle)
+
+        def is_known() -> bool:
+            known = not math.isinf(self._handle.best_s)
+            return time.monotonic() - began_s > (quick_s if known else most_s)
+
+        self._await(is_known)
+        return self._against(lambda: self._handle.best_s)
+
+    def best(self, best_s: float) -> Result:
+        assert self._result is not None, "there is no rival yet"
+        placed_s = self._handle.best_s
+        if self._is_beaten(placed_s, best_s) or placed_s > _NEAR * best_s or self._budget.interrupted:
+            self.give_up()
+        self._await(lambda: False)
+        return self._counted(self._result.result())
+
+    def give_up(self) -> None:
+        self._handle.is_stopped = True
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+        self._pool.shutdown()
+        sys.setswitchinterval(self._usual_s)
+
+    def _await(self, is_enough: Callable[[], bool]) -> None:
+        """Wait for the result, or until something else is enough."""
+        assert self._result is not None
+        while not (self._result.done() or is_enough()):
+            try:
+                wait([self._result], timeout=_POLL_S)
+            except KeyboardInterrupt:
+                if self._budget.interrupted:
+                    raise  # asked twice: leave at once
+                self._budget.interrupted = True
+                self.give_up()
+
+
+def placing(solver: Solver, budget: Budget, by_workers: bool = False) -> Placing:
+    """How the graph of a solver is placed beside a search over strategies, within the budget of both.
+
+    Args:
+        by_workers: the solver's searches are done elsewhere.
+    """
+    is_timed = 0 < budget.seconds < math.inf and math.isinf(budget.evaluations)
+    return _Alongside(solver, budget) if is_timed and not by_workers else _InTurn(solver, budget)
+
+
+def _value_s(result: Result) -> float:
+    return math.inf if result.objective_s is None else result.objective_s
