@@ -23,7 +23,7 @@ from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
-from placement.solving.strategic import without_answer
+from placement.solving.strategies.row import without_answer
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -131,7 +131,7 @@ def compare(
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
         BoundError: one method's placement beats another one's lower bound.
     """
-    from placement.solving.strategy_search import beside_placements, has_strategies
+    from placement.solving.strategies.search import beside_placements, has_strategies
 
     asked = default_methods(objective) if methods is None else methods
     check_options(asked, seed, objective, priority, budget_s, evaluations)
@@ -187,7 +187,7 @@ def _strategies_alone(
     graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
 ) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
-    from placement.solving.strategy_search import beside_placements
+    from placement.solving.strategies.search import beside_placements
 
     nothing = without_answer(graph, cluster, seed, AUTO, reason)
     return Comparison(

@@ -19,7 +19,7 @@ from placement.solving.interruption import on_interrupt
 from placement.solving.methods import HEURISTICS, SINGLE, heuristics_for
 from placement.solving.result import NO_STRATEGY, Result, measured_note
 from placement.solving.solver import Attempt, Finding, Solver
-from placement.solving.strategic import strategy_row
+from placement.solving.strategies.row import strategy_row
 
 if TYPE_CHECKING:
     from env.cluster import Cluster

@@ -16,14 +16,14 @@ from placement.learning.by_name import learned, proposer
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
-from placement.solving.strategic import strategy_row
+from placement.solving.strategies.row import strategy_row
 from placement.workers.islands import island_search
 from placement.workers.runner import Shared, opened
 from placement.workers.scoring import many_scored
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
-    from placement.solving.strategy_search import Progress
+    from placement.solving.strategies.search import Progress
     from placement.workers.runner import Runner
 
 __all__ = ["METHODS", "optimize", "solved"]
@@ -101,7 +101,7 @@ def optimize(
         with opened(Shared(graph, cluster), 1 if workers is None else workers, address) as runner:
             limits = budget_s, evaluations
             return _by_workers(graph, cluster, method, strategy, (seed, objective, priority), limits, progress, runner)
-    from placement.solving.strategy_search import best_of_all, has_strategies
+    from placement.solving.strategies.search import best_of_all, has_strategies
 
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
@@ -152,7 +152,7 @@ def _by_workers(
     runner: Runner,
 ) -> Result:
     """`optimize` where a runner does what is worth doing side by side; `how`: seed, objective and priority."""
-    from placement.solving.strategy_search import SearchAids, best_of_all, has_strategies
+    from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
 
     seed, objective, priority = how
     check_options([method], seed, objective, priority, *limits)

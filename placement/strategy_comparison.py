@@ -18,8 +18,8 @@ from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
-from placement.solving.strategic import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
-from placement.solving.strategy_search import solver_or_reason
+from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
+from placement.solving.strategies.search import solver_or_reason
 
 
 @dataclass(frozen=True)

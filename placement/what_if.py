@@ -21,7 +21,7 @@ from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_bat
 from placement.sizing.sweeps import BATCH, DEVICES, check_price, cost_of
 from placement.solving.methods import AUTO
 from placement.solving.result import NO_STRATEGY, Result
-from placement.solving.strategic import strategy_row
+from placement.solving.strategies.row import strategy_row
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 

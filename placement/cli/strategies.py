@@ -18,7 +18,7 @@ from placement.cli.records import is_default
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions
     from placement.inputs.sources import Source
-    from placement.solving.strategic import StrategyRow
+    from placement.solving.strategies.row import StrategyRow
     from placement.strategy_comparison import StrategyComparison
 
 _COLUMNS = ("strategy", "step time", "vs one", "devices", "peak", "bubble", "exposed", "gap")

@@ -23,7 +23,7 @@ from placement.solving.alternatives import best_of_each, single_s
 from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
 from placement.solving.result import NO_STRATEGY
-from placement.solving.strategy_words import family_in_words
+from placement.solving.strategies.words import family_in_words
 
 if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes

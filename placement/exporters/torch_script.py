@@ -20,7 +20,7 @@ from placement.exporters.script_text import script_text
 from placement.exporters.stage_modules import stage_modules
 from placement.exporters.tensor_plan import shared_parameters, tensor_plan
 from placement.exporters.unsayable import check_sayable, check_source
-from placement.solving.strategic import carried_out_again, cut_as_found
+from placement.solving.strategies.row import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from env.problem import Problem
 from placement.solving.methods import POLICY_FILE, Place, is_learned
 
 if TYPE_CHECKING:
-    from placement.solving.strategy_search import Propose
+    from placement.solving.strategies.search import Propose
 
 
 def learned(problem: Problem, method: str) -> Place | None:

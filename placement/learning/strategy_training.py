@@ -37,7 +37,7 @@ from placement.learning.training import (
 from placement.solving.methods import SINGLE
 from placement.solving.result import Result
 from placement.solving.solver import Attempt, Solver
-from placement.solving.strategic import strategy_row
+from placement.solving.strategies.row import strategy_row
 
 STEPS = 12  # moves of an episode
 

@@ -17,7 +17,7 @@ from placement.solving.advice import advice
 
 if TYPE_CHECKING:
     from placement.solving.result import Result
-    from placement.solving.strategic import StrategyRow
+    from placement.solving.strategies.row import StrategyRow
     from placement.strategy_comparison import StrategyComparison
 
 NOTHING = "–"

@@ -10,7 +10,7 @@ import numpy as np
 from graphs.opgraph import Phase
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.solving.result import NO_STRATEGY, Result
-from placement.solving.strategy_words import in_words
+from placement.solving.strategies.words import in_words
 
 CELL, ROW, GAP, HEAD, SIDE = 92, 26, 18, 44, 64
 MOST_STAGES, MOST_ROWS, MOST_COLUMNS = 8, 16, 8

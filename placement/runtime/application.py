@@ -117,7 +117,7 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
     """
     from placement.runtime.sharded.plan import StrategyPlan  # these load all transforms and the simulator
     from placement.runtime.sharded.values import Values
-    from placement.solving.strategic import carried_out_again
+    from placement.solving.strategies.row import carried_out_again
 
     rewritten = carried_out_again(program.graph, result)
     _, schedule = result.schedule()

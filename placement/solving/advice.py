@@ -8,7 +8,7 @@ from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, single_s
 from placement.solving.methods import AUTO
 from placement.solving.result import NO_STRATEGY, Result
-from placement.solving.strategy_words import family_in_words, in_words
+from placement.solving.strategies.words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from

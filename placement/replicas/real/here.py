@@ -87,7 +87,7 @@ def plans_of(
     from env.resizing import part_of
     from graphs.capture import capture_program
     from placement.runtime.application import plan_of
-    from placement.solving.strategic import strategy_row
+    from placement.solving.strategies.row import strategy_row
 
     rows = torch.arange(task.batch) % len(task.data[0])
     arguments = tuple(each[rows] for each in task.data)

@@ -19,7 +19,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.cli.commands.optimize import OptimizeOptions
 from placement.cli.searching import do_it
-from placement.solving.strategic import strategy_row
+from placement.solving.strategies.row import strategy_row
 
 
 def heavy() -> OpGraph:

@@ -26,11 +26,11 @@ from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, l
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
-from placement.solving.placing import PLACING_SHARE, placing
 from placement.solving.result import Result
 from placement.solving.solver import Solver
-from placement.solving.strategic import strategy_row, without_answer
-from placement.solving.strategy_words import impossible
+from placement.solving.strategies.placing import PLACING_SHARE, placing
+from placement.solving.strategies.row import strategy_row, without_answer
+from placement.solving.strategies.words import impossible
 
 if TYPE_CHECKING:
     from baselines.budget import Search

@@ -26,11 +26,11 @@ from graphs.errors import MismatchError
 from graphs.transforms.strategy import Strategy
 from placement.comparison import compare
 from placement.optimization import optimize
-from placement.solving import strategy_search
 from placement.solving.advice import advice, beside
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
 from placement.solving.result import Result
 from placement.solving.solver import Solver
+from placement.solving.strategies import search as strategy_search
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")

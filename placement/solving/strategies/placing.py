@@ -28,7 +28,7 @@ _POLL_S = 0.1  # how long Ctrl-C may wait
 _TURN_S = 0.0005  # of Python's lock: the threads of an annealing ask for it often, and hold it briefly
 
 
-class Placing(ABC):
+class PlacementSearch(ABC):
     """Placing the graph of a solver by `AUTO`, beside a search over strategies."""
 
     def __init__(self, solver: Solver, budget: Budget) -> None:
@@ -70,7 +70,7 @@ class Placing(ABC):
         return result
 
 
-class _InTurn(Placing):
+class _InTurn(PlacementSearch):
     """First a little, and once strategies have been searched with what is left."""
 
     _quick: Result
@@ -98,7 +98,7 @@ class _InTurn(Placing):
         return self._counted(self._solver.solve(AUTO, *limits))
 
 
-class _Alongside(Placing):
+class _Alongside(PlacementSearch):
     """In a thread of its own, so that it loses no time, and cores that one of both leaves idle serve the other."""
 
     def __init__(self, solver: Solver, budget: Budget) -> None:
@@ -151,7 +151,7 @@ class _Alongside(Placing):
                 self.give_up()
 
 
-def placing(solver: Solver, budget: Budget, by_workers: bool = False) -> Placing:
+def placing(solver: Solver, budget: Budget, by_workers: bool = False) -> PlacementSearch:
     """How the graph of a solver is placed beside a search over strategies, within the budget of both.
 
     Args:
