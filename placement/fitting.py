@@ -21,6 +21,7 @@ from placement.replicas.methods import FitMethod, check_sizes
 from placement.replicas.real.here import check_real
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.seating import most_workers
+from placement.solving.methods import check_cluster
 from placement.solving.result import versions
 
 if TYPE_CHECKING:
@@ -176,9 +177,11 @@ def fit(
     Raises:
         UnknownNameError: a method or a distribution of stragglers that there is not.
         FitError: what model, data, cluster and methods do not allow; the message says what to do.
+        ValueError: what is no cluster.
         RankError: a process was lost, and the method does not go on without it; ``finished`` has the methods before it.
         CaptureError, StrategyError: the model cannot be captured, or not be rewritten so.
     """
+    check_cluster(cluster)
     given = [methods] if isinstance(methods, str | FitMethod) else list(methods)
     asked = [FitMethod.parse(each) if isinstance(each, str) else each for each in given]
     if not asked:

@@ -19,6 +19,7 @@ from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_st
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
+from placement.solving.methods import check_cluster, check_graph
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)
@@ -146,7 +147,11 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
 
     Raises:
         UnknownNameError: no such optimizer.
+        ValueError: what is no graph or no cluster.
     """
+    check_graph(graph)
+    if cluster is not None:
+        check_cluster(cluster)
     if optimizer is not None and optimizer not in STATES:
         raise UnknownNameError("optimizer", optimizer, STATES)
     chosen = (optimizer or graph.origin.optimizer or "adam") if graph.is_training else None

@@ -17,7 +17,7 @@ from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from placement.comparison import Comparison, compare
 from placement.solving.compiling import compile_for
-from placement.solving.methods import STRATEGY, check_options, default_methods
+from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
 from placement.solving.result import NO_STRATEGY
 from placement.workers.runner import opened
 
@@ -140,12 +140,16 @@ def suite(
     """
     names = tuple(dict.fromkeys(default_methods(LATENCY) if methods is None else methods))
     check_options(names, seed, LATENCY, "longest_path", budget_s, evaluations)
+    for graph in graphs:
+        check_graph(graph)
+    for cluster in clusters:
+        check_cluster(cluster)
     path = None if file is None else Path(file)
     known: dict[tuple[object, ...], SuiteRow] = {}
     if path is not None:
         check_target(path)
         known = {row.key: row for row in _read(path)}
-    problems = [(graph, cluster) for graph in range(len(graphs)) for cluster in range(len(clusters))]
+    problems = [(g, c) for g in range(len(graphs)) for c in range(len(clusters))]
     how = names, methods is None if strategies is None else strategies, seed, budget_s, evaluations
     blanks = [SuiteRow(graphs[g].name, clusters[c].name, graphs[g].hash, clusters[c].hash, *how) for g, c in problems]
     missing = {row.key: (row, g, c) for row, (g, c) in zip(blanks, problems, strict=True) if row.key not in known}

@@ -67,9 +67,11 @@ class Chain:
         self._state.values[TEMPERATURE] = hot * self._state.values[NOW]
         self._state.values[DECAY] = COOLING ** (1.0 / length)
 
-    def run(self, evaluations: int) -> None:
-        """Go on; needs no Python lock."""
+    def run(self, evaluations: int) -> float:
+        """Go on; needs no Python lock. Returns the processor time that it took, in seconds."""
+        began_s = time.thread_time()
         anneal(self.instance, self._state, evaluations)
+        return time.thread_time() - began_s
 
     def take_stock(self) -> None:
         """Remember the best of the cycle so far."""
@@ -83,13 +85,18 @@ class Chain:
 
 
 class ChainPool:
-    """Threads, one for each of so many chains that run at once."""
+    """Threads, one for each of so many chains that run at once.
+
+    Attributes:
+        busy_s: processor time of the slowest chain of each round, in all: how long rounds take on cores of their own.
+    """
 
     def __init__(self, threads: int, budget: Budget, in_round: int) -> None:
         """
         Args:
             in_round: evaluations of a chain between two looks at the clock, at most.
         """
+        self.busy_s = 0.0
         self._budget, self._in_round = budget, in_round
         self._per_s = in_round / _FIRST_ROUND_S  # evaluations of a chain, at the pace of the last round
         self._pool = ThreadPoolExecutor(max_workers=threads)
@@ -115,8 +122,8 @@ class ChainPool:
             most, odd = divmod(allowed, len(chains))
             tried = [int(most + (k < odd)) for k in range(len(chains))]
             began_s = time.monotonic()
-            for future in [self._pool.submit(chain.run, own) for chain, own in zip(chains, tried, strict=True)]:
-                future.result()
+            running = [self._pool.submit(chain.run, own) for chain, own in zip(chains, tried, strict=True)]
+            self.busy_s += max([future.result() for future in running])
             self._per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
             for chain in chains:
                 chain.take_stock()

@@ -120,10 +120,11 @@ class Race:
             # A level meets another start each time it is its turn.
             starts = [self._starts[(k + k // len(_RATIOS)) % len(self._starts)] for k in numbers]
             chains = [level.begin(next(seeds), level.rough(plan)) for level, plan in zip(levels, starts, strict=True)]
-            begun_s = budget.left_s()
+            busy_s = pool.busy_s
             is_over = not self._annealed([c for c in chains if c.step_s < math.inf], True, self._length, pool)
-            # The first of all is one of the graph itself, so its wave takes as long as one of such runs.
-            first_s = first_s or (0.0 if math.isinf(begun_s) else begun_s - budget.left_s())
+            # The first of all is one of the graph itself, so its wave takes as long as one of such runs; by processor
+            # time, for a search over strategies may share the cores for a while.
+            first_s = first_s or (0.0 if math.isinf(left_s) else pool.busy_s - busy_s)
             done += [_Run(level, chain.plan(), chain.step_s) for level, chain in zip(levels, chains, strict=True)]
             if is_over:
                 break

@@ -130,13 +130,24 @@ def check_problem(graph: object, cluster: object) -> None:
     Raises:
         ValueError: says what came and how to make what was expected.
     """
-    for value, article, kind, way in (
-        (graph, "an", OpGraph, "placement.load_graph or placement.capture"),
-        (cluster, "a", Cluster, "placement.Cluster.preset or placement.Cluster.from_toml"),
-    ):
-        if not isinstance(value, kind):
-            shown = f" {value!r}" if isinstance(value, str) else ""
-            raise ValueError(f"expected {article} {kind.__name__}, got {type(value).__name__}{shown}: use {way}.")
+    check_graph(graph)
+    check_cluster(cluster)
+
+
+def check_graph(graph: object) -> None:
+    """Raises: ValueError: it is none."""
+    _check(graph, "an", OpGraph, "placement.load_graph or placement.capture")
+
+
+def check_cluster(cluster: object) -> None:
+    """Raises: ValueError: it is none."""
+    _check(cluster, "a", Cluster, "placement.Cluster.preset or placement.Cluster.from_toml")
+
+
+def _check(value: object, article: str, kind: type, way: str) -> None:
+    if not isinstance(value, kind):
+        shown = f" {value!r}" if isinstance(value, str) else ""
+        raise ValueError(f"expected {article} {kind.__name__}, got {type(value).__name__}{shown}: use {way}.")
 
 
 def check_seconds(what: str, value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -102,6 +103,14 @@ def test_an_optimizer_that_is_unknown_is_refused() -> None:
 def small(usable: int, count: int = 4) -> Cluster:
     devices = [Device(f"gpu{i}", "gpu", usable, {"float32": 1e12}, 1e12) for i in range(count)]
     return Cluster("small", tuple(devices), tuple(k for d in devices for k in both_ways(d.name, "s", 1e10, 1e-6)))
+
+
+def test_a_name_is_no_graph_and_no_cluster() -> None:
+    wrong: Any = "gpt2"
+    with pytest.raises(ValueError, match="expected an OpGraph, got str 'gpt2'"):
+        estimate_memory(wrong)
+    with pytest.raises(ValueError, match="expected a Cluster, got str 'gpt2'"):
+        estimate_memory(capture(nn.Linear(4, 4), (zeros(2, 4),)), wrong)
 
 
 def test_the_smallest_number_of_devices_is_found() -> None:

@@ -102,3 +102,11 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path, text: str)
 def test_an_unknown_method_is_refused_before_the_work() -> None:
     with pytest.raises(UnknownNameError, match="hefty"):
         placement.suite([ALONE], CLUSTERS[:1], ["hefty"])
+
+
+def test_names_are_no_graphs_and_no_clusters() -> None:
+    wrong: list[Any] = ["4xV100-pcie"]
+    with pytest.raises(ValueError, match=r"expected a Cluster, got str '4xV100-pcie': use placement\.Cluster\.preset"):
+        placement.suite([ALONE], wrong, METHODS)
+    with pytest.raises(ValueError, match="expected an OpGraph, got str"):
+        placement.suite(wrong, CLUSTERS, METHODS)

@@ -264,6 +264,11 @@ def test_models_and_data_that_do_not_go_together_are_refused(model: Any, data: A
     assert said in str(caught.value)
 
 
+def test_a_name_is_no_cluster() -> None:
+    with pytest.raises(ValueError, match=r"expected a Cluster, got str '4xV100-pcie': use placement\.Cluster\.preset"):
+        fitted(cluster="4xV100-pcie")
+
+
 def test_real_runs_are_for_what_this_machine_has() -> None:
     with pytest.raises(FitError, match="take 4 GPUs, and this machine has 0; take the cluster local"):
         fitted(real=True)
