@@ -8,6 +8,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from graphs.capture import capture
+from graphs.capture.failure import TO_MODULES
+from graphs.errors import CaptureError
 from placement.replicas.real.engine import RealEngine
 from placement.replicas.real.here import delays_of, is_here, kinds_of, plans_of
 from placement.replicas.real.rehearsal import Rehearsal, gradient_times
@@ -70,10 +72,10 @@ class Engines:
 
     @cached_property
     def graph_of(self) -> Callable[[int], OpGraph]:
-        """(samples) -> the captured step of a worker.
+        """(samples) -> the captured step of a worker; by module, with a warning, where its ops cannot be traced.
 
         Raises:
-            CaptureError: the model cannot be captured.
+            CaptureError: the model cannot be captured, or a strategy needs its ops.
         """
 
         @cache
@@ -81,7 +83,21 @@ class Engines:
             task = self.task
             rows = [number % len(task.data[0]) for number in range(samples)]
             arguments = tuple(each[rows] for each in task.data)
-            return capture(task.model, arguments, train=True, loss=task.loss, optimizer="sgd", name=self.name)
+            finest = "auto" if self.strategy.is_none else "op"
+            try:
+                return capture(
+                    task.model,
+                    arguments,
+                    None,
+                    True,
+                    granularity=finest,
+                    loss=task.loss,
+                    optimizer="sgd",
+                    name=self.name,
+                )
+            except CaptureError as error:
+                way_out = "leave out the strategy" if error.way_out == TO_MODULES else error.way_out
+                raise CaptureError(error.reason, way_out) from error
 
         return graph_of
 

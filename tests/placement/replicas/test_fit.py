@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import placement
 from env.cluster import Cluster, Device
-from graphs.errors import FitError, PlacementError, RankError, UnknownNameError
+from graphs.errors import CaptureError, FitError, PlacementError, RankError, UnknownNameError
 from placement.fit_sweep import FitSweep, sweep_fit
 from placement.fitting import FitComparison
 from placement.replicas.fit_result import CurvePoint
@@ -262,6 +262,30 @@ def test_models_and_data_that_do_not_go_together_are_refused(model: Any, data: A
     with pytest.raises(FitError) as caught:
         placement.fit(model, data, CLUSTER, "sync")
     assert said in str(caught.value)
+
+
+class Branching(nn.Module):
+    """Which of its layers come is decided by what is in its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.second(hidden) if hidden.sum() > 0 else hidden
+
+
+def test_a_model_whose_ops_cannot_be_traced_is_timed_by_its_modules() -> None:
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return (output**2).mean()
+
+    data = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="each leaf module is one op"):
+        found = placement.fit(Branching(), data, CLUSTER, "sync", loss=loss, updates=4)
+    assert found.runs[0].updates == 4
+    with pytest.raises(CaptureError, match="leave out the strategy"):
+        placement.fit(Branching(), data, CLUSTER, "sync", loss=loss, updates=4, strategy="tp2")
 
 
 def test_a_name_is_no_cluster() -> None:
