@@ -49,7 +49,7 @@ class Result:
         objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of
             a device or link in steady state.
         budget_s: seconds the method was allowed to search; None if it does not search or had no such limit.
-        evaluations: placements it scored; None if it does not search.
+        evaluations: placements it scored, or strategies where those alone were left; None if it does not search.
         interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
         reason: None, or the sentence that says why it is not feasible.

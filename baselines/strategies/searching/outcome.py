@@ -20,6 +20,7 @@ class StrategyOutcome:
         best_of: the fastest of each family that fits, the graph as it is aside, by names of
             `baselines.strategies.searching.families.FAMILIES`; `IN_PARTS` first.
         front: those that no other one beats both in time and in memory, fastest first.
+        nearest: the fastest that fits by estimate, on several devices; None if none does.
         frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
         estimated, scored: how many strategies were estimated, and scored by the simulator.
         refused: why a family is not possible, e.g. that parts of a batch change statistics, by its name.
@@ -29,6 +30,7 @@ class StrategyOutcome:
     best: Scored | None
     best_of: Mapping[str, Scored]
     front: tuple[Scored, ...] = ()
+    nearest: Estimate | None = None
     frugal: Estimate | None = None
     estimated: int = 0
     scored: int = 0
@@ -47,6 +49,11 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
         best=fitting[0] if fitting else None,
         best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
         front=tuple(_front(fitting)),
+        nearest=min(
+            (one for one in estimates if one.fits and one.strategy.devices > 1),
+            key=lambda estimate: estimate.step_time_s,
+            default=None,
+        ),
         frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
         estimated=len(estimates),
         scored=len(pool.scored),

@@ -43,7 +43,8 @@ _MOST_VAIN = 2  # strategies alike that were refused, after which no other one i
 _FAR_BEHIND = 1.2  # times the rival: estimates above it are slower indeed, where only some were estimated
 _HOPELESS, _ENOUGH = 2.0, 24  # times the rival, where so many estimates are slower no further mesh is looked at
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
-_MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
+_MOST_ESTIMATES, _ESTIMATES_EACH = 20_000, 100  # where evaluations alone are the limit; for each that may be scored
+_OP_SCORING_S = 1e-5  # of scoring for each op of a derived graph, before the first was scored
 NO_RIVAL = Rival()
 
 
@@ -61,7 +62,8 @@ def search_strategies(
 
     Args:
         seed: of everything random; the search as it is has nothing random.
-        budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget.
+        budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget,
+            unless all are far behind the rival.
         progress: called before each strategy that is scored, and before each part of the search.
         starts: strategies to begin with, e.g. those that a policy proposes.
         score_many: scores `BATCH` strategies at once, such as by many workers; None: one after the other, here, each
@@ -111,12 +113,13 @@ class _Search:
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
+        self.most_estimates = min(_MOST_ESTIMATES, _ESTIMATES_EACH * budget.evaluations_left())
         self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
         self.fits = False  # whether any estimate does
-        self.op_scoring_s = 0.0  # seconds of scoring for each op of a derived graph, the most so far
+        self.op_scoring_s = _OP_SCORING_S  # by now the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
@@ -152,7 +155,7 @@ class _Search:
 
     def _is_time(self, part: str) -> bool:
         """Whether a part of the estimating may go on."""
-        if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
+        if self.budget.interrupted or len(self.pool.estimates) >= self.most_estimates:
             return False
         return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * _SHARES[part] * self.own_s
 
@@ -170,8 +173,10 @@ class _Search:
 
     def _is_hopeless(self) -> bool:
         """Whether nothing comes near the rival, of the meshes along one axis at least, which are the first."""
-        is_limited = not math.isinf(self.all_s)
-        return is_limited and len(self.pool.estimates) >= _ENOUGH and self._behind() > _HOPELESS
+        return len(self.pool.estimates) >= _ENOUGH and self._is_far_behind()
+
+    def _is_far_behind(self) -> bool:
+        return self._behind() > _HOPELESS
 
     def _estimate_all(
         self, strategies: Iterable[Strategy], part: str, least: int = 0, enough: Callable[[], bool] = lambda: False
@@ -314,8 +319,9 @@ class _Search:
         return list(new.values() or promising)[: self.batch]
 
     def _has_time_for(self, estimate: Estimate) -> bool:
-        """Whether it can be scored in time; there has to be an answer, whatever the time."""
-        return self._best() is None or self._scoring_s(estimate) < self._left_s()
+        """Whether it can be scored in time; there has to be an answer, whatever the time, if only the rival's."""
+        is_needed = self._best() is None and not self._is_far_behind()
+        return is_needed or self._scoring_s(estimate) < self._left_s()
 
     def _left_s(self) -> float:
         """Seconds left for strategies; all that there are, once one of them has beaten the rival."""
@@ -346,7 +352,7 @@ class _Search:
         return strategy not in self.pool.scored and strategy not in self.pool.refused
 
     def _is_over(self) -> bool:
-        return (self.budget.over() or self._left_s() <= 0) and bool(self.pool.scored)
+        return (self.budget.over() or self._left_s() <= 0) and (bool(self.pool.scored) or self._is_far_behind())
 
     def _score(self, estimates: Sequence[Estimate]) -> bool:
         """Score strategies; returns whether one of them is the best so far."""
@@ -366,7 +372,8 @@ class _Search:
             del self.pool.estimates[strategy]
             self.pool.vain[like(strategy)] = self.pool.vain.get(like(strategy), 0) + 1
             return False
-        self.op_scoring_s = max(self.op_scoring_s, found.seconds / scored_ops(self.graph, self.cluster, strategy))
+        taken_s = found.seconds / scored_ops(self.graph, self.cluster, strategy)
+        self.op_scoring_s = max(self.op_scoring_s, taken_s) if self.pool.scored else taken_s
         best = self._best()
         is_gain = found.scored.fits and (best is None or found.scored.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found.scored

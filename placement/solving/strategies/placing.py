@@ -71,23 +71,27 @@ class PlacementSearch(ABC):
 
 
 class _InTurn(PlacementSearch):
-    """First a little, and once strategies have been searched with what is left."""
+    """First a little, and once strategies have been searched with what is left; with all evaluations in any case.
+
+    Strategies count by themselves, and the same seed takes the same way again and further, so that with as many
+    evaluations the answer is never worse than what `AUTO` finds alone.
+    """
 
     _quick: Result
 
     def rival(self) -> Rival:
-        self._quick = self._placed(_QUICK_SHARE * self._budget.seconds, _QUICK_SHARE * self._budget.evaluations)
+        budget = self._budget
+        self._quick = self._placed(_QUICK_SHARE * budget.seconds, _QUICK_SHARE * budget.evaluations)
+        budget.interrupted |= self._quick.interrupted
         return self._against(lambda: _value_s(self._quick))
 
     def best(self, best_s: float) -> Result:
         budget, quick_s = self._budget, _value_s(self._quick)
         if self._is_beaten(quick_s, best_s) or budget.interrupted:
-            return self._quick
+            return self._counted(self._quick)
         is_near = quick_s <= _NEAR * best_s and not math.isinf(quick_s)
         seconds = budget.left_s() if is_near else min(budget.left_s(), PLACING_SHARE * budget.seconds)
-        evaluations = max(budget.evaluations_left() if is_near else 0, PLACING_SHARE * budget.evaluations)
-        # From scratch: the same seed takes the same way again, and further.
-        return min(self._quick, self._placed(seconds, evaluations), key=_value_s)
+        return self._counted(min(self._quick, self._placed(seconds, budget.evaluations), key=_value_s))
 
     def give_up(self) -> None:
         """It has not begun, or has ended."""
@@ -95,7 +99,7 @@ class _InTurn(PlacementSearch):
     def _placed(self, seconds: float, evaluations: float) -> Result:
         """What is found within limits, of which infinite ones are none."""
         limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
-        return self._counted(self._solver.solve(AUTO, *limits))
+        return self._solver.solve(AUTO, *limits)
 
 
 class _Alongside(PlacementSearch):

@@ -17,7 +17,7 @@ from env.problem import LATENCY
 from env.resizing import part_of
 from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError
-from graphs.formatting import format_bytes
+from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -43,7 +43,7 @@ Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what 
 
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
-EVALUATIONS_EACH = 100  # evaluations that a strategy counts for: it is as much work as so many placements
+PLACEMENTS_EACH = 100  # evaluations for each strategy that may be scored beside them: it is about as much work
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
@@ -101,7 +101,7 @@ def best_of_all(
     score_many = None if aids is None else aids.score_many
 
     def searched(rival: Rival) -> StrategyOutcome:
-        part = budget.part(_SCORING_SHARE)
+        part = budget.part_s(_SCORING_SHARE * budget.left_s())
         outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival)
         budget.absorb(part)
         return outcome
@@ -109,6 +109,7 @@ def best_of_all(
     if isinstance(solver, str):
         placed = single = without_answer(graph, few, seed, AUTO, solver)
         outcome = searched(Rival(share=PLACING_SHARE))
+        budget.spend(outcome.scored)
     else:
         with placing(solver, budget, by_workers=aids is not None) as own:
             outcome = searched(own.rival())
@@ -131,9 +132,10 @@ def beside_placements(
     """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
     budget = _budget(graph, budget_s, evaluations)
-    part = budget.part(_SCORING_SHARE)
+    part = budget.part_s(_SCORING_SHARE * budget.left_s())
     outcome = find_strategies(graph, cluster, seed, part)
     budget.absorb(part)
+    budget.spend(outcome.scored)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
 
 
@@ -170,8 +172,7 @@ def find_strategies(
 
     rival = NO_RIVAL if rival is None else rival
     seconds = max(_QUICK_S, budget.seconds)
-    evaluations = (1 - rival.share) * budget.evaluations
-    most = math.inf if math.isinf(evaluations) else evaluations // EVALUATIONS_EACH + 1
+    most = budget.evaluations // PLACEMENTS_EACH + 1
     own = Budget(seconds, most, interrupted=budget.interrupted)
 
     def stop() -> None:
@@ -181,7 +182,6 @@ def find_strategies(
         proposed = () if propose is None else propose(graph, cluster, seed, own)
         begins = chain(starts(graph, cluster), proposed)
         outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many, rival)
-    budget.spend(EVALUATIONS_EACH * outcome.scored)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 
@@ -223,7 +223,13 @@ def fastest(
 
 def counted(outcome: StrategyOutcome) -> str:
     """How many strategies were looked at."""
-    return f"{outcome.estimated:,} strategies estimated, {outcome.scored:,} scored by the simulator."
+    if outcome.scored or outcome.nearest is None:
+        return f"{outcome.estimated:,} strategies estimated, {outcome.scored:,} scored by the simulator."
+    nearest, time_s = outcome.nearest.strategy.text, outcome.nearest.step_time_s
+    return (
+        f"{outcome.estimated:,} strategies estimated, none scored by the simulator: the fastest, {nearest!r}, is "
+        f"estimated at {format_seconds(time_s)}."
+    )
 
 
 def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:

@@ -186,6 +186,16 @@ def test_a_rival_that_is_beaten_gives_up() -> None:
     search_strategies(graph, cluster, 0, Budget(evaluations=3), rival=Rival(lambda: 1e-9, give_up=pytest.fail))
 
 
+def test_nothing_is_scored_without_time_where_all_is_far_behind() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
+    found = search_strategies(graph, cluster, 0, Budget(seconds=0.0), rival=Rival(lambda: 1e-9))
+    assert (found.scored, found.best) == (0, None)
+    assert found.nearest is not None
+    near_s = found.nearest.step_time_s
+    near = search_strategies(graph, cluster, 0, Budget(seconds=0.0), rival=Rival(lambda: near_s))
+    assert near.scored == 1
+
+
 def test_updates_are_fused_where_that_saves_launches() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     assert Space(graph, cluster).strategy({"dp": 4}).fused_updates

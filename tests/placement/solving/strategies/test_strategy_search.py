@@ -156,6 +156,20 @@ def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.M
     assert asked[-1] > 400  # all that is left, as no strategy is near
 
 
+@pytest.mark.parametrize("links_slower", [1, 10, 1e6])
+def test_as_many_evaluations_find_nothing_better_without_strategies(links_slower: float) -> None:
+    links = tuple(
+        replace(each, bandwidth_bytes_per_s=each.bandwidth_bytes_per_s / links_slower) for each in CLUSTER.links
+    )
+    cluster, graph = replace(CLUSTER, links=links), mlp(batch=8, layers=3)
+    found = optimize(graph, cluster, evaluations=FEW)
+    alone = optimize(graph, cluster, strategy="none", evaluations=FEW)
+    assert found.objective_s is not None
+    assert alone.objective_s is not None
+    assert found.objective_s <= alone.objective_s
+    assert (found.evaluations or 0) <= FEW
+
+
 @pytest.mark.parametrize(("cluster", "is_stopped"), [(CLUSTER, True), (SLOW, False)])
 def test_placing_goes_on_beside_strategies_until_one_has_won(
     monkeypatch: pytest.MonkeyPatch, cluster: Cluster, is_stopped: bool
