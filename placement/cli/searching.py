@@ -61,14 +61,20 @@ def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
     if strategy == "none":
         words["--method"] = method
     words["--strategy"] = strategy
-    without = {"budget_s", "evaluations"} if strategy != "none" or method in HEURISTICS else set()
+    without = {"budget_s", "evaluations", "workers"} if strategy != "none" or method in HEURISTICS else set()
     told = [field for field in ANSWER_FIELDS if field not in without]
     told = [field for field in told if field == "seed" or not is_default(given, field)]
     is_run = _is_model_here(given) and set(told) <= set(_APPLIED)
-    if not is_run and hasattr(given, "scorer") and not is_default(given, "scorer"):
-        told.append("scorer")
+    told += [field for field in ("scorer", "workers") if not (is_run or field in without) and _is_given(given, field)]
     words |= {option_of(field): getattr(given, field) for field in told}
     return command_line("apply" if is_run else "optimize", [given.graph], words)
+
+
+def _is_given(given: Any, field: str) -> bool:
+    """Whether a command has an option, and not at its default."""
+    from placement.cli.records import is_default
+
+    return hasattr(given, field) and not is_default(given, field)
 
 
 def _is_model_here(given: Any) -> bool:

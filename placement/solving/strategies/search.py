@@ -172,7 +172,8 @@ def find_strategies(
 
     rival = NO_RIVAL if rival is None else rival
     seconds = max(_QUICK_S, budget.seconds)
-    most = budget.evaluations // PLACEMENTS_EACH + 1
+    each = budget.evaluations / PLACEMENTS_EACH
+    most = each if math.isinf(each) else max(1, math.ceil(each))
     own = Budget(seconds, most, interrupted=budget.interrupted)
 
     def stop() -> None:

@@ -19,6 +19,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.cli.commands.optimize import OptimizeOptions
 from placement.cli.searching import do_it
+from placement.optimization import optimize
 from placement.solving.strategies.row import strategy_row
 
 
@@ -138,9 +139,15 @@ def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
     code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--evaluations", 300)
     assert code == 0
     assert out.startswith("placed op by op on 2 devices (")
-    assert re.search(
-        r"^do it +placement optimize g\.json --cluster 4xV100-pcie --method \w+ --strategy none ", out, re.M
+    told = re.search(
+        r"^do it +placement (optimize g\.json --cluster 4xV100-pcie --method \w+ --strategy none .*)$", out, re.M
     )
+    assert told is not None
+    again = call(*shlex.split(told[1]))[1]
+    (step_time, same) = (re.search(r"^step time .*$", text, re.M) for text in (out, again))
+    assert step_time is not None
+    assert same is not None
+    assert step_time[0] == same[0]
     code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--strategy", "none", "--evaluations", 300)
     assert (code, "best of each" in out, "\ndo it " in out) == (0, False, True)
 
@@ -257,3 +264,12 @@ def test_what_this_machine_can_run_is_run(options: dict[str, Any], command: str)
         assert do_it(given, result, on_one_device=True).split()[1:7] == [
             *("apply", "alexnet", "--cluster", "local", "--method", "single_device")
         ]
+
+
+def test_what_workers_have_placed_is_placed_by_as_many_again() -> None:
+    given = OptimizeOptions(graph="g.json", cluster="4xV100-pcie", workers=2, evaluations=30)
+    found = optimize(mlp(), Cluster.preset("4xV100-pcie"), "local_search", evaluations=30)
+    placed = replace(found, chosen="local_search")
+    assert do_it(given, placed).endswith("--strategy none --seed 0 --evaluations 30 --workers 2")
+    rewritten = strategy_row(mlp(), Cluster.preset("4xV100-pcie"), Strategy.parse("dp2")).result
+    assert "--workers" not in do_it(given, rewritten)  # nothing is searched
