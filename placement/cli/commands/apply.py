@@ -113,6 +113,8 @@ def apply(given: ApplyOptions) -> None:
         emit_json({**head, **trial.to_dict()})
     else:
         _show(trial)
+        if trial.differs and "statistics=local" in result.strategy:
+            emit("           statistics=local asks for that: each part of a batch has batch statistics of its own")
         if given.trace is not None:
             emit(f"trace      {given.trace}")
     if trial.differs:

@@ -21,6 +21,7 @@ from graphs.capture import capture_program
 from graphs.errors import MismatchError
 from graphs.opgraph import Phase
 from placement.cli import run
+from placement.inputs.sources import read_source
 from placement.measuring.op_clock import Stretch
 from placement.measuring.recording import whole
 from placement.measuring.trial import _equal, try_out
@@ -376,6 +377,28 @@ def test_the_command_runs_the_plain_model_once_where_one_device_is_best(
     # What ran is the plain model, of which the placement is: another one is refused.
     assert run(["apply", "other.py:make", "p.json", *words]) == 2
     assert "this model gives another one" in capfd.readouterr().err
+
+
+NORMED = """
+import torch
+
+def make():
+    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
+    return torch.nn.Sequential(*layers), (torch.rand(8, 4),)
+"""
+
+
+def test_who_asked_for_local_statistics_is_told_why_the_step_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(NORMED, encoding="utf-8")
+    graph = read_source("model.py:make", train=True).graph
+    for statistics, code in (("local", 1), ("sync", 0)):
+        placement.optimize(graph, two(), strategy=f"dp2 | statistics={statistics}").save("p.json")
+        assert run(["apply", "model.py:make", "p.json", "--train", "--steps", "2"]) == code
+        out = capfd.readouterr().out
+        assert ("DIFFERENT" in out, "statistics=local asks for that" in out) == (bool(code), bool(code))
 
 
 OTHER = "import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2), (torch.rand(1, 2),)\n"
