@@ -223,3 +223,15 @@ def parse_dims(values: list[str] | None) -> dict[str, int]:
             raise typer.BadParameter(f"--dim {name} is given twice, {result[name]} and {size}; leave one out.")
         result[name] = int(size)
     return result
+
+
+def parse_names(option: str, text: str) -> list[str]:
+    """The names of a list with commas; none of an empty one.
+
+    Raises:
+        typer.BadParameter: an empty name among others.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if "" in names and any(names):
+        raise typer.BadParameter(f"{option} {text} has an empty name; leave out the comma too many.")
+    return [name for name in names if name]

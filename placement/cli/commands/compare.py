@@ -80,14 +80,14 @@ def compare(given: CompareOptions) -> None:
     with progress("importing"):
         from placement.inputs.sources import check_cluster_argument
         from placement.solving.methods import AUTO, METHODS, default_methods
-    methods = None if given.methods is None else _names("--methods", given.methods)
+    methods = None if given.methods is None else options.parse_names("--methods", given.methods)
     if methods is not None and not methods:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     search = checked_search(methods or METHODS, given)
-    several = [] if given.clusters is None else _names("--clusters", given.clusters)
+    several = [] if given.clusters is None else options.parse_names("--clusters", given.clusters)
     for name in [*([] if given.cluster is None else [given.cluster]), *several]:
         check_cluster_argument(name)
-    strategies = None if given.strategies is None else _names("--strategies", given.strategies)
+    strategies = None if given.strategies is None else options.parse_names("--strategies", given.strategies)
     is_what_if = given.clusters is not None or given.sweep is not None
     if strategies == ["none"]:
         strategies, methods = None, methods or ([AUTO] if is_what_if else list(default_methods(given.objective)))
@@ -109,14 +109,6 @@ def compare(given: CompareOptions) -> None:
         sweeps.sweep_or_clusters(given, source, methods, search, sweep, several)
     else:
         _one_cluster(given, source, methods, search)
-
-
-def _names(option: str, text: str) -> list[str]:
-    """The names of a list with commas; none of an empty one."""
-    names = [name.strip() for name in text.split(",")]
-    if "" in names and any(names):
-        raise typer.BadParameter(f"{option} {text} has an empty name; leave out the comma too many.")
-    return [name for name in names if name]
 
 
 def command_of(given: CompareOptions) -> str:

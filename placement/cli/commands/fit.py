@@ -128,9 +128,7 @@ def fit(given: FitOptions) -> None:
     """Train a model by several methods on a simulated cluster, and say which reaches a loss first."""
     check_outputs(given.html, given.output, inputs=[given.model, given.cluster])
     until = _loss_of(given.until)
-    names = [name.strip() for name in given.methods.split(",")]
-    if "" in names:
-        raise typer.BadParameter(f"--methods {given.methods} has an empty name; leave out the comma too many.")
+    names = list(dict.fromkeys(options.parse_names("--methods", given.methods)))
     dims = options.parse_dims(given.dim)
     sizes = _sweep_of(given)
     with progress("importing"):

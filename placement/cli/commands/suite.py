@@ -84,8 +84,12 @@ def suite(given: SuiteOptions) -> None:
     with progress("importing"):
         from placement import problem_suite
         from placement.inputs.sources import read_cluster
-    clusters = [read_cluster(name) for name in _names("--clusters", given.clusters)]
-    methods = None if given.methods is None else _names("--methods", given.methods)
+    methods = None if given.methods is None else options.parse_names("--methods", given.methods)
+    named = options.parse_names("--clusters", given.clusters)
+    for option, names in (("--clusters", named), ("--methods", methods)):
+        if names == []:
+            raise typer.BadParameter(f"{option} is empty; give one name, or several with commas between them.")
+    clusters = [read_cluster(name) for name in named]
     graphs = [read_graph(name, given).graph for name in given.graphs]
     with progress("placing", len(graphs) * len(clusters)) as report:
         found = problem_suite.suite(
@@ -112,13 +116,6 @@ def suite(given: SuiteOptions) -> None:
     if found.interrupted:
         again = " The same command goes on with the others." if given.output else ""
         emit(f"interrupted: {len(found.rows)} of {len(graphs) * len(clusters)} problems are done.{again}")
-
-
-def _names(option: str, text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise typer.BadParameter(f"{option} {text!r} has an empty name; give names with commas between them.")
-    return names
 
 
 def _table(found: Suite) -> Table:

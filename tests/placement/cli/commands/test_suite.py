@@ -32,6 +32,8 @@ def test_bad_input_is_one_sentence(call: Call, graph_file: Path) -> None:
     for words, sentence in (
         ((*CLUSTERS, "--methods", "hefty"), "hefty"),
         (("--clusters", "2xK40-pcie,"), "has an empty name"),
+        (("--clusters", ""), "--clusters is empty; give one name"),
+        ((*CLUSTERS, "--methods", ""), "--methods is empty; give one name"),
         ((*CLUSTERS, "--workers", 0), "workers is 0; expected a whole number, 1 or more."),
         ((*CLUSTERS, "--evaluations", 10, "-o", graph_file), "should be a row of a suite and is not"),
     ):
