@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from placement.inputs.sources import Source
     from placement.sensitivity import Sensitivities
     from placement.sizing.sweeps import Sweep
-    from placement.what_if import WhatIf
+    from placement.what_if_result import WhatIf
 
     Options: TypeAlias = CompareOptions | OptimizeOptions
 

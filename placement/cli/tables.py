@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from placement.memory_estimate import LeastDevices, MemoryEstimate
     from placement.solving.answer import Answer
     from placement.solving.result import Result
-    from placement.what_if import Case, WhatIf
+    from placement.what_if_result import Case, WhatIf
 
 BAR_WIDTH = 12
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."

@@ -17,7 +17,7 @@ from placement.sizing.sweeps import DEVICES
 from placement.solving.methods import measure
 
 if TYPE_CHECKING:
-    from placement.what_if import Case, WhatIf
+    from placement.what_if_result import Case, WhatIf
 
 NOTHING = "–"
 
