@@ -1,4 +1,4 @@
-"""Keys of a store that the processes of one start have in common, and those of an earlier start do not.
+"""How the processes of one start find each other: a store, keys that an earlier start does not have, connections.
 
 ``torchrun --max-restarts`` starts all processes again and leaves them the store of the first ones, full of addresses at
 which nobody answers any more.
@@ -13,14 +13,72 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from graphs.errors import RankError
+from graphs.errors import MismatchError, RankError
+from placement.runtime.ranks.failures import first_line
+from placement.runtime.transport.gloo import gloo_group, interface_of
 
 RankT = TypeVar("RankT")
 START = timedelta(seconds=300)  # until all processes are there
 _ROUND = "placement/round"
 _LOOK_S = 0.01
+
+
+def meeting_point(size: int) -> tuple[Any, int, int]:
+    """``(store, rank, number of processes)``, from the caller's own process group or from what torchrun has set.
+
+    Raises:
+        MismatchError: neither is there, or there are fewer or more than `size` processes.
+        RankError: the others cannot be met.
+    """
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise MismatchError(
+            f"{missing[0]} is not set: a placement on several processes is started by torchrun, which sets it."
+        )
+    check_size(int(os.environ["WORLD_SIZE"]), size)
+    if os.environ["MASTER_PORT"] == "0":
+        raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, rank, found = next(iter(rendezvous("env://", timeout=START)))
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error):
+            raise RankError(f"{where} is in use by another process; take another MASTER_PORT.") from None
+        raise RankError(f"cannot meet the other processes at {where}: {first_line(error)}") from None
+    return store, rank, found
+
+
+def check_size(found: int, needed: int) -> None:
+    """Raises: MismatchError: another number of processes than devices."""
+    if found != needed:
+        raise MismatchError(
+            f"every device of a placement is a process, and there are devices: {needed}, processes: {found}; start it "
+            f"with torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that it is {needed} in all."
+        )
+
+
+def connect(store: Any, rank: int, size: int) -> Any:
+    """A gloo group of all ranks.
+
+    Raises:
+        RankError: they cannot reach each other.
+    """
+    where = interface_of(os.environ.get("MASTER_ADDR", ""))
+    try:
+        group = gloo_group(store, rank, size, START, where)
+        group.barrier().wait()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank} cannot connect to the others by gloo: {first_line(error)}; GLOO_SOCKET_IFNAME names the "
+            "network interface to use."
+        ) from None
+    return group
 
 
 def of_this_host(by_rank: Sequence[RankT]) -> list[RankT] | None:

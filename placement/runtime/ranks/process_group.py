@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -20,16 +19,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, PlacementError, RankError
 from graphs.formatting import show_line
 from placement.processes.processes import condition
-from placement.runtime.ranks.meeting import START, fresh_store
-from placement.runtime.ranks.watchdog import TELL_S, Activity, Watchdog, named, op_at
+from placement.runtime.ranks.failures import failed_op, first_line, is_out_of_memory
+from placement.runtime.ranks.meeting import START, check_size, connect, fresh_store, meeting_point
+from placement.runtime.ranks.watchdog import TELL_S, Activity, Watchdog, named
 from placement.runtime.transport import nccl
 from placement.runtime.transport.channels import ALWAYS, Channel, PeerEndedError, Pending, Transport
-from placement.runtime.transport.gloo import GlooTransport, gloo_group, interface_of
+from placement.runtime.transport.gloo import GlooTransport
 from placement.runtime.transport.mailbox import Mailbox, MailTransport
 from placement.runtime.transport.packing import Packing
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 _TALK = (1 << 30) + 1  # the tag of messages, beyond those of transfers
 _END, _HERE = "\0", "that it is here"  # of what a message is about; what it is about otherwise
 _LAST_WORDS_S = 3.0  # for the watchdog to find out why this process is to end
-_GLOO_ADVICE = " This is typically caused"
 _joined: ProcessGroup | None = None
 
 
@@ -61,7 +59,7 @@ class ProcessGroup:
         self.rank, self.size, self.activity = rank, size, Activity()
         self.waited_s = 0.0
         self._store, self._parent = store, parent
-        connections = _connect(PrefixStore("placement", store), rank, size)
+        connections = connect(PrefixStore("placement", store), rank, size)
         self.gloo = GlooTransport(connections)
         self._watchdog = Watchdog(store.clone(), rank, size, self.activity, is_quiet)
         connections.barrier().wait()  # every watchdog has given its first sign of life
@@ -281,7 +279,7 @@ class ProcessGroup:
                 if place.type == "cuda":
                     self._backends[key] = nccl.new_group(store, number, place, size)
                 else:
-                    self._backends[key] = _connect(store, number, size)
+                    self._backends[key] = connect(store, number, size)
                     self._backends[key]._set_default_timeout(ALWAYS)
         return self._backends[key]
 
@@ -311,12 +309,12 @@ class ProcessGroup:
         except RankError:
             raise
         except Exception as error:
-            name = _failed_op(routine, op_names, error.__traceback__)
+            name = failed_op(routine, op_names, error.__traceback__)
             what = f"op {name!r}" if name else "a step"
-            if _is_out_of_memory(error):
-                sentence = f"rank {self.rank} ran out of memory in {what}: {_first_line(error)}"
+            if is_out_of_memory(error):
+                sentence = f"rank {self.rank} ran out of memory in {what}: {first_line(error)}"
                 raise RankError(self._watchdog.claim(sentence)) from None
-            sentence = f"rank {self.rank} failed in {what}: {type(error).__name__}: {_first_line(error)}"
+            sentence = f"rank {self.rank} failed in {what}: {type(error).__name__}: {first_line(error)}"
             raise RankError(self._watchdog.claim(sentence)) from error
         finally:
             activity.routine = None
@@ -355,7 +353,7 @@ class ProcessGroup:
             sentence = f"{named(dead)} has ended while rank {self.rank} needs {what} of it."
         else:
             who = named(dead) if len(dead) == 1 else f"one of {named(dead)}"
-            sentence = f"{who} has died{last} while rank {self.rank} waited for {what}: {_first_line(error)}"
+            sentence = f"{who} has died{last} while rank {self.rank} waited for {what}: {first_line(error)}"
         raise RankError(self._watchdog.claim(sentence)) from None
 
     def _ended(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -381,7 +379,7 @@ class ProcessGroup:
         self._watchdog.tell(str(error) if is_sentence else "")
         if not self._watchdog.failure:
             what = ":" if isinstance(error, PlacementError) else f" failed outside of a step: {kind.__name__}:"
-            self._watchdog.claim(f"rank {self.rank}{what} {_first_line(error)}")
+            self._watchdog.claim(f"rank {self.rank}{what} {first_line(error)}")
         if not is_sentence:
             self._before(kind, error, trace)
 
@@ -450,7 +448,7 @@ def join(size: int) -> ProcessGroup:
     if not dist.is_available() or not dist.is_gloo_available():
         raise RankError("this build of PyTorch has no gloo, by which processes reach each other; install one that has.")
     if _joined is None:
-        store, rank, found = _meeting_point(size)
+        store, rank, found = meeting_point(size)
         check_size(found, size)
         return ProcessGroup.start(fresh_store(store, rank, found, START), rank, found)
     check_size(_joined.size, size)
@@ -467,71 +465,3 @@ def _sentences_alone(kind: type[BaseException], error: BaseException, trace: Tra
         print(f"{show_line(str(error))}\n", end="", file=sys.stderr, flush=True)  # in one go: other ranks write too
     else:
         sys.__excepthook__(kind, error, trace)
-
-
-def check_size(found: int, needed: int) -> None:
-    """Raises: MismatchError: another number of processes than devices."""
-    if found != needed:
-        raise MismatchError(
-            f"every device of a placement is a process, and there are devices: {needed}, processes: {found}; start it "
-            f"with torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that it is {needed} in all."
-        )
-
-
-def _meeting_point(size: int) -> tuple[Any, int, int]:
-    """(store, rank, number of processes)."""
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise MismatchError(
-            f"{missing[0]} is not set: a placement on several processes is started by torchrun, which sets it."
-        )
-    check_size(int(os.environ["WORLD_SIZE"]), size)
-    if os.environ["MASTER_PORT"] == "0":
-        raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        store, rank, found = next(iter(rendezvous("env://", timeout=START)))
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error):
-            raise RankError(f"{where} is in use by another process; take another MASTER_PORT.") from None
-        raise RankError(f"cannot meet the other processes at {where}: {_first_line(error)}") from None
-    return store, rank, found
-
-
-def _connect(store: Any, rank: int, size: int) -> Any:
-    """A group of all ranks."""
-    where = interface_of(os.environ.get("MASTER_ADDR", ""))
-    try:
-        group = gloo_group(store, rank, size, START, where)
-        group.barrier().wait()
-    except RuntimeError as error:
-        raise RankError(
-            f"rank {rank} cannot connect to the others by gloo: {_first_line(error)}; GLOO_SOCKET_IFNAME names the "
-            "network interface to use."
-        ) from None
-    return group
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, PlacementError):
-        return str(error)
-    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line
-    text = re.sub(r"^\[enforce fail at [^]]*\] .*?(?=DefaultCPUAllocator)", "", text)
-    text = text.partition(_GLOO_ADVICE)[0].partition("\n")[0].removesuffix(".")
-    return text[:200] + "." if text else "no reason given."
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _failed_op(routine: Routine, op_names: tuple[str, ...], trace: TracebackType | None) -> str:
-    """Name of the op in whose line of a routine an error arose; empty for none."""
-    code, line = type(routine.module).forward.__code__, 0
-    while trace is not None:
-        if trace.tb_frame.f_code is code:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return op_at(routine, op_names, line)

@@ -19,8 +19,9 @@ from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
 from placement.runtime.ranks import checkpoints
 from placement.runtime.ranks.local_tensors import check_filled, keep_local, keepers, lent, outlines_of
+from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.passes import CompiledPass, Differentiable, Pass
-from placement.runtime.ranks.process_group import ProcessGroup, check_size, join
+from placement.runtime.ranks.process_group import ProcessGroup, join
 
 Path = str | os.PathLike[str]
 

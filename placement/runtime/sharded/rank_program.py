@@ -14,7 +14,8 @@ from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import sent_tags
 from placement.runtime.ranks.endpoint import RankEndpoint
-from placement.runtime.ranks.process_group import ProcessGroup, check_size
+from placement.runtime.ranks.meeting import check_size
+from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.sharded.agreement import SameStart, check_same_plan
 from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.layouts import PartLayout
