@@ -156,6 +156,23 @@ def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.M
     assert asked[-1] > 400  # all that is left, as no strategy is near
 
 
+@pytest.mark.parametrize("limit", [{"budget_s": 20.0}, {"evaluations": 2000}])
+def test_strategies_are_looked_at_as_long_as_there_is_time(limit: dict[str, Any]) -> None:
+    asked: list[Budget] = []
+
+    def noted(*args: Any) -> StrategyOutcome:
+        asked.extend(arg for arg in args if isinstance(arg, Budget))
+        one = Scored(Strategy.parse("dp8"), 1e-9, 100, 0)
+        return StrategyOutcome(one, {"dp": one})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baselines.strategies.searching.search.search_strategies", noted)
+        optimize(heavy(), CLUSTER, **limit)
+    (budget,) = asked
+    assert budget.seconds == (math.inf if "evaluations" in limit else pytest.approx(0.9 * 19, abs=2))
+    assert budget.evaluations == (20 if "evaluations" in limit else math.inf)
+
+
 @pytest.mark.parametrize("links_slower", [1, 10, 1e6])
 def test_as_many_evaluations_find_nothing_better_without_strategies(links_slower: float) -> None:
     links = tuple(
