@@ -224,13 +224,11 @@ def fastest(
 
 def counted(outcome: StrategyOutcome) -> str:
     """How many strategies were looked at."""
+    estimated = f"{outcome.estimated:,} {'strategy' if outcome.estimated == 1 else 'strategies'} estimated"
     if outcome.scored or outcome.nearest is None:
-        return f"{outcome.estimated:,} strategies estimated, {outcome.scored:,} scored by the simulator."
+        return f"{estimated}, {outcome.scored:,} scored by the simulator."
     nearest, time_s = outcome.nearest.strategy.text, outcome.nearest.step_time_s
-    return (
-        f"{outcome.estimated:,} strategies estimated, none scored by the simulator: the fastest, {nearest!r}, is "
-        f"estimated at {format_seconds(time_s)}."
-    )
+    return f"{estimated}, none scored by the simulator: the fastest, {nearest!r}, is estimated at {format_seconds(time_s)}."
 
 
 def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
