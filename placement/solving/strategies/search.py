@@ -227,8 +227,8 @@ def counted(outcome: StrategyOutcome) -> str:
     estimated = f"{outcome.estimated:,} {'strategy' if outcome.estimated == 1 else 'strategies'} estimated"
     if outcome.scored or outcome.nearest is None:
         return f"{estimated}, {outcome.scored:,} scored by the simulator."
-    nearest, time_s = outcome.nearest.strategy.text, outcome.nearest.step_time_s
-    return f"{estimated}, none scored by the simulator: the fastest, {nearest!r}, is estimated at {format_seconds(time_s)}."
+    nearest, time_s = outcome.nearest.strategy.text, format_seconds(outcome.nearest.step_time_s)
+    return f"{estimated}, none scored by the simulator: the fastest, {nearest!r}, is estimated at {time_s}."
 
 
 def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
