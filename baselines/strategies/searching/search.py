@@ -43,7 +43,7 @@ _MOST_VAIN = 2  # strategies alike that were refused, after which no other one i
 _FAR_BEHIND = 1.2  # times the rival: estimates above it are slower indeed, where only some were estimated
 _HOPELESS, _ENOUGH = 2.0, 24  # times the rival, where so many estimates are slower no further mesh is looked at
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
-_MOST_ESTIMATES, _ESTIMATES_EACH = 20_000, 100  # where evaluations alone are the limit; for each that may be scored
+_MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 _OP_SCORING_S = 1e-5  # of scoring for each op of a derived graph, before the first was scored
 NO_RIVAL = Rival()
 
@@ -113,7 +113,6 @@ class _Search:
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = budget.left_s()
-        self.most_estimates = min(_MOST_ESTIMATES, _ESTIMATES_EACH * budget.evaluations_left())
         self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.by_hand: set[Strategy] = set()  # the hand grid
@@ -155,7 +154,7 @@ class _Search:
 
     def _is_time(self, part: str) -> bool:
         """Whether a part of the estimating may go on."""
-        if self.budget.interrupted or len(self.pool.estimates) >= self.most_estimates:
+        if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
             return False
         return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * _SHARES[part] * self.own_s
 
