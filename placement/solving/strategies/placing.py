@@ -22,6 +22,7 @@ from placement.solving.result import Result
 from placement.solving.solver import Solver
 
 _QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
+_MOST_QUICK_S = 5.0  # of it where placing goes on
 PLACING_SHARE = 0.2  # of the budget is kept for placing, unless a strategy has won; all that is left where it may win
 _NEAR = 1.5  # times the best strategy: placements that are no slower may win
 _POLL_S = 0.1  # how long Ctrl-C may wait
@@ -114,7 +115,8 @@ class _Alongside(PlacementSearch):
 
     def rival(self) -> Rival:
         compile_for(self._solver.problem, [AUTO])
-        quick_s, most_s = _QUICK_SHARE * self._budget.seconds, PLACING_SHARE * self._budget.seconds
+        quick_s = min(_QUICK_SHARE * self._budget.seconds, _MOST_QUICK_S)
+        most_s = PLACING_SHARE * self._budget.seconds
         began_s = time.monotonic()
         sys.setswitchinterval(min(_TURN_S, self._usual_s))
         self._result = self._pool.submit(self._solver.solve, AUTO, self._budget.left_s(), handle=self._handle)
