@@ -215,8 +215,8 @@ def _page(rows: list[Row], command: str) -> str:
     apart = [row["auto_again_s"] / row["auto_s"] - 1 for row in twice]
     again = (
         f" On {len(twice)} of these the placement was looked for a second time: worse than the first time on "
-        f"{sum(each > EQUAL for each in apart)}, by at most {max(0.0, *apart):.1%}, and "
-        f"{sum(row['search_s'] <= row['auto_again_s'] * (1 + EQUAL) for row in twice)} times no better than the search."
+        f"{sum(each > EQUAL for each in apart)}, by at most {max(0.0, *apart):.1%}, and no "
+        f"better than the search on {sum(row['search_s'] <= row['auto_again_s'] * (1 + EQUAL) for row in twice)}."
         if twice
         else ""
     )
