@@ -83,7 +83,6 @@ class _InTurn(PlacementSearch):
     def rival(self) -> Rival:
         budget = self._budget
         self._quick = self._placed(_QUICK_SHARE * budget.seconds, _QUICK_SHARE * budget.evaluations)
-        budget.interrupted |= self._quick.interrupted
         return self._against(lambda: _value_s(self._quick))
 
     def best(self, best_s: float) -> Result:
@@ -100,7 +99,9 @@ class _InTurn(PlacementSearch):
     def _placed(self, seconds: float, evaluations: float) -> Result:
         """What is found within limits, of which infinite ones are none."""
         limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
-        return self._solver.solve(AUTO, *limits)
+        result = self._solver.solve(AUTO, *limits)
+        self._budget.interrupted |= result.interrupted  # also where it is not the better one
+        return result
 
 
 class _Alongside(PlacementSearch):
