@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -77,3 +78,4 @@ def work(rank: int, folder: Path) -> None:
             torch.save(gradients, folder / f"{case}-{name}{rank}.pt")
             stage.submod.zero_grad()
     distributed.destroy_process_group()
+    time.sleep(1)  # gloo's threads clean up after the last collective; one that Python's end meets would abort
