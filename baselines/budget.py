@@ -23,10 +23,12 @@ class SearchHandle:
     Attributes:
         best_s: the best objective it has found so far, in seconds; infinite before the first.
         is_stopped: it has to end now, with its best.
+        is_racing: it is finding out where to begin, and may find something much faster soon.
     """
 
     best_s: float = math.inf
     is_stopped: bool = False
+    is_racing: bool = False
 
     def note(self, objective_s: float) -> None:
         """The search has found a plan that fits."""

@@ -130,7 +130,9 @@ def _raced(race: Race, number: int, chains: Sequence[Chain], budget: Budget) -> 
     if not race.is_worth(number, budget):
         return math.inf
     began = budget.spent
+    budget.handle.is_racing = True
     plans = race.run(number, budget)
+    budget.handle.is_racing = False
     slowest_first = sorted(chains, key=lambda chain: -chain.step_s)
     for chain, plan in zip(slowest_first, plans, strict=False):
         chain.begin_at(plan)

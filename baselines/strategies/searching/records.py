@@ -116,12 +116,14 @@ class Rival:
         share: of the time is kept to improve it, unless a strategy has beaten it.
         least_s: no improvement is faster than that.
         give_up: called when a strategy has beaten it.
+        settle: waits while `known_s` says little yet, unless what is given calls it off.
     """
 
     known_s: Callable[[], float] = _nothing
     share: float = 0.0
     least_s: float = 0.0
     give_up: Callable[[], None] = lambda: None
+    settle: Callable[[Callable[[], bool]], None] = lambda is_enough: None
 
     def is_beaten_by(self, step_time_s: float) -> bool:
         """Whether a step is so fast that no improvement could make up for it; of what is not known yet, too."""

@@ -40,8 +40,9 @@ _SLACK = 1.25  # times the best: estimates that are worth scoring
 _NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
 BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
 _MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
-_FAR_BEHIND = 1.2  # times the rival: estimates above it are slower indeed, where only some were estimated
+_FAR_BEHIND = 1.1  # times the rival: estimates above it are slower indeed, where only some were estimated
 _HOPELESS, _ENOUGH = 2.0, 24  # times the rival, where so many estimates are slower no further mesh is looked at
+_AHEAD = 0.5  # times the rival: estimates below it need not wait for what it comes to
 _BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
 _MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
 _OP_SCORING_S = 1e-5  # of scoring for each op of a derived graph, before the first was scored
@@ -112,8 +113,7 @@ class _Search:
         self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
-        self.all_s = budget.left_s()
-        self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
+        self._begin_time()
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
@@ -124,6 +124,7 @@ class _Search:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self._estimate_all(starts, "sketch", least=1)
+        self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
@@ -136,6 +137,17 @@ class _Search:
         self._score_best()
 
     # -- estimating -------------------------------------------------------------------------------------------
+
+    def _begin_time(self) -> None:
+        """Parts of the search share the time that is left now."""
+        self.all_s = self.budget.left_s()
+        self.own_s = (1 - self.rival.share) * self.all_s  # what is left of it for strategies
+
+    def _let_rival_settle(self) -> None:
+        """Do not take its cores away before it is known, unless strategies look much better by now."""
+        if self._behind() > _AHEAD:
+            self.rival.settle(lambda: self.budget.interrupted)
+            self._begin_time()
 
     def _estimate(self, strategy: Strategy) -> Estimate | None:
         pool = self.pool

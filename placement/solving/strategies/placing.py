@@ -23,6 +23,7 @@ from placement.solving.solver import Solver
 
 _QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
 _MOST_QUICK_S = 5.0  # of it where placing goes on
+_SETTLED_SHARE = 0.3  # of the budget: so long strategies wait, at most, for where an annealing begins
 PLACING_SHARE = 0.2  # of the budget is kept for placing, unless a strategy has won; all that is left where it may win
 _NEAR = 1.5  # times the best strategy: placements that are no slower may win
 _POLL_S = 0.1  # how long Ctrl-C may wait
@@ -58,7 +59,11 @@ class PlacementSearch(ABC):
         """Place no more."""
 
     def _against(self, known_s: Callable[[], float]) -> Rival:
-        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up)
+        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up, self._settle)
+
+    @abstractmethod
+    def _settle(self, is_enough: Callable[[], bool]) -> None:
+        """Wait while what is known will soon be much better, at most until it `is_enough`."""
 
     def _is_beaten(self, placed_s: float, best_s: float) -> bool:
         """Whether no placement can be as fast as a strategy that takes `best_s`; any may, before one is known."""
@@ -96,6 +101,9 @@ class _InTurn(PlacementSearch):
     def give_up(self) -> None:
         """It has not begun, or has ended."""
 
+    def _settle(self, is_enough: Callable[[], bool]) -> None:
+        """Nothing goes on meanwhile."""
+
     def _placed(self, seconds: float, evaluations: float) -> Result:
         """What is found within limits, of which infinite ones are none."""
         limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
@@ -113,18 +121,19 @@ class _Alongside(PlacementSearch):
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._result: Future[Result] | None = None
         self._usual_s = sys.getswitchinterval()
+        self._began_s = time.monotonic()
 
     def rival(self) -> Rival:
         compile_for(self._solver.problem, [AUTO])
         quick_s = min(_QUICK_SHARE * self._budget.seconds, _MOST_QUICK_S)
         most_s = PLACING_SHARE * self._budget.seconds
-        began_s = time.monotonic()
+        self._began_s = time.monotonic()
         sys.setswitchinterval(min(_TURN_S, self._usual_s))
         self._result = self._pool.submit(self._solver.solve, AUTO, self._budget.left_s(), handle=self._handle)
 
         def is_known() -> bool:
             known = not math.isinf(self._handle.best_s)
-            return time.monotonic() - began_s > (quick_s if known else most_s)
+            return time.monotonic() - self._began_s > (quick_s if known else most_s)
 
         self._await(is_known)
         return self._against(lambda: self._handle.best_s)
@@ -139,6 +148,10 @@ class _Alongside(PlacementSearch):
 
     def give_up(self) -> None:
         self._handle.is_stopped = True
+
+    def _settle(self, is_enough: Callable[[], bool]) -> None:
+        until_s = self._began_s + _SETTLED_SHARE * self._budget.seconds
+        self._await(lambda: not self._handle.is_racing or is_enough() or time.monotonic() > until_s)
 
     def __exit__(self, *_: object) -> None:
         self.give_up()

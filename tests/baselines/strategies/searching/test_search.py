@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_w
         (2.0, True, 1.0),
         (0.5, True, 0.35 / 2),
         (0.001, True, 0.35 / 4),
-        (0.9, False, 1.0),
+        (0.95, False, 1.0),
         (0.5, False, 0.35 / 2),
     ],
 )
@@ -174,6 +175,23 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     known_s[0] = rival * step_s  # it improves while strategies are searched
     search._look_at_rival()
     assert search.share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("rival", "waits"), [(1.9, True), (2.1, False), (math.inf, False)])
+def test_a_rival_may_settle_first_unless_strategies_are_far_ahead(rival: float, waits: bool) -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    start = Strategy.parse("dp4")
+    known_s = rival * Estimator(graph, cluster).estimate(start).step_time_s
+    called_off: list[bool] = []
+
+    def settle(is_enough: Callable[[], bool]) -> None:
+        called_off.append(is_enough())
+        budget.interrupted = True
+        called_off.append(is_enough())
+
+    budget = Budget(evaluations=1)
+    search_strategies(graph, cluster, 0, budget, starts=[start], rival=Rival(lambda: known_s, settle=settle))
+    assert called_off == [False, True] * waits
 
 
 def test_a_rival_that_is_beaten_gives_up() -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, b
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategies import search as strategy_search
+from placement.solving.strategies.placing import placing
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
@@ -209,6 +211,33 @@ def test_placing_goes_on_beside_strategies_until_one_has_won(
     found = optimize(heavy(), cluster, budget_s=4)
     assert (found.strategy != "none") == is_stopped
     assert ends == [is_stopped]
+
+
+def test_strategies_wait_while_an_annealing_looks_for_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    solver, budget = strategy_search.solver_or_reason(heavy(), CLUSTER, 0), Budget(seconds=20)
+    assert isinstance(solver, Solver)
+    may_end = threading.Event()
+
+    def placed(self: Solver, method: str, budget_s: float = 0.0, *, handle: SearchHandle | None = None) -> Result:
+        found = Solver.solve(self, method, 0.0)
+        assert handle is not None
+        handle.is_racing = True
+        handle.note(found.objective_s or 0.0)
+        assert may_end.wait(60)
+        handle.note(0.0)
+        handle.is_racing = False
+        while not handle.is_stopped:
+            time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(solver, "solve", partial(placed, solver))
+    with placing(solver, budget) as own:
+        rival = own.rival()
+        rival.settle(lambda: True)  # called off
+        assert rival.known_s() > 0
+        threading.Timer(0.3, may_end.set).start()
+        rival.settle(lambda: False)
+        assert rival.known_s() == 0.0
 
 
 def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
