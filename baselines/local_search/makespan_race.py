@@ -33,7 +33,7 @@ _LEAST = 100  # evaluations of a run: of larger graphs too few runs fit into a b
 _LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
 _KEPT = 3 / 8  # of the runs go on
 _LONGER = 3  # times as long
-_MOST_SHARE = 0.6  # of the budget that is left may go into a race; one that would take more is none
+_MOST_SHARE = 0.8  # of the budget that is left may go into a race; one that would take more is none
 _COARSE = 0.5  # of the time of a run of the graph itself, about, takes one of a coarse graph
 
 
