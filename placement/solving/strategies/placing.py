@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Self
 
 from baselines.budget import Budget, SearchHandle
@@ -59,11 +60,7 @@ class PlacementSearch(ABC):
         """Place no more."""
 
     def _against(self, known_s: Callable[[], float]) -> Rival:
-        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up, self._settle)
-
-    @abstractmethod
-    def _settle(self, is_enough: Callable[[], bool]) -> None:
-        """Wait while what is known will soon be much better, at most until it `is_enough`."""
+        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up)
 
     def _is_beaten(self, placed_s: float, best_s: float) -> bool:
         """Whether no placement can be as fast as a strategy that takes `best_s`; any may, before one is known."""
@@ -101,9 +98,6 @@ class _InTurn(PlacementSearch):
     def give_up(self) -> None:
         """It has not begun, or has ended."""
 
-    def _settle(self, is_enough: Callable[[], bool]) -> None:
-        """Nothing goes on meanwhile."""
-
     def _placed(self, seconds: float, evaluations: float) -> Result:
         """What is found within limits, of which infinite ones are none."""
         limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
@@ -136,7 +130,7 @@ class _Alongside(PlacementSearch):
             return time.monotonic() - self._began_s > (quick_s if known else most_s)
 
         self._await(is_known)
-        return self._against(lambda: self._handle.best_s)
+        return replace(self._against(lambda: self._handle.best_s), settle=self._settle)
 
     def best(self, best_s: float) -> Result:
         assert self._result is not None, "there is no rival yet"
@@ -150,6 +144,7 @@ class _Alongside(PlacementSearch):
         self._handle.is_stopped = True
 
     def _settle(self, is_enough: Callable[[], bool]) -> None:
+        """Wait while what is known will soon be much better, at most until it `is_enough`."""
         until_s = self._began_s + _SETTLED_SHARE * self._budget.seconds
         self._await(lambda: not self._handle.is_racing or is_enough() or time.monotonic() > until_s)
 

@@ -159,6 +159,7 @@ def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_w
         (0.5, True, 0.35 / 2),
         (0.001, True, 0.35 / 4),
         (0.95, False, 1.0),
+        (0.9, False, 0.35 * 0.9),
         (0.5, False, 0.35 / 2),
     ],
 )

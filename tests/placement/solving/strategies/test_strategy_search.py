@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -218,9 +217,8 @@ def test_strategies_wait_while_an_annealing_looks_for_where_to_begin(monkeypatch
     assert isinstance(solver, Solver)
     may_end = threading.Event()
 
-    def placed(self: Solver, method: str, budget_s: float = 0.0, *, handle: SearchHandle | None = None) -> Result:
-        found = Solver.solve(self, method, 0.0)
-        assert handle is not None
+    def placed(method: str, _budget_s: float, *, handle: SearchHandle) -> Result:
+        found = Solver.solve(solver, method, 0.0)
         handle.is_racing = True
         handle.note(found.objective_s or 0.0)
         assert may_end.wait(60)
@@ -230,7 +228,7 @@ def test_strategies_wait_while_an_annealing_looks_for_where_to_begin(monkeypatch
             time.sleep(0.01)
         return found
 
-    monkeypatch.setattr(solver, "solve", partial(placed, solver))
+    monkeypatch.setattr(solver, "solve", placed)
     with placing(solver, budget) as own:
         rival = own.rival()
         rival.settle(lambda: True)  # called off
