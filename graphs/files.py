@@ -257,6 +257,7 @@ _STRING: Check = ("a string of valid Unicode text", _is_text)
 _NUMBER: Check = ("a number", _is_number)
 _COUNT: Check = ("a whole number", lambda value: type(value) is int)
 _STRINGS: Check = ("a list of strings", _is_strings)
+_FLAG: Check = ("true or false", lambda value: isinstance(value, bool))
 _LIST: Check = ("a list", lambda value: isinstance(value, list))
 _TIMES: Check = (
     "an object of seconds by device",
@@ -298,7 +299,7 @@ _TENSOR: Mapping[str, Check] = {
     "bytes": _COUNT,
     "consumers": _STRINGS,
     "transfer_s": _NUMBER,
-    "in_place": ("true or false", lambda value: isinstance(value, bool)),
+    "in_place": _FLAG,
 }
 _STATE: Mapping[str, Check] = {
     "name": _STRING,
@@ -306,6 +307,7 @@ _STATE: Mapping[str, Check] = {
     "parameter_bytes": _COUNT,
     "gradient_bytes": _COUNT,
     "optimizer_bytes": _COUNT,
+    "frozen": _FLAG,
 }
 
 

@@ -139,6 +139,7 @@ class State:
         name: dotted path, e.g. ``"encoder.0.weight"``.
         users: names of the ops that read or write it, in op order.
         parameter_bytes, gradient_bytes, optimizer_bytes: as in `graphs.records.Op`.
+        frozen: a parameter that no op of the step writes.
     """
 
     name: str
@@ -146,6 +147,7 @@ class State:
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
+    frozen: bool = False
 
 
 def _parts(listed: str, text: str) -> tuple[Part, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from networkx.utils import UnionFind
 
 from graphs.capture.drafts import Draft, DraftRow, Drafts, StateUse, Value
-from graphs.capture.trace import CONSTANT
+from graphs.capture.trace import CONSTANT, PARAMETER
 from graphs.errors import CaptureError
 from graphs.module_paths import prefixes
 from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
@@ -124,6 +124,7 @@ def _states(drafts: Drafts, users: list[list[int]], ops: list[Op]) -> list[State
             state.name,
             tuple(ops[number].name for number in sorted(drafts.ops[i].number or 0 for i in of_state)),
             *(copies * state.size_bytes for copies in (1, *state.trained_copies)),
+            frozen=state.kind == PARAMETER and not state.written,
         )
         for state, of_state in zip(drafts.states, users, strict=True)
         if of_state and not _is_tiny(state)

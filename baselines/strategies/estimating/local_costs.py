@@ -144,7 +144,7 @@ def local_costs(
         work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
     parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    updates = np.unique(states.update[split.stored_in_parts(states)])
+    updates = np.unique(states.update[split.stored_in_parts(states) & states.trained])
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     for replica in range(len(shares)) if shares else (None,):
@@ -244,7 +244,7 @@ def _local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, 
     for a, (cut, k) in enumerate(zip(split.cuts, sizes.axes, strict=True)):
         divided = cut.state > SUM
         if is_split and a == split.zero_axis:
-            divided = divided | states.trained
+            divided = divided | split.stored_in_parts(states)
         value = np.where(divided, np.ceil(value / k), value)
     return value
 

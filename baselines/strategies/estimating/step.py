@@ -144,6 +144,7 @@ class States:
         owner: int64 [s], the op that keeps it.
         parameter, gradient, optimizer: int64 [s], bytes.
         trained: bool [s], whether an update writes it.
+        frozen: bool [s], whether it is a parameter that no op writes.
         update: int64 [s], the op that updates it; -1 for none.
         uses: for forward and backward pass: (first op, last op, state, layer) of each state that the pass reads.
         largest_used: float64 [n], bytes of the largest parameter that each op uses.
@@ -154,6 +155,7 @@ class States:
     gradient: IntArray
     optimizer: IntArray
     trained: BoolArray
+    frozen: BoolArray
     update: IntArray
     uses: tuple[tuple[int, int, int, str], ...]
     largest_used: FloatArray
@@ -173,7 +175,7 @@ class States:
             updates = [op for op in ops if graph.phase[op] == Phase.UPDATE]
             trained.append(bool(updates))
             update.append(updates[0] if updates else -1)
-            for phase in (Phase.FORWARD, Phase.BACKWARD) if updates else ():
+            for phase in (Phase.FORWARD, Phase.BACKWARD) if updates or state.frozen else ():
                 used = [op for op in ops if graph.phase[op] == phase]
                 if phase is Phase.BACKWARD:
                     used = [op for op in used if not writes_gradients[op]]
@@ -188,6 +190,7 @@ class States:
             table[:, 1],
             table[:, 2],
             np.array(trained, dtype=np.bool_),
+            np.array([state.frozen for state in graph.states], dtype=np.bool_),
             np.array(update, dtype=np.int64),
             tuple(uses),
             largest,
@@ -225,7 +228,8 @@ class Split:
         """bool [s]: states whose storage is split, as ZeRO has it; weights that are cut along its axis are not."""
         if self.zero_axis < 0:
             return np.zeros_like(states.trained)
-        result: BoolArray = states.trained & (self.cuts[self.zero_axis].state <= SUM)
+        split = states.trained | states.frozen if self.zero == 3 else states.trained
+        result: BoolArray = split & (self.cuts[self.zero_axis].state <= SUM)
         return result
 
 

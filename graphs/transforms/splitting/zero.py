@@ -2,7 +2,8 @@
 
 Level 1 splits the optimizer's state and the update, level 2 the gradients too, level 3 the parameters, which are
 gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models"). Storage is cut by bytes, as flat vectors, so it needs no row.
+Models"). Storage is cut by bytes, as flat vectors, so it needs no row. Level 3 splits frozen parameters as well;
+buffers stay whole.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class Storage:
         self._index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
         self._is_update = np.zeros(graph.n_ops, dtype=np.bool_)
         for number, state in enumerate(graph.states):
-            is_split = self.axis is not None and layout.mesh[self.axis].state[number] <= SUM
-            for user in state.users if is_split else ():
+            for user in state.users if self._is_whole(number) else ():
                 op = self._index[user]
                 self._is_update[op] |= graph.phase[op] == Phase.UPDATE and self.level > 0
         self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)
@@ -76,7 +76,7 @@ class Storage:
         for number, state in enumerate(graph.states):
             owner = self._index[state.users[0]]
             sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
-            levels = [self.level >= least and self._trained(state) for least in (3, 2, 1)]
+            levels = [self.level >= least and self._is_split(number, state) for least in (3, 2, 1)]
             for part, size, is_split in zip(result, sizes, levels, strict=True):
                 if size:
                     part[owner] += self._local(number, size, is_split) - size
@@ -84,8 +84,13 @@ class Storage:
             np.maximum(part, 0, out=part)
         return result[0], result[1], result[2]
 
-    def _trained(self, state: State) -> bool:
-        return any(self._is_update[self._index[user]] for user in state.users)
+    def _is_whole(self, state: int) -> bool:
+        """Whether ops use all of a state along the axis of storage, so that ZeRO may split it."""
+        return self.axis is not None and bool(self.layout.mesh[self.axis].state[state] <= SUM)
+
+    def _is_split(self, number: int, state: State) -> bool:
+        is_updated = any(self._is_update[self._index[user]] for user in state.users)
+        return is_updated or (self.level == 3 and state.frozen and self._is_whole(number))
 
     def _local(self, state: int, size: int, is_split: bool) -> IntArray:
         """int64 [K]: bytes of a state at each place."""
@@ -112,12 +117,12 @@ class Storage:
         if self.axis is None:
             return
         self._reduce_gradients(out, exchanges)
-        trained = [(s, state) for s, state in enumerate(self.layout.graph.states) if self._trained(state)]
-        for number, state in trained:
+        split = [(s, state) for s, state in enumerate(self.layout.graph.states) if self._is_split(s, state)]
+        for number, state in split:
             if self.level < 3:
                 self._gather_updated(out, exchanges, number, state)
         if self.level == 3:
-            self._gather_for_use(out, exchanges, trained)
+            self._gather_for_use(out, exchanges, split)
 
     def _reduce_gradients(self, out: Emission, exchanges: Exchanges) -> None:
         layout, graph = self.layout, self.layout.graph
@@ -162,16 +167,16 @@ class Storage:
 
     # -- level 3 ----------------------------------------------------------------------------------------------
 
-    def _gather_for_use(self, out: Emission, exchanges: Exchanges, trained: list[tuple[int, State]]) -> None:
+    def _gather_for_use(self, out: Emission, exchanges: Exchanges, split: list[tuple[int, State]]) -> None:
         """Each layer's parameters are gathered for its forward and for its backward pass, one layer ahead."""
         layout, graph = self.layout, self.layout.graph
         assert self.axis is not None
         position = graph.topological_position
-        shards = {number: self._parameter(out, exchanges, number, state) for number, state in trained}
+        shards = {number: self._parameter(out, exchanges, number, state) for number, state in split}
         turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
         previous: str | None = None
         uses = []
-        for number, state in trained:
+        for number, state in split:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 ops = [op for op in map(self._index.__getitem__, state.users) if graph.phase[op] == phase]
                 if phase is Phase.BACKWARD:  # what only writes its gradient does not read a parameter

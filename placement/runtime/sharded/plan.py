@@ -316,8 +316,10 @@ class StrategyPlan:
         axis = self.zero_axis
         if axis is None:
             return frozenset()
-        trained = (gradient.state for gradient in self.gradients)
-        return frozenset(state for state in trained if self.values.state_codes(state)[axis] <= SUM)
+        split = {gradient.state for gradient in self.gradients}
+        if self.values.applied.strategy.zero == 3:
+            split |= {s for s, n in self.values.state_number.items() if self.values.graph.states[n].frozen}
+        return frozenset(state for state in split if self.values.state_codes(state)[axis] <= SUM)
 
     @cached_property
     def gathered(self) -> frozenset[int]:

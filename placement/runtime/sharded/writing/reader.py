@@ -140,9 +140,12 @@ class Reader:
         return not any(have._replace(batch=n) in self._pending for n in (ONCE, *range(self._values.micro_batches)))
 
     def _gathered_state(self, wanted: Wanted, op: int, batch: int) -> Wanted:
-        """A parameter that is gathered for its use: for this pass, else for the other."""
+        """A parameter that is gathered for its use: for this pass, else for the other.
+
+        An op that runs once reads what is gathered for the first micro-batch.
+        """
         for phase in (int(self._graph.phase[op]), int(Phase.FORWARD), int(Phase.BACKWARD)):
-            for number in (batch, ONCE):
+            for number in (batch, ONCE, 0):
                 have = wanted.have._replace(phase=phase, batch=number)
                 if have in self._pending or have in self._roots:
                     return wanted._replace(have=have)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from scipy.stats import kendalltau
+from torch import nn
 
 from baselines.strategies.applied import applied
 from baselines.strategies.estimating.estimator import Estimator
@@ -14,6 +16,7 @@ from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
 from env.problem import Problem
 from env.simulation.simulator import Simulator
+from graphs.capture import capture
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -128,6 +131,20 @@ def test_micro_batches_that_compute_while_others_communicate_are_held_together(c
     estimate, score = Estimator(graph, target).estimate(strategy), scored(graph, target, strategy)
     assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=0.05)
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(("text", "parts"), [("dp8 zero3", 8), ("dp4 zero3 | tp2", 8), ("dp8 zero2", 1)])
+def test_frozen_layers_are_stored_in_parts_by_level_3(text: str, parts: int) -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+        net[:14].requires_grad_(False)
+        graph = capture(net, (torch.empty(64, 1024),), train=True)
+    cluster, strategy = Cluster.preset("8xH100-nvswitch"), Strategy.parse(text)
+    derived = applied(graph, cluster, strategy).problem.graph
+    assert derived.parameter_bytes.sum() == 8 * 16 * 1024 * 1024 * 4 // parts
+    estimate, score = Estimator(graph, cluster).estimate(strategy), scored(graph, cluster, strategy)
+    assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=TIME)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
 
 
 @pytest.mark.parametrize("text", ["dp8 | tp2 sp", "dp8 zero3 | tp2 sp"])

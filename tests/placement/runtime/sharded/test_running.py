@@ -125,6 +125,27 @@ class Masked(nn.Module):
         return functional.cross_entropy(self.head(x.transpose(1, 2).flatten(2)).flatten(0, 1), tokens.flatten())
 
 
+class Adapted(nn.Module):
+    """A frozen base with adapters of low rank, and a frozen copy of the head that follows it, as a momentum encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.base, self.norm = nn.Embedding(16, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.head, self.slow = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        for module in (self.table, self.base, self.norm, self.slow):
+            module.requires_grad_(False)
+        self.register_buffer("scale", torch.rand(8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens) * self.scale
+        for _ in range(2):
+            x = self.norm(x + self.base(x).relu() + self.up(self.down(x)))
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.head.weight, 0.5)
+        return self.head(x) * self.slow(x)
+
+
 class Drawing(nn.Module):
     """Draws random numbers from what it computes."""
 
@@ -239,6 +260,18 @@ def test_a_tied_table_that_is_cut_is_not_read_whole() -> None:
 def test_a_buffer_is_not_changed_twice() -> None:
     with pytest.raises(StrategyError, match="changes a buffer, and would change it again"):
         check(Smoothed(), (torch.randn(8, 8),), "recompute=kind:*")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["dp2 zero3", "dp3 zero3 | mb2", "dp2 zero3 | tp2", "dp2 zero3 | recompute=base", "dp2 zero2"]
+)
+def test_frozen_parameters_are_stored_in_parts_at_level_3_alone(strategy: str) -> None:
+    model, args = Adapted(), (torch.randint(0, 16, (8, 4)),)
+    check(model, args, strategy)
+    plan = planned(capture_program(model, args, {}, train=True), strategy)
+    cut = {state.name for state in plan.states[0] if state.flat is not None and not state.trained}
+    base = {"table.weight", "base.weight", "base.bias", "norm.weight", "norm.bias"}
+    assert cut == (base if "zero3" in strategy else set())
 
 
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 zero3", "tp2", "pp2 1f1b mb4"])
