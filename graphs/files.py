@@ -308,6 +308,7 @@ _STATE: Mapping[str, Check] = {
     "gradient_bytes": _COUNT,
     "optimizer_bytes": _COUNT,
     "frozen": _FLAG,
+    "dtype": _STRING,
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.formatting import format_bytes
 from graphs.optimizers import OPTIMIZERS
 from graphs.records import Phase
@@ -50,6 +52,19 @@ def trained_bytes(graph: OpGraph) -> IntArray:
     if graph.gradient_bytes.any():
         return graph.gradient_bytes
     return graph.kept_bytes // OPTIMIZERS.get(graph.origin.optimizer or "", _USUAL).kept_copies
+
+
+def fixed_bytes(graph: OpGraph) -> IntArray:
+    """int64 [n]: parameters and buffers that each op keeps and that stay in another precision as they are.
+
+    Integers, packed or not, float8 and complex numbers.
+    """
+    result = np.zeros(graph.n_ops, dtype=np.int64)
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    for state in graph.states:
+        if state.dtype and not _is_float(state.dtype):
+            result[index[state.users[0]]] += state.parameter_bytes
+    return result
 
 
 # -- by number format and optimizer ------------------------------------------------------------------------------------
@@ -106,42 +121,100 @@ class KeptState:
 
 def parameter_counts(graph: OpGraph) -> tuple[int, int]:
     """How many numbers are in parameters and buffers, and how many of them the step trains."""
-    kept, trained = _counts(graph)
-    return int(kept.sum()), int(trained.sum())
+    numbers = _numbers(graph)
+    return int(numbers.kept.sum()), int(numbers.trained.sum())
+
+
+def own_precision(graph: OpGraph) -> str:
+    """The name among `PRECISIONS` of what a graph was captured in.
+
+    ``"mixed"`` is training with parameters of 4 bytes and activations of 2, as autocast does it.
+    """
+    if _numbers(graph).own_width < PRECISIONS["float32"].parameter:
+        return "bfloat16"
+    return "mixed" if graph.is_training and activation_width(graph) < PRECISIONS["float32"].activation else "float32"
 
 
 def activation_width(graph: OpGraph) -> int:
-    """Bytes of a floating-point number in most of what the forward ops write; 4 where there is none."""
-    widths: dict[int, float] = {}
-    for dtype, size in zip(graph.dtypes, graph.output_bytes.tolist(), strict=True):
-        if "float" in dtype:
-            widths[_width(dtype)] = widths.get(_width(dtype), 0.0) + size
-    return max(widths, key=lambda width: widths[width], default=4)
+    """Bytes of a floating-point number in most of what the forward ops write; 4 where there is none.
+
+    Where parameters are narrower, theirs: some ops, norms say, write wider ones even then.
+    """
+    return min(_most_used(graph.dtypes, graph.output_bytes), _numbers(graph).own_width)
 
 
 def kept_state(graph: OpGraph, precision: str, optimizer: str | None) -> KeptState:
     """The state of a graph's model, its sizes read off the parameters and gradients that the ops keep.
 
-    What is not trained keeps parameters alone.
+    What is not trained keeps parameters alone. Numbers in another format than most parameters stay in theirs: integers
+    of quantised weights, say, complex numbers, or the few of a model that are wider or narrower.
     """
-    bytes_of = PRECISIONS[precision]
-    kept, trained = _counts(graph)
+    bytes_of, numbers = PRECISIONS[precision], _numbers(graph)
+    if precision == own_precision(graph) == "mixed":  # the optimizer's copy is the parameter
+        bytes_of = PRECISIONS["float32"]
+    is_own, kept, trained = numbers.is_own, numbers.kept, numbers.trained
+    parameters = kept * np.where(is_own, bytes_of.parameter, numbers.width)
     if optimizer is None:
-        return KeptState(precision, None, int(kept.sum()) * bytes_of.parameter, 0, 0)
-    n = int(trained.sum())
+        return KeptState(precision, None, int(parameters.sum()), 0, 0)
+    gradients = trained * np.where(is_own, bytes_of.gradient, numbers.width)
+    master = trained * np.where(is_own, bytes_of.master, 0)
+    states = _remembered(trained, optimizer) * np.where(is_own, bytes_of.state, numbers.width)
     return KeptState(
-        precision,
-        optimizer,
-        int(kept.sum()) * bytes_of.parameter,
-        n * bytes_of.gradient,
-        n * bytes_of.master + int(_remembered(trained, optimizer) * bytes_of.state),
+        precision, optimizer, int(parameters.sum()), int(gradients.sum()), int(master.sum()) + int(states.sum())
     )
 
 
-def _counts(graph: OpGraph) -> tuple[FloatArray, FloatArray]:
-    """Float64 [n] each: numbers in parameters and buffers of every op, and in those that are trained."""
-    width = np.array([_width(dtype) for dtype in graph.dtypes], dtype=np.int64)
-    return _parameter_bytes(graph) / width, trained_bytes(graph) / width
+@dataclass(frozen=True, eq=False)
+class _Numbers:
+    """Numbers that a step keeps, in k pieces: states, and what ops keep beside them.
+
+    Attributes:
+        kept, trained: float64 [k], how many there are, and of how many the step keeps gradients.
+        width: int64 [k], bytes of one.
+        own_width: bytes of a floating-point number in most parameters and buffers.
+        is_own: bool [k], whether they are floating-point numbers of that width.
+    """
+
+    kept: FloatArray
+    trained: FloatArray
+    width: IntArray
+    own_width: int
+    is_own: BoolArray
+
+
+@lru_cache(maxsize=4)
+def _numbers(graph: OpGraph) -> _Numbers:
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    owners = [index[state.users[0]] for state in graph.states]
+    dtypes = [state.dtype or graph.dtypes[owner] for state, owner in zip(graph.states, owners, strict=True)]
+    dtypes.extend(graph.dtypes)
+    kept = _pieces(owners, [state.parameter_bytes for state in graph.states], _parameter_bytes(graph))
+    trained = _pieces(owners, [state.gradient_bytes for state in graph.states], trained_bytes(graph))
+    width = np.array([_width(dtype) for dtype in dtypes], dtype=np.int64)
+    own = _most_used(dtypes, kept)
+    is_own = np.array([_is_float(dtype) for dtype in dtypes], dtype=np.bool_) & (width == own)
+    return _Numbers(kept / width, trained / width, width, own, is_own)
+
+
+def _pieces(owners: list[int], sizes: list[int], of_ops: IntArray) -> IntArray:
+    """int64 [k]: bytes of each state, then what each op keeps beside those that it owns."""
+    rest = of_ops.copy()
+    np.subtract.at(rest, owners, sizes)
+    return np.concatenate([np.array(sizes, dtype=np.int64), np.maximum(rest, 0)])
+
+
+def _most_used(dtypes: Sequence[str], sizes: IntArray) -> int:
+    """Bytes of a floating-point number of the width that has most of these bytes; 4 where none has any."""
+    widths: dict[int, int] = {}
+    for dtype, size in zip(dtypes, sizes.tolist(), strict=True):
+        if _is_float(dtype) and size:
+            widths[_width(dtype)] = widths.get(_width(dtype), 0) + size
+    return max(widths, key=lambda width: widths[width], default=4)
+
+
+def _is_float(dtype: str) -> bool:
+    """Whether numbers are what a model in another format would have in that one; float8 is a format of its own."""
+    return "float" in dtype and _width(dtype) > 1
 
 
 def _parameter_bytes(graph: OpGraph) -> IntArray:
@@ -151,15 +224,13 @@ def _parameter_bytes(graph: OpGraph) -> IntArray:
     return trained_bytes(graph)
 
 
-def _remembered(trained: FloatArray, optimizer: str) -> float:
-    """Numbers that an optimizer remembers of parameters of these sizes.
+def _remembered(trained: FloatArray, optimizer: str) -> FloatArray:
+    """Float64 [k]: numbers that an optimizer remembers of parameters of these sizes.
 
     Adafactor remembers the means of the rows and of the columns of each matrix (N. Shazeer, M. Stern, 2018, section 3);
-    here of one square matrix for each op, which has fewest.
+    here of one square matrix for each state, which has fewest.
     """
-    if optimizer == "adafactor":
-        return float(2 * np.sqrt(trained).sum())
-    return STATES[optimizer] * float(trained.sum())
+    return 2 * np.sqrt(trained) if optimizer == "adafactor" else STATES[optimizer] * trained
 
 
 def _width(dtype: str) -> int:

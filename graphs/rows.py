@@ -140,6 +140,7 @@ class State:
         users: names of the ops that read or write it, in op order.
         parameter_bytes, gradient_bytes, optimizer_bytes: as in `graphs.records.Op`.
         frozen: a parameter that no op of the step writes.
+        dtype: number format, e.g. ``"uint8"``; "" where nobody said: that of its first user.
     """
 
     name: str
@@ -148,6 +149,7 @@ class State:
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     frozen: bool = False
+    dtype: str = ""
 
 
 def _parts(listed: str, text: str) -> tuple[Part, ...]:

@@ -15,7 +15,7 @@ from env.device import Device
 from env.presets import PRESETS
 from graphs.errors import UnknownNameError
 from graphs.formatting import format_bytes, show
-from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, parameter_counts
+from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, own_precision, parameter_counts
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
@@ -166,7 +166,7 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
         graph=graph,
         parameters=parameters,
         trained=trained,
-        precision="float32" if activation_width(graph) >= PRECISIONS["float32"].activation else "bfloat16",
+        precision=own_precision(graph),
         optimizer=chosen,
         samples=samples,
         states=states,

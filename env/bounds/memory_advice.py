@@ -13,7 +13,7 @@ import numpy as np
 
 from graphs.arrays import IntArray, sums
 from graphs.formatting import format_bytes
-from graphs.kept import activation_bytes, kept_words
+from graphs.kept import activation_bytes, fixed_bytes, kept_words
 
 if TYPE_CHECKING:
     from env.problem import Problem
@@ -43,13 +43,14 @@ def variants(problem: Problem, working_bytes: IntArray) -> list[Variant]:
         working_bytes: int64 [n], the memory that each op needs while it runs.
     """
     graph = problem.graph
+    fixed = fixed_bytes(graph)
     wide = np.isin(np.array(graph.dtypes, dtype=object).astype(str), _HALVED)
 
     def variant(name: str, is_half: bool, is_stateless: bool) -> Variant:
-        def sized(size: IntArray) -> IntArray:
-            return np.where(wide, size // 2, size) if is_half else size
+        def sized(size: IntArray, stays: IntArray | int = 0) -> IntArray:
+            return np.where(wide, (size + stays) // 2, size) if is_half else size
 
-        by_op = sized(graph.kept_bytes) - sized(graph.optimizer_bytes) * is_stateless
+        by_op = sized(graph.kept_bytes, fixed) - sized(graph.optimizer_bytes) * is_stateless
         by_group = sums(problem.unit_of, by_op, problem.n_units)
         return Variant(name, by_group, sized(working_bytes))
 

@@ -123,8 +123,11 @@ def _states(drafts: Drafts, users: list[list[int]], ops: list[Op]) -> list[State
         State(
             state.name,
             tuple(ops[number].name for number in sorted(drafts.ops[i].number or 0 for i in of_state)),
-            *(copies * state.size_bytes for copies in (1, *state.trained_copies)),
+            state.size_bytes,
+            state.trained_copies[0] * state.size_bytes,
+            state.trained_copies[1] * state.size_bytes,
             frozen=state.kind == PARAMETER and not state.written,
+            dtype=state.dtype,
         )
         for state, of_state in zip(drafts.states, users, strict=True)
         if of_state and not _is_tiny(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +48,21 @@ def test_what_a_captured_training_step_keeps_is_told_in_parts(optimizer: str, gr
     assert graph.optimizer_bytes.sum() == 8000 * states
     assert (f"{optimizer}'s state" in kept_words(graph)) == (states > 0)
     assert activation_bytes(graph) > 0
+
+
+def test_integers_are_not_halved_with_the_precision() -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = nn.Parameter(torch.zeros(1000))
+            self.register_buffer("numbers", torch.zeros(1000, 1000, dtype=torch.int8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.numbers.float() + self.low
+
+    graph = capture(Quantised(), (torch.zeros(2, 1000),), train=True)
+    half = variants(Problem(graph, cluster(10**6)), np.zeros(graph.n_ops, np.int64))[1]
+    assert (half.name, half.kept_bytes.sum()) == ("half precision", 1_000_000 + 8 * 1000)
 
 
 def test_a_frozen_parameter_keeps_no_gradient_and_inference_no_parts() -> None:

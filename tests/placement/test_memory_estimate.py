@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, zeros
@@ -37,7 +38,7 @@ def test_the_state_is_that_of_the_formulas() -> None:
     assert kept_state(graph, "mixed", "momentum").total_bytes == 12 * n
     assert kept_state(graph, "bfloat16", "adamw").total_bytes == 8 * n
     assert kept_state(graph, "bfloat16", "sgd").optimizer_bytes == 0
-    assert kept_state(graph, "float32", "adafactor").optimizer_bytes == int(4 * 3 * 2 * 10_100**0.5)
+    assert kept_state(graph, "float32", "adafactor").optimizer_bytes == 4 * 3 * 2 * (100 + 10)
     assert kept_state(graph, "float32", None).total_bytes == 4 * n
 
 
@@ -47,6 +48,96 @@ def test_the_width_is_that_of_the_captured_numbers() -> None:
     assert parameter_counts(half) == (110, 110)
     assert kept_state(half, "float32", "adam").total_bytes == 16 * 110
     assert estimate_memory(half).precision == "bfloat16"
+
+
+class Kept(nn.Module):
+    """Reads a table of any format beside weights, through an op in the format of the weights."""
+
+    def __init__(self, table: torch.Tensor, trained: bool, weights: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(100, 100, dtype=weights)
+        if trained:
+            self.table = nn.Parameter(table)
+        else:
+            self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.table.real if self.table.is_complex() else self.table
+        return self.linear(x) + table.to(x.dtype).mean(0)
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "trained", "in_half"),
+    [
+        (torch.uint8, False, 1),
+        (torch.int64, False, 8),
+        (torch.bool, False, 1),
+        (torch.float8_e4m3fn, False, 1),
+        (torch.complex64, False, 8),
+        (torch.complex64, True, 8),
+        (torch.float32, False, None),
+    ],
+)
+def test_numbers_of_other_formats_stay_as_they_are(
+    dtype: torch.dtype, trained: bool, in_half: int | None, weights: torch.dtype
+) -> None:
+    table = torch.ones(10, 100).to(dtype)
+    graph = capture(Kept(table, trained, weights), (torch.ones(4, 100, dtype=weights),), train=True)
+    own = "float32" if weights is torch.float32 else "bfloat16"
+    assert estimate_memory(graph).precision == own
+    assert kept_state(graph, own, "adam").total_bytes == graph.kept_bytes.sum()
+    width = in_half or (2 if own == "float32" else 4)  # a table in the format of the weights becomes narrower with them
+    assert kept_state(graph, "bfloat16", "adam").parameter_bytes == 2 * 10_100 + width * 1000
+    assert kept_state(graph, "float32", "adam").parameter_bytes == 4 * 10_100 + (in_half or 4) * 1000
+    assert parameter_counts(graph) == (11_100, 10_100 + 1000 * trained)
+
+
+def test_packed_weights_of_four_bits_stay_packed() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("packed", torch.randint(0, 255, (100 * 50,), dtype=torch.uint8))
+            self.low = nn.Parameter(torch.zeros(100))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            numbers = torch.stack([self.packed >> 4, self.packed & 15], -1).view(100, 100).float()
+            return x @ numbers + self.low
+
+    graph = capture(Packed(), (torch.ones(4, 100),), train=True)
+    assert kept_state(graph, "float32", "adam").parameter_bytes == 5000 + 400
+    assert kept_state(graph, "mixed", "adam").parameter_bytes == 5000 + 200
+
+
+def test_a_model_under_autocast_is_mixed_as_captured() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(100, 100) for _ in range(3)))
+            self.layers[0].requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.layers(x)
+
+    found = estimate_memory(capture(Cast(), (torch.ones(64, 100),), train=True))
+    assert found.precision == "mixed"
+    own = next(one for one in found.states if (one.precision, one.optimizer) == ("mixed", "adam"))
+    assert own.total_bytes == found.graph.kept_bytes.sum() == (4 + 2 * 16) * 10_100
+
+
+def test_norms_in_single_precision_make_no_model_one_of_single_precision() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = x.float()
+            return self.linear((wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True))).bfloat16())
+
+    found = estimate_memory(capture(Normed(), (torch.ones(4, 8).bfloat16(),), train=True))
+    assert "in bfloat16 needs" in found.headline()
 
 
 def test_what_is_frozen_has_no_gradient() -> None:
