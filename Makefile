@@ -6,13 +6,15 @@
 #             and docs/methods.md (more than an hour; goes on where it was stopped)
 # make learning  train policies on the tasks of the papers and write docs/results/learning.md (hours; goes on where it
 #             was stopped)
+# make net    draw models from a grammar, run each under every family of strategies beside the plain model, and write
+#             docs/results/wide_net.md (a night)
 # make oracle compare the simulator with SimGrid, too (Debian's python3-simgrid; asks for root)
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types wheel check bench suite learning oracle clean
+.PHONY: demo test lint types wheel check bench suite learning net oracle clean
 .DEFAULT_GOAL := demo
 
 .venv/.runtime: pyproject.toml constraints.txt
@@ -54,6 +56,11 @@ suite: .venv/.test
 
 learning: .venv/.test
 	$(BIN)/python benchmarks/learning.py --seed 0
+
+net: .venv/.test
+	PYTHONPATH=. $(BIN)/python benchmarks/wide_net.py --alone --out docs/results
+	PYTHONPATH=. $(BIN)/python benchmarks/wide_net.py --seed 0 --models 500 --out docs/results
+	PYTHONPATH=. $(BIN)/python benchmarks/wide_net.py --transformers --out docs/results
 
 oracle: .venv/.test
 	apt-get update && apt-get install -y python3-simgrid

@@ -1,205 +1,133 @@
-"""Small models drawn from a grammar under every family of strategies, with the numbers of the plain model.
+"""Do small models drawn from a grammar have the numbers of the plain model under every family of strategies?
 
-    python benchmarks/wide_net.py [--seed 0] [--models N | --alone] [--only TEXT] [--strategies 'dp2,pp2 gpipe mb2']
-    python benchmarks/wide_net.py --transformers
+    python benchmarks/wide_net.py --seed 0 --models 100         models that are drawn
+    python benchmarks/wide_net.py --alone                       every piece and every loss of the grammar by itself
+    python benchmarks/wide_net.py --transformers                families of transformers in tiny sizes
+    python benchmarks/wide_net.py --only 'words: linear, mha, simple_gate -> contrastive' --strategies 'tp2,dp2 | mb2'
 
-Every rank of a strategy is a thread of this process. Each run is two training steps (losses, gradients, parameters and
+Every rank of a strategy is a thread of this process. A run is two training steps (losses, gradients, parameters and
 buffers) or one of inference (outputs), and ends as equal, refused (one sentence), crashed (any other exception) or
-WRONG. A model is one line of text, e.g. `words: linear, mha, simple_gate -> contrastive`; a failure is made smaller,
-and `--only` runs that line again. --out appends a row for each run to OUT/wide_net.jsonl and writes OUT/wide_net.md.
+WRONG. A drawn model is one line of text; one that fails is made smaller as long as it fails. With --out each model
+appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows. The root of the project must be on
+PYTHONPATH. Exit code 1: something crashed or was wrong.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
 import warnings
-from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from table import machine, parser
+from wide_net_report import KINDS, counts_of, one_line, page, summary
 
 from tests.helpers.wide_net.drawn import Drawn, draw, each_alone
-from tests.helpers.wide_net.runs import (
-    CRASHED,
-    EQUAL,
-    INFERENCE,
-    REFUSED,
-    TRAINING,
-    WRONG,
-    Case,
-    Outcome,
-    fits,
-    outcomes,
-    run,
-)
+from tests.helpers.wide_net.runs import CRASHED, INFERENCE, TRAINING, WRONG, Case, Outcome, fits, outcomes, run
 
-KINDS = (EQUAL, REFUSED, CRASHED, WRONG)
-
-
-@dataclass
-class Net:
-    """What runs have ended in so far."""
-
-    counts: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    causes: dict[tuple[str, str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
-    models: int = 0
-
-    def add(self, step: str, strategy: str, outcome: Outcome, line: str) -> None:
-        self.counts[step, strategy][outcome.kind] += 1
-        if outcome.kind != EQUAL:
-            self.causes[outcome.kind, step, _general(outcome.why)].append(line)
+STEPS = {"training": (True, TRAINING), "inference": (False, INFERENCE)}
+_Known = dict[tuple[str, bool, str], list[Drawn]]
 
 
 def main() -> None:
     options = _options()
     warnings.simplefilter("ignore")  # notes of other packages
     torch.set_num_threads(1)
-    net, smallest, said = Net(), {}, set()
-    began = time.perf_counter()
-    for text, takes, case in _cases(options):
-        net.models += 1
-        for train in (True, False):
-            step = "training" if train else "inference"
-            chosen = [
-                strategy
-                for strategy in (TRAINING if train else INFERENCE)
-                if (options.strategies is None or strategy in options.strategies) and fits(strategy, takes)
-            ]
-            if step not in options.steps:
-                continue
-            for strategy, outcome in _all(case, chosen, train, text):
-                line = text
-                if outcome.kind in (CRASHED, WRONG) and options.shrink and not options.transformers:
-                    line, outcome = _smaller(text, strategy, train, outcome, smallest)
-                net.add(step, strategy, outcome, f"{strategy} | {line}")
-                report = f"{outcome.kind} | {step} | {strategy} | {line} | {_one_line(outcome.why)}"
-                if report not in said and (options.verbose or outcome.kind in (CRASHED, WRONG)):
-                    print(report, flush=True)
-                said.add(report)
-                if options.out is not None:
-                    row = {"model": text, "step": step, "strategy": strategy, "found": outcome.kind, "why": outcome.why}
-                    with (options.out / "wide_net.jsonl").open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
-    _report(net, options, time.perf_counter() - began)
-    sys.exit(any(counts[kind] for counts in net.counts.values() for kind in (CRASHED, WRONG)))
+    rows, known = [], _Known()
+    rows_file = options.out and options.out / "wide_net.jsonl"
+    for name, takes, case in _cases(options):
+        for step in options.steps.split(","):
+            row = _row(name, takes, case, step, options, known)
+            rows.append(row)
+            if rows_file:
+                with rows_file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(machine() + "\n\n" + summary(rows))
+    if rows_file:
+        lines = rows_file.read_text(encoding="utf-8").splitlines()
+        latest = {(row["set"], row["model"], row["step"]): row for row in map(json.loads, lines)}
+        (options.out / "wide_net.md").write_text(page(list(latest.values()), machine()), encoding="utf-8")
+    counts = counts_of(rows)
+    sys.exit(any(found[kind] for found in counts.values() for kind in (CRASHED, WRONG)))
 
 
-def _all(case: Case, strategies: list[str], train: bool, text: str) -> Iterator[tuple[str, Outcome]]:
-    try:
-        numbers = case.expected(train)
-    except Exception as error:
-        print(f"no model: {text}: {_one_line(str(error))}", flush=True)
-        return
-    if not all(torch.isfinite(t).all() for t in numbers.values() if t.is_floating_point()):
-        print(f"not finite: {text}", flush=True)
-        return
-    yield from outcomes(case, strategies, train)
+def _row(name: str, takes: str, case: Case, step: str, options: Any, known: _Known) -> dict[str, Any]:
+    """The strategies of a model by how they ended; failures with the smallest model that fails the same way."""
+    train, strategies = STEPS[step]
+    row: dict[str, Any] = {"set": options.set, "model": name, "step": step, **{kind: {} for kind in KINDS}}
+    chosen = [one for one in strategies if fits(one, takes) and one in (options.strategies or strategies)]
+    for strategy, outcome in outcomes(case, chosen, train):
+        smallest = name
+        if outcome.kind in (CRASHED, WRONG) and options.shrink:
+            smallest, outcome = _smaller(name, strategy, train, outcome, known)
+        row[outcome.kind][strategy] = [outcome.why, smallest] if outcome.why else []
+        if options.verbose or outcome.kind in (CRASHED, WRONG):
+            print(f"{outcome.kind} | {step} | {strategy} | {smallest} | {one_line(outcome.why)}", flush=True)
+    return row
 
 
-def _smaller(
-    text: str, strategy: str, train: bool, outcome: Outcome, smallest: dict[Any, list[Drawn]]
-) -> tuple[str, Outcome]:
-    """The model made smaller as long as it fails the same way, and that outcome; known ones are found again first."""
+def _smaller(text: str, strategy: str, train: bool, outcome: Outcome, known: _Known) -> tuple[str, Outcome]:
+    """A model made smaller as long as it fails alike, and how the smallest fails; one that is known is taken."""
     model = Drawn.parse(text)
-    known = smallest.setdefault((strategy, train, outcome.kind), [])
-    found: dict[str, Outcome] = {}
+    smallest = known.setdefault((strategy, train, outcome.kind), [])
+    for one in smallest:
+        if one.is_part_of(model):
+            return one.text, outcome
+    found = outcome
 
     def fails(one: Drawn) -> bool:
+        nonlocal found
         try:
-            found[one.text] = run(Case(*one.build()), strategy, train)
-        except Exception:
+            made = run(Case(*one.build()), strategy, train)
+        except Exception:  # without that piece it is no model
             return False
-        return found[one.text].kind == outcome.kind
+        found = made if made.kind == outcome.kind else found
+        return made.kind == outcome.kind
 
-    for one in known:
-        is_part = one.takes == model.takes and set(one.pieces) <= set(model.pieces)
-        if is_part and one.loss in (model.loss, "mean_square"):
-            return one.text, outcome
     while smaller := next((one for one in model.smaller() if fails(one)), None):
         model = smaller
-    known.append(model)
-    return model.text, found.get(model.text, outcome)
+    smallest.append(model)
+    return model.text, found
 
 
 def _cases(options: Any) -> Iterator[tuple[str, str, Case]]:
-    if options.transformers:
+    """Models with their names and what they take."""
+    if options.set == "transformers":
         from tests.helpers.wide_net.families import FAMILIES
 
         for name, make in FAMILIES.items():
-            if options.only is None or options.only in name:
+            if options.only in (None, name):
                 torch.manual_seed(options.seed)
-                try:
-                    yield name, "words", make()
-                except Exception as error:
-                    print(f"no model: {name}: {_one_line(f'{type(error).__name__}: {error}')}", flush=True)
+                yield name, "words", make()
         return
+    random = np.random.default_rng(options.seed)
     if options.only is not None:
-        models: Any = [Drawn.parse(options.only)]
-    elif options.alone:
-        models = list(each_alone())[options.seed :: options.stride]
+        models = [Drawn.parse(options.only)]
     else:
-        random = np.random.default_rng(options.seed)
-        models = (draw(random) for _ in range(options.models))
+        models = list(each_alone()) if options.set == "alone" else [draw(random) for _ in range(options.models)]
     for model in models:
-        try:
-            case = Case(*model.build())
-        except Exception as error:
-            print(f"no model: {model.text}: {error}", flush=True)
-            continue
-        yield model.text, model.takes, case
+        yield model.text, model.takes, Case(*model.build())
 
 
 def _options() -> Any:
     made = parser(__doc__)
-    made.add_argument("--models", type=int, default=100, help="how many are drawn (default: %(default)s)")
-    made.add_argument("--alone", action="store_true", help="each piece and each loss of the grammar by itself instead")
-    made.add_argument("--stride", type=int, default=1, help="with --alone: every so manyth, from number SEED on")
-    made.add_argument("--transformers", action="store_true", help="model families of transformers instead")
-    made.add_argument("--only", help="one model, as a line of text (or part of the name of a family)")
-    made.add_argument("--strategies", type=lambda text: text.split(","), help="with commas (default: all)")
-    made.add_argument("--steps", default="training,inference", help="one of both, or both (default: %(default)s)")
-    made.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave failing models as drawn")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--models", type=int, default=100, help="how many are drawn (default: %(default)s)")
+    which.add_argument("--alone", dest="set", action="store_const", const="alone", default="drawn", help="each piece")
+    which.add_argument("--transformers", dest="set", action="store_const", const="transformers", help="families")
+    made.add_argument("--only", help="one model: a line of text, or the name of a family")
+    made.add_argument("--strategies", type=lambda text: text.split(","), help="of those here, with commas")
+    made.add_argument("--steps", default=",".join(STEPS), help="one of both, or both (default: %(default)s)")
+    made.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave models that fail as they are")
     made.add_argument("--out", type=Path, help="folder of rows and page (default: none are written)")
     made.add_argument("--verbose", action="store_true", help="print what is equal and refused as well")
-    return made.parse_args()
-
-
-def _report(net: Net, options: Any, seconds: float) -> None:
-    lines = [f"{net.models} models, {seconds:.0f} s; {machine()}", ""]
-    lines += ["| step | strategy | " + " | ".join(KINDS) + " |", "| --- | --- |" + " ---: |" * len(KINDS)]
-    total: Counter[str] = Counter()
-    for (step, strategy), counts in net.counts.items():
-        total.update(counts)
-        lines.append(f"| {step} | {strategy.replace('|', '+')} | " + " | ".join(str(counts[k]) for k in KINDS) + " |")
-    lines.append("| all | | " + " | ".join(str(total[k]) for k in KINDS) + " |")
-    for kind in (WRONG, CRASHED, REFUSED):
-        causes = [(why, step, found) for (k, step, why), found in net.causes.items() if k == kind]
-        lines += ["", f"## {kind}: {len(causes)} causes", ""]
-        for why, step, found in sorted(causes, key=lambda cause: -len(cause[2])):
-            lines.append(f"* {len(found)} x {step}: {why} -- `{min(found, key=len)}`")
-    text = "\n".join(lines)
-    print(text)
-    if options.out is not None:
-        (options.out / "wide_net.md").write_text("# Wide net\n\n" + text + "\n", encoding="utf-8")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
-
-
-def _general(why: str) -> str:
-    """A cause without the names and numbers of one model."""
-    why = re.sub(r"'[^']*'", "'...'", _one_line(why))
-    why = re.sub(r"gradient of \S+|\S+ in the end|the loss of step \d|output \d", "a number", why)
-    return re.sub(r"\d[\d.e+-]*", "N", why)
+    options = made.parse_args()
+    options.shrink = options.shrink and options.set != "transformers"
+    return options
 
 
 if __name__ == "__main__":

@@ -95,6 +95,14 @@ class Drawn:
             return model, (torch.randint(11, (BATCH, LENGTH)), labels)
         return model, (torch.randn(BATCH, *_SHAPES[self.takes], dtype=torch.float64), labels)
 
+    def is_part_of(self, other: Drawn) -> bool:
+        """Whether another model has all of its pieces, and its loss unless that is the plain one."""
+        return (
+            self.takes == other.takes
+            and set(self.pieces) <= set(other.pieces)
+            and self.loss in (other.loss, _PLAIN_LOSS)
+        )
+
     def smaller(self) -> Iterator[Drawn]:
         """Models with one piece less, or with the plain loss."""
         if len(self.pieces) > 1:
