@@ -257,8 +257,16 @@ def _rows(
 
 
 def _sum_rows(one: Spelled, inputs: tuple[Operand, ...], sums: dict[int, set[str]]) -> Iterator[DraftRow]:
-    """Rows of a call that hands sums on: for the axes over which all of its arguments may be sums."""
-    given = [operand for operand in one.partial if operand in inputs]
+    """Rows of a call that hands sums on: for the axes over which all of its arguments may be sums.
+
+    None where another argument is the same tensor or a view of it: of one tensor both would be read as summands, and
+    what is linear in each of two arguments is not linear in both together.
+    """
+    summands = {id(operand) for operand in one.partial}
+    given = [operand for operand in inputs if id(operand) in summands]
+    others = {operand.value for operand in inputs if id(operand) not in summands}
+    if any(operand.value in others for operand in given):
+        return
     words = [sums.get(operand.value, set()) if operand.value is not None else set() for operand in given]
     for word in sorted(set.intersection(*words)) if words else []:
         values: dict[int, Part] = {o.value: Partial() for o in one.partial if o.value is not None}

@@ -11,11 +11,12 @@ from dataclasses import replace
 from math import gcd
 
 from graphs.capture.drafts import DraftCall, Operand, Root
-from graphs.capture.rows.letters import Call, Cut, Letter, Slot
+from graphs.capture.rows.letters import Call, Cut, Letter, Slot, handed_on
 
 _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")
 _CONVERTS = ("to", "_to_copy", *_COUNTS)
+_SUMMED_COUNTS = ("to", "_to_copy", "cumsum")
 _BACKWARD = "grouped_mm_fallback_backward"
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback", _BACKWARD)
 
@@ -41,6 +42,8 @@ class Places:
         self._units.update(dict.fromkeys(places, unit))
         if call.name in _GROUPED:
             return tuple(_grouped(call, found, unit))
+        if call.name in _SUMMED_COUNTS:  # counts are whole numbers in every format
+            return *found, handed_on(call.inputs, [slot for slot in call.outputs if slot is not None])
         own = tuple(_of_tokens(letter, _length(call, known) // unit) for letter in _dispatched(call, known))
         return own or found if call.name in _SORTS else (*own, *_without_places(found, known, bool(own)))
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from string import ascii_lowercase
 
+import torch
+
 from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, handed_on, summed
 
 RULES = Rules()
@@ -43,7 +45,8 @@ def linear_letters(call: Call) -> Iterator[Letter]:
     """How a call hands on sums."""
     outputs = [slot for slot in call.outputs if slot is not None]
     if call.name in _LINEAR_COUNTS and len(call.inputs) == 1:  # sizes of groups are integers
-        yield handed_on(call.inputs, outputs)
+        if _keeps_fractions(call.first(), call["dtype"]):
+            yield handed_on(call.inputs, outputs)
         return
     inputs = [slot for slot in call.inputs if slot.is_float]
     if not inputs or not all(slot.is_float for slot in outputs):
@@ -52,7 +55,15 @@ def linear_letters(call: Call) -> Iterator[Letter]:
         if not isinstance(call["other"], (int, float)) and not call["value"]:
             yield handed_on(inputs, outputs)
     elif call.name in _SCALED and call["rounding_mode"] is None:
-        yield from (handed_on([slot], outputs) for slot in inputs[: 1 if call.name.startswith("div") else 2])
+        factors = [call["self"]] if call.name.startswith("div") else inputs
+        yield from (handed_on([slot], outputs) for slot in factors if slot.is_float)
+
+
+def _keeps_fractions(x: Slot, dtype: torch.dtype | None) -> bool:
+    """Whether a conversion loses nothing that a sum of what it makes would have: no fractions, no counts."""
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return True
+    return not x.is_float and dtype is not torch.bool
 
 
 @RULES.on("mm")

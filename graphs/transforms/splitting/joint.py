@@ -11,8 +11,11 @@ from graphs.transforms.splitting.sharding import SUM, Sharding, shard
 
 
 def in_time(graph: OpGraph, chunks: Sharding) -> Sharding:
-    """A cut into micro-batches, but for what is done once for all of them."""
+    """A cut into micro-batches, but for what is done once for all of them; so are updates."""
     once = joint_ops(graph, chunks)
+    is_update = graph.phase == Phase.UPDATE
+    if any(chunks.row[op] is not None for op in np.flatnonzero(is_update).tolist()):
+        once |= is_update
     return with_whole_masks(graph, shard(graph, chunks.axis, ~once) if once.any() else chunks)
 
 

@@ -423,9 +423,9 @@ class _Walk:
         )
 
     def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:
-        """Whether it takes for a summand what is there in stretches alone, of which no exchange makes one."""
+        """Whether it takes for a summand what is written in stretches, of which no exchange makes one."""
         return any(
-            need == SUM and SUM not in self.available[t] and WHOLE not in self.available[t]
+            need == SUM and self.written[t] > SUM and not self._is_open(t)
             for t, need in zip(read, choice.tensors, strict=True)
         )
 

@@ -56,6 +56,7 @@ class Form(NamedTuple):
         batch: number of the micro-batch, or ``ONCE``, ``SUMMED``, ``ALL``.
         is_again: gathered a second time, for the backward pass.
         phase: of a parameter that is gathered for use: which pass; else -1.
+        taken: code of the stretch that a micro-batch takes of a tensor that is there for all of them; else WHOLE.
     """
 
     tensor: int
@@ -64,6 +65,7 @@ class Form(NamedTuple):
     batch: int = ONCE
     is_again: bool = False
     phase: int = -1
+    taken: int = WHOLE
 
 
 class Wanted(NamedTuple):
@@ -311,9 +313,9 @@ class Values:
 
     @cached_property
     def _state_shards(self) -> Mapping[tuple[int, int], Shard]:
-        """(axis, state of the graph) -> the stretch along which it is kept in parts."""
+        """(axis, state of the graph) -> the stretch along which it is kept in parts, or read by micro-batches."""
         found: dict[tuple[int, int], Shard] = {}
-        for a, sharding in enumerate(self.mesh):
+        for a, sharding in enumerate([*self.mesh, *([self.chunks] if self.chunks is not None else [])]):
             for op, row in enumerate(sharding.row):
                 if row is None:
                     continue
@@ -369,15 +371,22 @@ class Values:
         for a, (code, coordinate) in cuts:
             if a in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
-        if variant.tensor >= 0 and variant.batch >= 0 and self.chunks is not None:
-            code = int(self.chunks.written[variant.tensor])
-            if code > SUM:
-                shard, _ = self._shards[len(self.mesh), variant.tensor, code]
-                found = found.cut_by(self._dealt(shard), self.micro_batches, variant.batch)
+        in_time = self._shard_in_time(variant)
+        if in_time is not None:
+            found = found.cut_by(self._dealt(in_time), self.micro_batches, variant.batch)
         for a, (code, coordinate) in cuts:
             if a not in self.of_samples and code > SUM:
                 found = self._cut(found, variant, a, code, coordinate)
         return found
+
+    def _shard_in_time(self, variant: Form) -> Shard | None:
+        """The stretch of which a variant is the part of a micro-batch; None where it is no such part."""
+        if self.chunks is None or variant.batch < 0:
+            return None
+        if variant.tensor < 0:
+            return self._state_shards[len(self.mesh), self.state_number[variant.state]] if variant.taken else None
+        code = variant.taken or int(self.chunks.written[variant.tensor])
+        return self._shards[len(self.mesh), variant.tensor, code][0] if code > SUM else None
 
     def _dealt(self, shard: Shard) -> Shard:
         """The stretch of samples that is cut into micro-batches: each replica cuts its own.
@@ -450,7 +459,8 @@ class Values:
                 return self._wanted_state(anchor.state, op, batch)
             want = Form(int(self.graph.inputs[1][entry]), -1, tuple(int(s.read[entry]) for s in self.mesh))
             codes = tuple(code if code > SUM else WHOLE for code in want.codes)
-            return Wanted(Form(-1, anchor.state, (WHOLE,) * len(self.mesh)), want._replace(codes=codes))
+            want = self._taken(want._replace(codes=codes), entry, batch)
+            return Wanted(Form(-1, anchor.state, (WHOLE,) * len(self.mesh)), want)
         return self.wanted_by_edge(self.entry(op, anchor), op, batch)
 
     def wanted_by_edge(self, entry: int, op: int, batch: int) -> Wanted:
@@ -467,8 +477,14 @@ class Values:
             is_first = int(self.chunks.written[tensor]) == SUM
         is_again = self._is_again(tensor, entry, op)
         left = Form(tensor, -1, tuple(have), number, is_again)
-        right = Form(tensor, -1, tuple(want), batch if number in (ONCE, ALL) and self._cuts(tensor, entry) else number)
+        right = self._taken(Form(tensor, -1, tuple(want), number), entry, batch)
         return Wanted(left, right, not is_first)
+
+    def _taken(self, whole_step: Form, entry: int, batch: int) -> Form:
+        """Of a tensor that is there for all micro-batches the stretch that one of them reads, as its row says."""
+        if self.chunks is None or whole_step.batch not in (ONCE, ALL) or int(self.chunks.read[entry]) <= SUM:
+            return whole_step
+        return whole_step._replace(batch=batch, taken=int(self.chunks.read[entry]))
 
     def is_zero_at(self, wanted: Wanted, place: int) -> bool:
         """Whether a part reads nothing of a tensor because another one adds it to the sum."""
@@ -478,10 +494,6 @@ class Values:
                 wanted.have.codes, wanted.want.codes, self.coordinates(place), strict=True
             )
         )
-
-    def _cuts(self, tensor: int, entry: int) -> bool:
-        """Whether each micro-batch takes its stretch of a tensor that is there once."""
-        return self.chunks is not None and int(self.chunks.read[entry]) > SUM
 
     def _batch_read(self, tensor: int, entry: int, op: int, batch: int) -> int:
         chunks = self.chunks
@@ -522,9 +534,12 @@ class Values:
             if kept > SUM and not isinstance(part, Shard):
                 raise self._unplanned(state, op)
             codes.append(kept if isinstance(part, Shard) else SUM if isinstance(part, Partial) else WHOLE)
-        in_time = None if self.chunks is None else _input(self.chunks.row[op], place)
-        is_zero = batch > 0 and isinstance(in_time, Partial)
-        return Wanted(have, Form(-1, state, tuple(codes)), is_zero)
+        want, in_time = Form(-1, state, tuple(codes)), None
+        if self.chunks is not None:
+            in_time = _input(self.chunks.row[op], place)
+            if isinstance(in_time, Shard):
+                want = want._replace(batch=batch, taken=int(self.chunks.state[number]))
+        return Wanted(have, want, batch > 0 and isinstance(in_time, Partial))
 
     def _unplanned(self, state: int, op: int) -> StrategyError:
         name = self.step.program.states[state].names[0]

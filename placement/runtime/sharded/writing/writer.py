@@ -12,6 +12,7 @@ from torch import fx
 from graphs.capture.costs import signature
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
+from graphs.rows import Partial
 from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.sharding import SUM
@@ -187,6 +188,7 @@ class _Writer(WithExtras):
                 parts[argument] = part
             if argument in self._step.overwrites and argument not in self._step.made_by:
                 made[argument] = value
+        self._check_summands(op, parts)
         extras = self._extras(node, op, batch, inputs, parts)
         if signature(node.target).statistics:
             self._keep_running(node, op, batch, inputs, is_of_all=extras.sums is not None)
@@ -210,6 +212,21 @@ class _Writer(WithExtras):
             raise StrategyError(
                 f"op {name!r} changes a buffer, and would change it again where it is recomputed; leave its module "
                 "out of recompute."
+            )
+
+    def _check_summands(self, op: int, parts: Mapping[fx.Node, PartLayout]) -> None:
+        """Refuse what every part would make of whole arguments although the parts' results are added up.
+
+        Raises:
+            StrategyError: op j is such an op.
+        """
+        values = self._values
+        rows = [sharding.row[op] for sharding in (*values.mesh, *([values.chunks] if values.chunks else []))]
+        adds_up = any(row is not None and row.extent > 1 and Partial() in row.outputs for row in rows)
+        if adds_up and not any(part.coarse_cuts for part in parts.values()):
+            raise StrategyError(
+                f"op {self._graph.op_names[op]!r} is one summand for each part by its row, but each part would make "
+                "all of the sum; leave this op whole."
             )
 
     def _protect(self, node: fx.Node, op: int, batch: int, inputs: dict[fx.Node, fx.Node]) -> None:
