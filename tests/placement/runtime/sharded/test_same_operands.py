@@ -111,7 +111,8 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.a(x).chunk(2, self.dim)
-        return self.b(left * right).pow(2)
+        result: Tensor = self.b(left * right).pow(2)
+        return result
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -178,7 +179,10 @@ class OfSamples(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.square(self.a(x) * self.weight + self.offset)
-        return h / (1 + self.weight.sum() + self.offset.abs().sum() + (self.offset.square() * self.weight).sum(0).sum())
+        by_sums: Tensor = h / (
+            1 + self.weight.sum() + self.offset.abs().sum() + (self.offset.square() * self.weight).sum()
+        )
+        return by_sums
 
 
 @pytest.mark.parametrize("strategy", ["mb2", "dp2 | mb2", "dp2", "dp2 zero2"])
