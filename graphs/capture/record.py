@@ -55,6 +55,8 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
             "capture it with train=False."
         )
     placeholders = [recorder.node_of(p) for p in parameters.values()]
+    # Before the run, after which a slice that is all of an argument would be taken for it.
+    arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
     # One thread, so that autograd runs the backward pass where the recorder can see it.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with torch.enable_grad(), one_thread, general_kernels(), recorder, recorder.calls.watched():
@@ -78,7 +80,6 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     ]
     outputs = Outputs(output, tuple(tensors), nodes, tangents)
     results = (recorder.node_of(value),)
-    arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
     return Trace(
         recorder.graph,
         recorder.states,

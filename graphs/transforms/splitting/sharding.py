@@ -23,6 +23,7 @@ from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
 EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
+IN_TIME = "mb"  # name of the axis along which micro-batches are cut
 _LABEL_COUNT = "nll_loss"
 SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 # Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
@@ -205,6 +206,8 @@ class _Walk:
         self.phase = graph.phase.tolist()
         is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else np.full(graph.n_ops, not axis.words)
         is_cut = where(graph, axis.modules) | (is_tensor & bool(axis.words))
+        if axis.name == IN_TIME:  # an update comes once, after all micro-batches
+            is_cut &= graph.phase != Phase.UPDATE
         self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
         self.choices: dict[tuple[int, int, bool, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows

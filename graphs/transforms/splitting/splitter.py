@@ -22,7 +22,7 @@ from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import in_time
-from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, Axis, Sharding
+from graphs.transforms.splitting.sharding import IN_TIME, SHAPE_ONLY, SUM, Axis, Sharding
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -59,7 +59,7 @@ def split(
 
 def in_micro_batches(count: int) -> Axis:
     """The axis of time, along which a batch is cut into micro-batches."""
-    return Axis("mb", count, (BATCH,))
+    return Axis(IN_TIME, count, (BATCH,))
 
 
 def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False) -> Copies | None:

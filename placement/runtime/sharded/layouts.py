@@ -189,9 +189,14 @@ class PartLayout:
 def _meets(cut: PartCut, dim: int, view: TensorInfo, root: TensorInfo) -> bool:
     """Whether indices of a view's dimension that is no digit of the memory, such as a slice, meet a cut stretch."""
     item = root.layout.dtype.itemsize
-    step = view.layout.stride[dim] * view.layout.dtype.itemsize
+    steps = [stride * view.layout.dtype.itemsize for stride in view.layout.stride]
     first, last = (root.layout.stride[cut.dim] * entries * item for entries in (cut.unit, cut.period))
-    return step < last and first < step * view.layout.shape[dim]
+    if not (steps[dim] < last and first < steps[dim] * view.layout.shape[dim]):
+        return False
+    small = [(step, length) for step, length in zip(steps, view.layout.shape, strict=True) if step < first]
+    end = (view.offset * view.layout.dtype.itemsize - root.offset * item) % first
+    end += sum(step * (length - 1) for step, length in small)
+    return steps[dim] >= first or end >= first  # else it begins and ends in one unit
 
 
 def _is_slice_of_periods(cut: PartCut, dim: int, view: TensorInfo, root: TensorInfo) -> bool:

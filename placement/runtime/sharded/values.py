@@ -165,7 +165,6 @@ class Values:
     def anchors(self) -> Mapping[fx.Node, Anchor]:
         """Of each node what it is or views; those of literals and sizes have none."""
         found: dict[fx.Node, Anchor] = {}
-        written: dict[int, int] = {}
         for node in self.step.graph.nodes:
             state = self.step.state_of.get(node)
             op = self.step.made_by.get(node)
@@ -175,6 +174,8 @@ class Values:
                 found[node] = Anchor(state=state)
             elif op is None:
                 before = next((found[n] for n in node.all_input_nodes if n in found), None)
+                if node in self._copied and not self._reads(self._copied[node].op, before):
+                    before = self._copied[node]
                 if before is not None:
                     found[node] = before
             elif node.target is operator.getitem and node.args[0] in self.step.made_by:
@@ -182,18 +183,42 @@ class Values:
                 assert isinstance(index, int)
                 found[node] = Anchor(op, index)
             elif node.target is after:
-                number = written[op] = written.get(op, -1) + 1
-                found[node] = self._written(op, number)
+                found[node] = self._written[node]
             else:
                 found[node] = Anchor(op, 0)
         return found
 
-    def _written(self, op: int, number: int) -> Anchor:
-        """The argument that an op writes in place, as a result of it, or beyond its results."""
-        call = self.step.program.call_tensors[op]
-        tensor = call.written[number]
-        slot = next((k for k, result in enumerate(call.results) if result == tensor and tensor is not None), None)
-        return Anchor(op, len(call.results) + number if slot is None else slot)
+    def _reads(self, op: int, anchor: Anchor | None) -> bool:
+        """Whether captured op i reads what an anchor is; what it overwrites as a whole it does not read."""
+        if anchor is None or anchor.state >= 0:
+            return anchor is not None
+        return self.captured_tensor(anchor) in self._inputs[self.first_run[op]]
+
+    @cached_property
+    def blanks(self) -> frozenset[fx.Node]:
+        """Copies of memory that an op writes without a look at what was in it."""
+        return frozenset(copy for copy, anchor in self._copied.items() if self.anchors.get(copy) == anchor)
+
+    @cached_property
+    def _copied(self) -> Mapping[fx.Node, Anchor]:
+        """Of each copy that an op writes into through a view, what it is once that is done."""
+        return {node.all_input_nodes[0]: anchor for node, anchor in self._written.items()}
+
+    @cached_property
+    def _written(self) -> Mapping[fx.Node, Anchor]:
+        """Of each argument that an op has written in place: a result of that op, or beyond its results."""
+        found: dict[fx.Node, Anchor] = {}
+        counts: dict[int, int] = {}
+        for node in self.step.graph.nodes:
+            op = self.step.made_by.get(node)
+            if op is None or node.target is not after:
+                continue
+            number = counts[op] = counts.get(op, -1) + 1
+            call = self.step.program.call_tensors[op]
+            tensor = call.written[number]
+            slot = next((k for k, result in enumerate(call.results) if result == tensor and tensor is not None), None)
+            found[node] = Anchor(op, len(call.results) + number if slot is None else slot)
+        return found
 
     def captured_tensor(self, anchor: Anchor) -> int | None:
         """Number in the captured graph of a result; None for one that nobody reads."""
@@ -461,6 +486,9 @@ class Values:
             codes = tuple(code if code > SUM else WHOLE for code in want.codes)
             want = self._taken(want._replace(codes=codes), entry, batch)
             return Wanted(Form(-1, anchor.state, (WHOLE,) * len(self.mesh)), want)
+        if anchor.op == self.source[op] and (tensor := self.result(op, anchor.slot)) is not None:
+            own = self.written(tensor, batch)  # as it is once the op has written it
+            return Wanted(own, own)
         return self.wanted_by_edge(self.entry(op, anchor), op, batch)
 
     def wanted_by_edge(self, entry: int, op: int, batch: int) -> Wanted:

@@ -147,6 +147,14 @@ def _split(call: PartCall) -> LocalCall:
     return LocalCall(aten.split_with_sizes.default, (call.first, sizes, dim), {})
 
 
+@VIEWS.on("diagonal")
+def _diagonal(call: PartCall) -> LocalCall:
+    part = call.first.part
+    if any(part.along(call[name] % len(part.shape)) for name in ("dim1", "dim2")):
+        raise call.refused("it takes a diagonal across a dimension that is cut")
+    return call.plain()
+
+
 @VIEWS.on("unbind")
 def _unbound(call: PartCall) -> LocalCall:
     part = call.first.part

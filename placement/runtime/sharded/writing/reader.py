@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from placement.runtime.sharded.layouts import PartLayout, whole
 from placement.runtime.sharded.local_calls.calls import Extras, LocalCall, local_call
 from placement.runtime.sharded.plan import Crossing, Gradient, StrategyPlan, dense
 from placement.runtime.sharded.values import ALL, ONCE, SUMMED, Form, Wanted, info_of
-from placement.runtime.sharded.writing.glue import Join, TakePart, begin, finish, flattened, nothing_like
+from placement.runtime.sharded.writing.glue import Join, TakePart, as_captured, begin, finish, flattened, nothing_like
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
@@ -87,7 +87,7 @@ class Reader:
 
     def _emitted(self, node: fx.Node, call: LocalCall, inputs: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: inputs.get(n, n))
-        target: Any = call.target
+        target: Any = as_captured(node, call.target)
         if "autocast" in node.meta:
             return self._code.call_function(under_autocast, (node.meta["autocast"], target, *args), kwargs)
         return self._code.call_function(target, args, kwargs)
@@ -162,17 +162,22 @@ class Reader:
         key = node, wanted, self._run_of if self._is_overwritten(node) else None
         if key in self._views:
             return self._views[key]
+        if node in self._values.blanks:
+            blank = self._values.layout(wanted.want, self._place), self._values.root(wanted.want).layout.dtype
+            self._views[key] = self._blank(*blank)
+            return self._views[key]
+        self._views[key] = self._viewed(node, wanted, self._view)
+        return self._views[key]
+
+    def _viewed(self, node: fx.Node, wanted: Wanted, seen: Callable[[fx.Node, Wanted], fx.Node]) -> fx.Node:
+        """The call that makes a view, of ``seen`` of what it is a view of."""
         base = next(n for n in node.all_input_nodes if n in self._values.anchors)
-        inputs = {n: self._view(n, wanted) if n is base else self._literal(n) for n in node.all_input_nodes}
+        inputs = {n: seen(n, wanted) if n is base else self._literal(n) for n in node.all_input_nodes}
         if node.target in _IDENTITIES or node.target is after:
-            value = inputs[base]
-        else:
-            outputs = self._parts_of(node, wanted)
-            base_parts = self._parts_of(base, wanted)
-            parts = {base: base_parts[0]} if base_parts[:1] != () and base_parts[0] is not None else {}
-            value = self._emitted(node, self._local(node, parts, outputs, Extras()), inputs)
-        self._views[key] = value
-        return value
+            return inputs[base]
+        outputs, base_parts = self._parts_of(node, wanted), self._parts_of(base, wanted)
+        parts = {base: base_parts[0]} if base_parts[:1] != () and base_parts[0] is not None else {}
+        return self._emitted(node, self._local(node, parts, outputs, Extras()), inputs)
 
     def _is_overwritten(self, node: fx.Node) -> bool:
         """Whether a node is a copy that one call writes into, or a view of it; each run of the call has its own."""
@@ -184,18 +189,15 @@ class Reader:
 
     def _result(self, node: fx.Node, wanted: Wanted) -> fx.Node:
         """What an op made, or a state; of a tensor that a call wrote through a view, that view."""
-        info = info_of(node)
-        root = self._values.root(wanted.have)
-        if info is not None and info.layout.shape != root.layout.shape:
-            producer = int(self._graph.tensor_producer[wanted.have.tensor])
-            made = self._made.get((producer, wanted.have.batch), {})
-            if node in made and wanted.have == wanted.want == self._values.written(*wanted.have[:1], wanted.have.batch):
-                return made[node]
-            raise StrategyError(
-                f"op {self._graph.op_names[producer]!r} writes a part of a tensor that is read in another form; use "
-                "strategy 'none'."
-            )
-        return self._read(wanted)
+        return self._seen_through(node.args[0], wanted) if self._step.is_view(node) else self._read(wanted)  # type: ignore[arg-type]
+
+    def _seen_through(self, view: fx.Node, wanted: Wanted) -> fx.Node:
+        """A view that a call wrote through, of what it has made of the memory that lies behind."""
+        if view in self._step.overwrites or view in self._step.state_of:
+            return self._read(wanted)
+        if self._step.is_view(view):
+            return self._seen_through(view.args[0], wanted)  # type: ignore[arg-type]
+        return self._viewed(view, wanted, self._seen_through)
 
     def _read(self, wanted: Wanted) -> fx.Node:
         """The part of a root that is read."""
@@ -376,6 +378,8 @@ class Reader:
             if node not in wanted:
                 wanted.add(node)
                 stack += node.all_input_nodes
+                # What is written through a view is seen through that view of all of the memory.
+                stack += [user for user in node.users if user.target is after and self._step.is_view(node)]
         found: dict[int, list[fx.Node]] = {}
         for node in step.graph.nodes:
             if node in step.made_by and node in wanted:

@@ -144,7 +144,8 @@ class _Writer(WithExtras):
             info = info_of(node)
             if info is None or info.layout.shape != self._values.root(variant).layout.shape:
                 continue
-            self._roots[variant] = value
+            if not self._step.is_view(node):
+                self._roots[variant] = value
         for tensor in range(int(self._graph.output_ptr[op]), int(self._graph.output_ptr[op + 1])):
             variant = self._values.written(tensor, batch)
             if variant in self._roots:
