@@ -34,6 +34,18 @@ _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "
 _GATHERS = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "embedding_bag"}
 _SCATTERS = {"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "masked_scatter_"}
 _STATISTICS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "instance_norm"}
+_IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.detach_.default: aten.detach.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.swapaxes_.default: aten.swapaxes.default,
+    aten.swapdims_.default: aten.swapdims.default,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
 _IDENTITIES = {"lift_fresh_copy", "lift_fresh", "alias", "detach", "_unsafe_view"}
 
 
@@ -94,8 +106,7 @@ def signature(target: Any) -> Signature:
     namespace, _, name = schema.name.partition("::")
     full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     outputs = [out.alias_info for out in schema.returns]
-    # Changes shape or gradient tracking in place (``squeeze_``, ``detach_``), not the data.
-    identity = name in _IDENTITIES or torch.Tag.inplace_view in target.tags
+    identity = name in _IDENTITIES
     written = [] if identity else schema.arguments
     aliased = [(i, arg.name, arg.alias_info) for i, arg in enumerate(written) if arg.alias_info]
     writes = [(i, arg, alias.before_set) for i, arg, alias in aliased if alias.is_write]
@@ -120,6 +131,16 @@ def signature(target: Any) -> Signature:
         identity=identity,
         statistics=name in _STATISTICS,
     )
+
+
+def out_of_place(target: Any) -> Any:
+    """The operator that makes the view into which a target turns its argument (``transpose_``); any other as it is."""
+    return _IN_PLACE_VIEWS.get(target, target)
+
+
+def shows_other_memory(target: Any) -> bool:
+    """Whether a target makes its argument a tensor of other memory, or of more or less of its own (``set_``)."""
+    return torch.Tag.inplace_view in getattr(target, "tags", ()) and target not in _IN_PLACE_VIEWS
 
 
 def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:

@@ -31,6 +31,14 @@ _OWN_CHECKS = (ValueError, AssertionError, LookupError, NameError, AttributeErro
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
 
+class Untraceable(Exception):
+    """Something that the model may do and a trace would get wrong; ``way_out``: what to write instead."""
+
+    def __init__(self, reason: str, way_out: str) -> None:
+        self.way_out = way_out
+        super().__init__(reason)
+
+
 def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> CaptureError:
     """The error to raise instead of ``error``, which came out of tracing ``model``.
 
@@ -43,6 +51,8 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
             break
     where = f"in module {module}" if module else f"in {type(model).__name__}"
     at = f" at {place}" if place else ""
+    if isinstance(error, Untraceable):
+        return CaptureError(f"tracing failed {where}{at}: {error}", error.way_out)
     advice = _ON_INPUTS if does_not_fit(error) else way_out
     return CaptureError(f"tracing failed {where}{at}: {reason_of(error)}", advice)
 

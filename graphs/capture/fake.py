@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from graphs.capture.costs import out_of_place, signature
+from graphs.capture.failure import Untraceable
+from graphs.capture.trace import TensorInfo, tensor_info
 from graphs.errors import CaptureError
 
 Replace = Callable[[torch.Tensor], torch.Tensor]
@@ -52,8 +56,7 @@ class Faker:
             n_elements = storage.nbytes() // tensor.dtype.itemsize
             self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device="meta")
         shadow = self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
-        return FakeTensor(self.mode, shadow, self._device(tensor))
+        return self._fake(shadow, tensor)
 
     def originals(self) -> dict[int, torch.Tensor]:
         """The tensor behind each twin, by the twin's id."""
@@ -72,18 +75,88 @@ class Faker:
             return self(tensor)
         shadow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         shadow = torch.empty_like(shadow) if is_expanded(shadow) else shadow
-        twin = FakeTensor(self.mode, shadow, self._device(tensor))
+        twin = self._fake(shadow, tensor)
         self._twins[id(tensor)] = (tensor, twin)
         return twin
 
-    @staticmethod
-    def _device(tensor: torch.Tensor) -> torch.device:
-        return torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+    def _fake(self, shadow: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """A twin of a tensor that lies in the memory of a shadow, which is on ``meta``."""
+        shadow = shadow.conj() if tensor.is_conj() else shadow
+        shadow = torch._neg_view(shadow) if tensor.is_neg() else shadow
+        # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
+        return FakeTensor(self.mode, shadow, torch.device("cpu") if tensor.device.type == "meta" else tensor.device)
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether ``expand`` made some of it: elements along a dimension share memory."""
     return any(step == 0 and extent > 1 for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+class InPlaceViews:
+    """Tensors whose shape was changed in place (``transpose_``), as far as they would get wrong gradients.
+
+    Of a fake view autograd keeps how it was made from its base, where it keeps the strides of any other, and by that
+    makes it anew when the base has changed. It knows nothing of shapes that were changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._older: dict[TensorInfo, str] = {}  # views that were made before their base had another shape
+        self._turned: dict[int, tuple[str, ReferenceType[Any]]] = {}  # by storage: a view that was given another shape
+
+    def run(self, func: Any, args: Any, kwargs: Any, known: Iterable[TensorInfo]) -> Any:
+        """Run a call as `run_fake` does; ``known``: the tensors so far.
+
+        Raises:
+            Untraceable: it reads a view that autograd would make anew wrongly, or writes so that it will.
+        """
+        is_view = out_of_place(func) is not func
+        if torch.is_grad_enabled() and (self._older or self._turned):
+            self._check(func, args)
+        if is_view:
+            self._note(signature(func).name, args[0], known)
+        try:
+            return run_fake(func, args, kwargs)
+        except (ValueError, RuntimeError) as error:
+            # Autograd has tried to make a view anew.
+            bases = {info.storage: by for info, by in self._older.items()}
+            for tensor in _tensors_in(args):
+                if (changed := bases.get(tensor_info(tensor).storage)) is not None:
+                    raise _wrong_gradients(signature(func).name, changed) from error
+            raise
+
+    def _note(self, name: str, tensor: torch.Tensor, known: Iterable[TensorInfo]) -> None:
+        storage = tensor_info(tensor).storage
+        if tensor._is_view():
+            self._turned[storage] = name, ref(tensor)
+        else:
+            self._older |= {info: name for info in known if info.storage == storage}
+
+    def _check(self, func: Any, args: Any) -> None:
+        given = _tensors_in(args)
+        found = [self._older.get(tensor_info(one)) for one in given if one.requires_grad and one._is_view()]
+        is_view = out_of_place(func) is not func
+        if (is_view or signature(func).writes) and any(tensor.requires_grad for tensor in given):
+            changed, view = self._turned.get(tensor_info(given[0]).storage, (None, None))
+            # One view may be changed again and again.
+            found.append(None if is_view and view is not None and view() is given[0] else changed)
+        if changed := next(filter(None, found), None):
+            raise _wrong_gradients(signature(func).name, changed)
+
+    def made(self, info: TensorInfo) -> None:
+        """A view made now knows the shape that its base has now."""
+        self._older.pop(info, None)
+
+
+def _tensors_in(args: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+
+
+def _wrong_gradients(name: str, changed: str) -> Untraceable:
+    return Untraceable(
+        f"{name} would get wrong gradients, for {changed} has changed the shape of a tensor in place whose memory it "
+        "shares",
+        f"write x = x.{changed[:-1]}(...) for x.{changed}(...)",
+    )
 
 
 def run_fake(func: Any, args: Any, kwargs: Any) -> Any:

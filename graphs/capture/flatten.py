@@ -1,12 +1,14 @@
-"""Opening the calls of a trace that only run their one subgraph under some setting."""
+"""Calls of an exported program that only run a subgraph under some setting are opened, views in place made views."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
-from graphs.capture.trace import subgraphs_of
+from graphs.capture.costs import out_of_place, shows_other_memory
+from graphs.capture.trace import subgraphs_of, value_of
 
 # Gradients off, autocast, checkpointing.
 _WRAPPERS = ("wrap", "tag_activation_checkpoint", "invoke_subgraph")
@@ -14,12 +16,12 @@ _AUTOCAST = "wrap_with_autocast"
 
 
 def flattened(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, Any]]:
-    """The graph with every wrapper's subgraph in its place, and what became of each node of the old graph.
+    """The graph with every wrapper's subgraph in its place and no view in place, and what became of each old node.
 
     A wrapper of several results becomes a tuple of nodes. Nodes under autocast keep its arguments in
     ``meta["autocast"]``. The node of a subgraph's own constant is named by its path from the outermost module.
     """
-    if not any(_is_wrapper(node) for node in graph.nodes):
+    if not any(_is_wrapper(node) or _is_view_in_place(node) for node in graph.nodes):
         return graph, {node: node for node in graph.nodes}
     result = fx.Graph(owning_module=graph.owning_module)
     into: dict[fx.Node, Any] = {}
@@ -29,6 +31,10 @@ def flattened(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, Any]]:
 
 def _is_wrapper(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target).startswith(_WRAPPERS) and len(subgraphs_of(node)) == 1
+
+
+def _is_view_in_place(node: fx.Node) -> bool:
+    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _copy(source: fx.Graph, target: fx.Graph, into: dict[fx.Node, Any], prefix: str, autocast: Any) -> Any:
@@ -48,6 +54,11 @@ def _copy(source: fx.Graph, target: fx.Graph, into: dict[fx.Node, Any], prefix: 
             into[node] = into[node.args[0]][node.args[1]]
             continue
         copied = into[node] = target.node_copy(node, lambda n: into[n])
+        copied.target = out_of_place(node.target)
+        if shows_other_memory(node.target):
+            info, shown = value_of(node), [n for n in node.args if isinstance(n, fx.Node)][-1]
+            copied.target, copied.kwargs = torch.ops.aten.as_strided.default, {}
+            copied.args = (into[shown], *info.layout[:2], info.offset)
         if node.op == "get_attr" and prefix:
             copied.target = f"{prefix}.{node.target}"
         if autocast is not None:

@@ -20,9 +20,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture.costs import general_kernels
+from graphs.capture.costs import general_kernels, out_of_place, shows_other_memory
 from graphs.capture.failure import does_not_fit, reason_of
-from graphs.capture.fake import is_expanded, run_fake
+from graphs.capture.fake import InPlaceViews, is_expanded, run_fake
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,
@@ -285,6 +285,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_storage: dict[int, fx.Node | tuple[fx.Node, int]] = {}
         self._storages: dict[int, StorageWeakRef] = {}
         self._owner: dict[int, fx.Node] = {}
+        self._in_place = InPlaceViews()
         self._last_placeholder: fx.Node | None = None
         self._first_sequence = _get_sequence_nr()
         for kind, tensors in ((PARAMETER, model.named_parameters), (BUFFER, model.named_buffers)):
@@ -304,7 +305,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if base is None:
                 return self._add_state(f"constant_{len(self.states)}", CONSTANT, tensor)
             # A view made out of the recorder's sight.
-            node = self.graph.call_function(torch.ops.aten.alias.default, (self._node(base),))
+            node = self.graph.call_function(
+                torch.ops.aten.as_strided.default, (self._node(base), *info.layout[:2], info.offset)
+            )
             node.meta.update(info=info, module=self.calls.path)
             self._nodes[info] = node
             return node
@@ -313,18 +316,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return run_fake(func, args, kwargs)
         sequence = _get_sequence_nr() - 1
-        output = run_fake(func, args, kwargs or {})
-        if func.namespace != "prim":
-            self._record(func, args, kwargs or {}, output, sequence)
+        # Before the call, for it may turn an argument into a view of it.
+        nodes = self._arguments(args), self._arguments(kwargs)
+        output = self._in_place.run(func, args, kwargs, self._nodes)
+        # ``resize_`` and ``set_`` compute nothing; who reads their argument finds its memory.
+        if not shows_other_memory(func):
+            self._record(self.graph.call_function(out_of_place(func), *nodes), output, sequence)
         return output
 
-    def _record(self, func: Any, args: Any, kwargs: Any, output: Any, sequence: int) -> None:
-        node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
+    def _record(self, node: fx.Node, output: Any, sequence: int) -> None:
         info = describe(output)
         node.meta.update(info=info, module=self.calls.path, call=self.calls.number)
         node.meta["phase"] = self.phase
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
             node.meta["draw"] = _next_draw()
         gradient_function = torch._C._current_autograd_node()
         if gradient_function is not None:
@@ -351,6 +359,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _know(self, info: TensorInfo, tensor: torch.Tensor, node: fx.Node | tuple[fx.Node, int]) -> None:
         self._nodes[info] = node
+        self._in_place.made(info)
         if info.storage not in self._storages and info.storage >= 0:
             # A weak reference keeps the address from being used again, without keeping the memory.
             self._storages[info.storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

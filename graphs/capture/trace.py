@@ -126,11 +126,16 @@ class Layout(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of the trace: its layout and the storage it lives in (equal ``storage``: the tensors share memory)."""
+    """A tensor of the trace: its layout and the storage it lives in (equal ``storage``: the tensors share memory).
+
+    ``is_conjugate`` and ``is_negative`` tell ``x.conj()`` and the imaginary part of it from views of the same elements.
+    """
 
     layout: Layout
     storage: int
     offset: int  # elements
+    is_conjugate: bool = False
+    is_negative: bool = False
 
     @property
     def memory(self) -> range:
@@ -169,7 +174,8 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
         )
     storage = tensor.untyped_storage()
     layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
-    return TensorInfo(layout, storage._cdata, _number(tensor.storage_offset()))
+    offset = _number(tensor.storage_offset())
+    return TensorInfo(layout, storage._cdata, offset, tensor.is_conj(), tensor.is_neg())
 
 
 def same_stride(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:

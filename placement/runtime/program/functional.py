@@ -222,11 +222,25 @@ class _Rewriter:
         if node.target is operator.getitem and viewed.target is _BROADCAST:
             # Each result is a view of its own argument, wherever the others are.
             viewed, sized = viewed.args[0][node.args[1]], torch.ops.aten.expand.default
-        if sized is None:
+        if sized is not None:
+            made = self._call(sized, (self._current(viewed), list(value_of(node).layout.shape)), node)
+        elif node.target is torch.ops.aten.as_strided.default:
+            info = value_of(node)
+            made = self._call(node.target, (self._held(node), *info.layout[:2], info.offset), node)
+        else:
             return self.result.graph.node_copy(node, self._current)
-        made = self._call(sized, (self._current(viewed), list(value_of(node).layout.shape)), node)
         made.meta = dict(node.meta)
         return made
+
+    def _held(self, node: fx.Node) -> fx.Node:
+        """What a view by strides looks into: the tensor that holds that memory as a whole, not a view of it."""
+        viewed, memory = node.args[0], self._program.memory.get(node)
+        assert isinstance(viewed, fx.Node)
+        info = value_of(viewed)
+        base = self._memory[memory].base if isinstance(memory, int) and memory in self._memory else None
+        if base is None or info.is_conjugate or value_of(base).layout.dtype != info.layout.dtype:
+            return self._current(viewed)
+        return base
 
     def _empty(self, node: fx.Node) -> fx.Node:
         layout = value_of(node).layout

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphs.capture.trace import TensorInfo, value_of
+from graphs.capture.trace import TensorInfo, same_stride, value_of
 from placement.runtime.program.consistent_order import consistent_order
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.functional import after
@@ -76,6 +76,41 @@ def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args:
 
 # What returns its argument where nothing is differentiated.
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
+
+
+# What is a view where strides allow it. What is written through one has the strides that it was captured with.
+_VIEWS = {
+    torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten._reshape_alias.default,
+    torch.ops.aten.unflatten.int,
+}
+# What gives something else, or an error, where its first argument has other strides.
+_BY_STRIDES = {
+    torch.ops.aten.view.dtype,
+    torch.ops.aten.view_as_complex.default,
+    torch.ops.aten._linalg_det.default,
+    torch.ops.aten._linalg_slogdet.default,
+    torch.ops.aten._linalg_solve_ex.default,
+}
+
+
+def as_captured(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A tensor whose elements lie as they did when it was captured: itself, or a copy."""
+    if tensor.layout is not torch.strided or same_stride(tuple(tensor.shape), tensor.stride(), stride):
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def copied(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy whose elements lie as they did when the tensor was captured."""
+    made = as_captured(tensor, stride)
+    return tensor.clone() if made is tensor else made
+
+
+def strided(base: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A view by strides; ``offset``: elements from the first of the base."""
+    return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
 # -- the compiler ----------------------------------------------------------------------------------------------------
@@ -286,14 +321,32 @@ class _Writer:
         args, kwargs = self._here(args), self._here(kwargs)
         if node in self._step.overwrites:
             is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)
-            if is_copy and is_ours:
-                return self._value(node.all_input_nodes[0])
-            if not is_copy and not is_ours:
+            if is_copy:
+                # What is written through views lies as these were made for.
+                stride = value_of(node.all_input_nodes[0]).layout.stride
+                return self._graph.call_function(as_captured if is_ours else copied, (*args, stride))
+            if not is_ours:
                 args = (self._graph.call_function(torch.ops.aten.clone.default, args[:1]), *args[1:])
-        target: Any = node.target
+        target, args = self._by_strides(node, args)
         if "autocast" in node.meta:
             return self._graph.call_function(under_autocast, (node.meta["autocast"], target, *args), kwargs)
         return self._graph.call_function(target, args, kwargs)
+
+    def _by_strides(self, node: fx.Node, args: Any) -> tuple[Any, Any]:
+        """The target and the arguments of a call, for arguments of other strides than were captured.
+
+        Kernels choose strides of their own, which fake tensors do not always know (pytorch/pytorch#192668).
+        """
+        target: Any = node.target
+        if target in _VIEWS:
+            return torch.ops.aten.reshape.default, (args[0], list(value_of(node).layout.shape))
+        if target is torch.ops.aten.as_strided.default or target in _BY_STRIDES:
+            source, layout = value_of(node.args[0]), value_of(node.args[0]).layout  # type: ignore[arg-type]
+            args = (self._graph.call_function(as_captured, (args[0], layout.stride)), *args[1:])
+            if target is torch.ops.aten.as_strided.default:
+                view = value_of(node)
+                return strided, (args[0], *view.layout[:2], view.offset - source.offset)
+        return target, args
 
     def _here(self, value: Any) -> Any:
         """The arguments with the device they name replaced by this one."""
