@@ -17,7 +17,6 @@ from env.device import MeasuredCollective
 from placement.measuring.figures import MOST_LINK_SPREAD, Figure
 from placement.measuring.speeds import Effort
 from placement.measuring.workers import Worker, run_workers
-from placement.runtime.ranks.launch import met_store, new_store
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Member
@@ -89,8 +88,7 @@ def measured_collectives(cores: Sequence[int], sizes: Sequence[int], effort: Eff
     """
     if len(cores) < 2 or not sizes:
         return ()
-    store = new_store()
-    found = run_workers(partial(_figures, port=store.port, sizes=tuple(sizes), effort=effort), cores)
+    found = run_workers(partial(_figures, sizes=tuple(sizes), effort=effort), cores)
     means = {
         (kind, ranks): np.mean([[figure.value for figure in part[kind, ranks]] for part in found[:ranks]], axis=0)
         for kind, ranks in found[0]
@@ -101,11 +99,9 @@ def measured_collectives(cores: Sequence[int], sizes: Sequence[int], effort: Eff
     )
 
 
-def _figures(
-    worker: Worker, port: int, sizes: tuple[int, ...], effort: Effort
-) -> dict[tuple[str, int], tuple[Figure, ...]]:
+def _figures(worker: Worker, sizes: tuple[int, ...], effort: Effort) -> dict[tuple[str, int], tuple[Figure, ...]]:
     """Seconds by kind and number of ranks, as this worker sees them; empty where it does not take part."""
-    group = ProcessGroup.start(met_store(port), worker.rank, worker.size, is_quiet=True)
+    group = ProcessGroup.start(worker.store(), worker.rank, worker.size, is_quiet=True)
     wanted = [(kind, ranks) for ranks in group_sizes(worker.size) for kind in KINDS]
     each = ((kind, ranks, size) for kind, ranks in wanted for size in sizes)
     exchanges = {key: lone_exchange(number, *key) for number, key in enumerate(each)}

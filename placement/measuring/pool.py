@@ -11,6 +11,7 @@ import gc
 import linecache
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import torch
 from torch import fx, nn
 
 from graphs.capture.record import Loss, default_loss
+from graphs.disk import temporary_folder
 from graphs.errors import MismatchError, PlacementError, RankError
 from placement.measuring.machine import measure_step
 from placement.measuring.workers import begin_on_core
@@ -26,7 +28,7 @@ from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError
 from placement.runtime.program.functional import Functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
-from placement.runtime.ranks.launch import met_store, new_store, reason_of
+from placement.runtime.ranks.launch import met_store, reason_of
 from placement.runtime.ranks.local_tensors import keepers
 from placement.runtime.ranks.passes import CompiledPass, Pass
 from placement.runtime.ranks.process_group import ProcessGroup
@@ -97,6 +99,7 @@ class WorkerPool:
         self._model, self._cores = model, list(cores)
         self._workers = Workers()
         self._store: Any = None
+        self._held = ExitStack()  # the folder that the store is in
         self._owner = os.getpid()
 
     @property
@@ -124,8 +127,9 @@ class WorkerPool:
             self._workers = Workers.forked(
                 [partial(_live, self._model, rank, size, core) for rank, core in enumerate(self._cores)]
             )
-            self._store = new_store()  # after the forks, so that no process holds its sockets for another
-            self._ask(self._store.port, _START_S)
+            path = str(self._held.enter_context(temporary_folder()) / "store")
+            self._store = met_store(path)
+            self._ask(path, _START_S)
         except BaseException:
             self.close()
             raise
@@ -149,6 +153,7 @@ class WorkerPool:
         if os.getpid() == self._owner:  # in a fork they are not this one's to end
             self._workers.end()
             self._store = None
+            self._held.close()
 
     def _ask(self, question: Any, limit_s: float) -> list[Any]:
         """The answer of each process, by rank."""
@@ -174,9 +179,8 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
     """The life of a worker."""
     begin_on_core(core)
     try:
-        port = parent.hear()
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
-        group = ProcessGroup.start(met_store(port), rank, size, is_quiet=True) if size > 1 else None
+        store = met_store(parent.hear())
+        group = ProcessGroup.start(store, rank, size, is_quiet=True) if size > 1 else None
         model.module.train(model.step.program.train)
         parent.answer([])
         while True:

@@ -27,7 +27,7 @@ from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.progress import Report, StepProgress, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.runtime.transport.channels import Transport
-from placement.runtime.transport.gloo import LOOPBACK, GlooTransport, gloo_group
+from placement.runtime.transport.gloo import GlooTransport, gloo_group
 from placement.runtime.transport.mailbox import Mailbox, MailTransport
 
 ResultT = TypeVar("ResultT")
@@ -86,8 +86,11 @@ class Worker:
         """The transport to the other workers, the same as when a placement runs."""
         if Mailbox.is_possible():
             return MailTransport(self._connected_mailbox())
-        store = FileStore(str(self._folder / "store"), self.size)
-        return GlooTransport(gloo_group(store, self.rank, self.size, timedelta(seconds=self.limit_s), LOOPBACK))
+        return GlooTransport(gloo_group(self.store(), self.rank, self.size, timedelta(seconds=self.limit_s)))
+
+    def store(self) -> Any:
+        """Where the workers meet."""
+        return FileStore(str(self._folder / "store"))
 
     def _connected_mailbox(self) -> Mailbox:
         mailbox = Mailbox(self.rank)

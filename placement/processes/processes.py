@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,14 @@ def this_process() -> ProcessId:
     return ProcessId(system, os.getpid(), int(_fields(os.getpid())[19]))
 
 
+def own_network() -> str:
+    """A text that processes have in common which reach each other by the loopback interface."""
+    found = [socket.gethostname()]
+    with suppress(OSError):
+        found += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
+    return " ".join(found)
+
+
 def condition(process: ProcessId) -> str | None:
     """``"ended"``, ``"stopped"`` or ``"running"``; None for a process of another host."""
     if not process.system or process.system != this_process().system:
@@ -75,13 +84,6 @@ def queued_s(number: int) -> float:
         return int(Path(f"/proc/{number}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
-
-
-def kill(process: ProcessId) -> None:
-    """End a process of this host at once, a stopped one too; nothing for one that has ended or is elsewhere."""
-    if condition(process) in ("stopped", "running"):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.number, signal.SIGKILL)
 
 
 def how_ended(code: int) -> str:

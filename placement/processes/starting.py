@@ -52,7 +52,7 @@ class NoAnswerError(Exception):
 class Parent:
     """The process that started this one."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self._pipe, self._reported_s = pipe, 0.0
 
     @classmethod
@@ -96,6 +96,20 @@ class Parent:
             self._pipe.send((kind, content))
 
 
+class Pipe(Protocol):
+    """A way to a process, as a connection of multiprocessing."""
+
+    def send(self, content: Any, /) -> None: ...
+
+    def recv(self) -> Any: ...
+
+    def poll(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class _Process(Protocol):
     """As of multiprocessing."""
 
@@ -114,7 +128,7 @@ class Workers:
     """Processes that were started together, by rank, each with a pipe to this one."""
 
     def __init__(self) -> None:
-        self._started: list[tuple[_Process, Connection]] = []
+        self._started: list[tuple[_Process, Pipe]] = []
         self._silent: set[int] = set()  # those whose end was heard of
 
     @classmethod
@@ -173,7 +187,7 @@ class Workers:
             raise
         return workers
 
-    def add(self, pipe: Connection) -> None:
+    def add(self, pipe: Pipe) -> None:
         """Add one that somebody else has started and ends, the next rank."""
         self._started.append((_Distant(), pipe))
 
@@ -215,11 +229,12 @@ class Workers:
         answers: dict[int, Any] = {}
         looked_s = begun_s = time.monotonic()
         while len(answers) < len(self._started):
-            rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in answers}
+            rank_of: dict[Any, int] = {
+                pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in answers
+            }
             left_s = _LOOK_S if limit_s is None else min(_LOOK_S, begun_s + limit_s - time.monotonic())
             ready = wait(list(rank_of), max(0.0, left_s))
             for pipe in ready:
-                assert isinstance(pipe, Connection)
                 kind, content = self._heard(rank_of[pipe])
                 if kind == FAILURE:
                     raise WorkerFailedError(content)
@@ -245,12 +260,13 @@ class Workers:
         Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code; of
         one that is not reached any more it is `SILENT`.
         """
-        rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in self._silent}
+        rank_of: dict[Any, int] = {
+            pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in self._silent
+        }
         if not rank_of:
             time.sleep(limit_s)
         heard: list[tuple[int, str, Any]] = []
         for pipe in wait(list(rank_of), limit_s):
-            assert isinstance(pipe, Connection)
             rank = rank_of[pipe]
             try:
                 heard.append((rank, *self._heard(rank)))

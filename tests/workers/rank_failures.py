@@ -1,4 +1,7 @@
-"""What a process of test_ranks.py does to end a run: one good step, then one in which rank 1 fails or stalls."""
+"""What a process of test_ranks.py does to end a run: one good step, then one in which rank 1 fails or stalls.
+
+And of test_doors.py: say where it listens.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,29 @@ def mixed(description: None, group: ProcessGroup) -> None:
         placed.step(x)
     else:
         placed(x)
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses at which a process listens, as proc(5) has them: hexadecimal, the lowest byte first."""
+    inodes = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        if each.is_symlink():  # not closed meanwhile
+            inodes.add(os.readlink(each))
+    sockets = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii").splitlines()[1:]
+    ]
+    return [
+        fields[1].partition(":")[0] for fields in sockets if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes
+    ]
+
+
+def doors(description: None, group: ProcessGroup) -> dict[str, list[str]]:
+    """Where this process and its parent listen, while all are there."""
+    found = {"own": listening(os.getpid()), "parent": listening(os.getppid())}
+    group.barrier()
+    return found
 
 
 if __name__ == "__main__":  # under torchrun

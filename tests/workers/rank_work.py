@@ -28,7 +28,7 @@ from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.ranks.ranks import RankModule
 from placement.runtime.transport import nccl
-from placement.runtime.transport.gloo import LOOPBACK, gloo_group
+from placement.runtime.transport.gloo import gloo_group
 
 N_STEPS = 50
 
@@ -106,7 +106,7 @@ def directly(description: None, group: ProcessGroup) -> dict[str, Any]:
 
     class Group:
         def __init__(self, store: Any, number: int, place: torch.device) -> None:
-            self._group = gloo_group(store, number, 2, timedelta(minutes=1), LOOPBACK)
+            self._group = gloo_group(store, number, 2, timedelta(minutes=1))
             self.recv, self.shutdown = self._group.recv, lambda: None
 
         def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
@@ -12,10 +12,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from graphs.errors import FitError, RankError
 from placement.processes.threads import on_one_core
 from placement.replicas.real.mail import NO_LIMIT
-from placement.runtime.ranks.launch import met_store
-from placement.runtime.transport.gloo import LOOPBACK, gloo_group, interface_of
+from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from placement.processes.starting import Parent
@@ -32,14 +33,13 @@ class CrewPlan:
     Attributes:
         worker: its number.
         plan: what each of them does in a step of a mini-batch.
-        port, host: of the store where they meet.
+        meet: opens the store where they meet.
     """
 
     task: FitTask
     worker: int
     plan: StrategyPlan
-    port: int
-    host: str = LOOPBACK["hostname"]
+    meet: Callable[[], Any]
 
     @property
     def size(self) -> int:
@@ -60,10 +60,9 @@ class Crew:
         from placement.runtime.ranks.process_group import ProcessGroup
         from placement.runtime.sharded.module import StrategyModule  # loads capture
 
-        where = interface_of(plan.host)
-        group = ProcessGroup.start(met_store(plan.port, plan.host), rank, plan.size, is_quiet=True)
-        store = PrefixStore("orders", met_store(plan.port, plan.host))
-        self._orders = gloo_group(store, rank, plan.size, NO_LIMIT, where)
+        store = plan.meet()
+        group = ProcessGroup.start(store, rank, plan.size, is_quiet=True)
+        self._orders = gloo_group(PrefixStore("orders", store), rank, plan.size, NO_LIMIT)
         self._module = StrategyModule(self._task.model, plan.plan, group, place)
         self._weights = torch.empty(self._layout.size)
 

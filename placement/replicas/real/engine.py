@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphs.disk import temporary_folder
 from graphs.errors import RankError
 from placement.processes.processes import how_ended, orderly_end
 from placement.processes.starting import ENDED, FAILURE, SILENT, WorkerEndedError, Workers
@@ -22,8 +24,7 @@ from placement.replicas.real.crew import READY, CrewPlan, follow
 from placement.replicas.real.here import place_of
 from placement.replicas.real.life import COMPUTED, READ, UPDATED, LifePlan, life
 from placement.replicas.requests import Updated, name_of
-from placement.runtime.ranks.launch import new_store
-from placement.runtime.transport.gloo import LOOPBACK
+from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
     from placement.processes.starting import Parent
@@ -91,19 +92,21 @@ class RealEngine:
         return found
 
     def _life(self, stop: Stop, seat: int, parent: Parent) -> None:
-        """Of the process of a seat, which is told the ports of the store of all and of that of each crew."""
-        ports = parent.hear()
-        host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
+        """Of the process of a seat, which is told the names of the store of all and of that of each crew."""
+        if self._ranks is None:  # all are on this host
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        of_all, *of_crews = parent.hear()
+        meet = met_store if self._ranks is None else self._ranks.met_store
         crews = tuple(
-            CrewPlan(self._task, worker, plan, port, host)
-            for worker, (plan, port) in enumerate(zip(self._plans, ports[1:], strict=True))
+            CrewPlan(self._task, worker, plan, partial(meet, name))
+            for worker, (plan, name) in enumerate(zip(self._plans, of_crews, strict=True))
         )
         total, (number, helper) = len(self._participants), self._seats[seat]
         place = place_of(self._kinds, seat)
         if helper:
             follow(crews[number], helper, seat, place, parent)
             return
-        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, ports[0], host, crews, place)
+        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, meet(of_all), crews, place)
         life(plan, number, self._participants[number], seat, parent)
 
     def _started(self, stop: Stop) -> Workers:
@@ -120,13 +123,14 @@ class RealEngine:
         log.evaluate(self._task.weights(), 0, 0.0, 0)
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
-        with orderly_end(), single_threaded():  # what is evaluated here takes no core from the participants
-            workers, stores = self._met(stop, names)
+        # What is evaluated here takes no core from the participants.
+        with orderly_end(), single_threaded(), temporary_folder() as folder:
+            workers = self._met(stop, names, folder)
             try:
                 self.pids = workers.pids
                 watch, processes = _Watch(log, names), StoppedProcesses(workers.pids)
                 began_s = looked_s = time.monotonic()
-                workers.tell(began_s)
+                workers.tell(began_s if self._ranks is None else None)  # clocks of hosts have nothing in common
                 while not log.is_over:
                     for number, kind, content in workers.hear(_LOOK_S):
                         if number < total:  # if not, its worker finds out
@@ -140,26 +144,22 @@ class RealEngine:
                         log.end()
             finally:
                 workers.end()
-        del stores  # which served until now
         watch.settle()
         return log.run(method, watch.now_s, watch.bytes_sent)
 
-    def _met(self, stop: Stop, names: Sequence[str]) -> tuple[Workers, list[Any]]:
-        """Processes that have met, and the stores by which they did: one of all, and one of each crew.
+    def _met(self, stop: Stop, names: Sequence[str], folder: Path) -> Workers:
+        """Processes that have met, by stores in a folder of this run: one of all, and one of each crew.
 
-        A fork of a process with threads may find a lock that no thread is left to open. So all processes are forked
-        before a store's thread has anything to do, and those that do not meet are started once more; beside ranks there
-        is no second try, for they begin together.
+        A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
+        started once more; beside ranks there is no second try, for they begin together.
         """
-        host = LOOPBACK["hostname"] if self._ranks is None else self._ranks.host
         for limit_s in _MEETING_S if self._ranks is None else _MEETING_S[-1:]:
             workers = self._started(stop)
             try:
-                stores = [new_store(host=host) for _ in range(1 + len(self._plans))]
                 with suppress(WorkerEndedError):  # which is heard of below
-                    workers.tell([store.port for store in stores])
+                    workers.tell([str(folder / f"{limit_s:g}-{crew}") for crew in range(1 + len(self._plans))])
                 if _meet(workers, names, len(self._seats), limit_s):
-                    return workers, stores
+                    return workers
             except BaseException:
                 workers.end()
                 raise
@@ -200,7 +200,7 @@ class _Watch:
         self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
         self._ended: dict[int, Any] = {}
         self._failure: tuple[str, float] | None = None  # what a participant has said last, and when
-        self._gradients: dict[tuple[bytes, int], list[torch.Tensor]] = {}  # by weights and number of samples
+        self._gradients: dict[tuple[str, int], list[torch.Tensor]] = {}  # by weights and number of samples
 
     @property
     def bytes_sent(self) -> int:
@@ -227,7 +227,7 @@ class _Watch:
         for at in list(self._gradients):
             self._settle(at)
 
-    def _settle(self, at: tuple[bytes, int]) -> None:
+    def _settle(self, at: tuple[str, int]) -> None:
         self._log.computed_together(self._gradients.pop(at), at[1])
 
     def heard(self, number: int, kind: str, content: Any) -> None:

@@ -50,16 +50,15 @@ class Gatherings:
 
     Args:
         store: where participants meet.
-        where: as of `gloo_group`.
         place: where this one computes.
 
     Attributes:
         sent_bytes: what it has sent by them, as a ring sends it.
     """
 
-    def __init__(self, store: Any, mail: Mail, where: dict[str, str], place: torch.device) -> None:
+    def __init__(self, store: Any, mail: Mail, place: torch.device) -> None:
         self.sent_bytes = 0
-        self._store, self._mail, self._where, self._place = store, mail, where, place
+        self._store, self._mail, self._place = store, mail, place
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._left: list[Any] = []  # what nobody waits for any more, but is still written to
         store.set(_gpu_key(mail.number), nccl.identity(place))
@@ -128,7 +127,7 @@ class Gatherings:
         store, rank = PrefixStore(f"group{members}", self._store), members.index(self._mail.number)
         gpus = [self._store.get(_gpu_key(member)) for member in members]
         if not all(gpus) or len(set(gpus)) < len(gpus):
-            return _Group(gloo_group(store, rank, len(members), NO_LIMIT, self._where), None)
+            return _Group(gloo_group(store, rank, len(members), NO_LIMIT), None)
         backend = nccl.new_group(store, rank, self._place, len(members))
         nccl.settle(backend.allreduce([torch.zeros(1, device=self._place)]), self._place)  # which is when they meet
         return _Group(backend, self._place)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from placement.replicas.stragglers import Stragglers
     from placement.replicas.virtual.seating import Seating
     from placement.runtime.sharded.plan import StrategyPlan
-    from placement.solving.result import Result
 
 _GPU = "gpu"  # as kind of a device
 
@@ -87,6 +86,7 @@ def plans_of(
     from env.resizing import part_of
     from graphs.capture import capture_program
     from placement.runtime.application import plan_of
+    from placement.solving.result import Result
     from placement.solving.strategies.row import strategy_row
 
     rows = torch.arange(task.batch) % len(task.data[0])
@@ -94,10 +94,11 @@ def plans_of(
     program = capture_program(task.model, arguments, {}, True, loss=task.loss, optimizer="sgd")
     parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in seating.workers]
 
-    def results() -> list[Result]:
-        return [strategy_row(graph, part, strategy).result for part in parts]
+    def results() -> list[str]:
+        return [strategy_row(graph, part, strategy).result.to_json() for part in parts]
 
-    return [plan_of(program, result) for result in (results() if ranks is None else ranks.shared(results))]
+    found = results() if ranks is None else ranks.shared(results)
+    return [plan_of(program, Result.from_json(text)) for text in found]
 
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:

@@ -31,8 +31,6 @@ from placement.replicas.requests import (
     Request,
     Updated,
 )
-from placement.runtime.ranks.launch import met_store
-from placement.runtime.transport.gloo import LOOPBACK, interface_of
 
 if TYPE_CHECKING:
     from placement.processes.starting import Parent
@@ -50,7 +48,7 @@ class LifePlan:
     Attributes:
         total: participants, the first `workers` of them workers.
         delay_s: (worker, step) -> seconds by which the gradient of a mini-batch takes longer.
-        port, host: of the store where they meet.
+        store: where they meet.
         crews: of each worker, if it lies on several devices.
         place: where this process computes.
     """
@@ -60,8 +58,7 @@ class LifePlan:
     workers: int
     total: int
     delay_s: Callable[[int, int], float]
-    port: int
-    host: str = LOOPBACK["hostname"]
+    store: Any
     crews: tuple[CrewPlan, ...] = ()
     place: torch.device = CPU
 
@@ -69,18 +66,15 @@ class LifePlan:
 def life(plan: LifePlan, number: int, participant: Participant, core: int, parent: Parent) -> None:
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
     on_one_core(core)
-    store = met_store(plan.port, plan.host)
-    where = interface_of(plan.host)
-    mail = Mail(store, number, plan.total, where)
+    mail = Mail(plan.store, number, plan.total)
     crew = Crew(plan.crews[number], 0, plan.place) if number < len(plan.crews) else None
     task = plan.task.on(plan.place) if crew is None else plan.task
     if task.place != CPU:
         task.gradient(task.weights(), torch.arange(task.batch))  # the first one starts the GPU
-    gatherings = Gatherings(store, mail, where, plan.place)
+    gatherings = Gatherings(plan.store, mail, plan.place)
     parent.say((READY,))
-    began_s = parent.hear()
-    if plan.host != LOOPBACK["hostname"]:  # clocks of hosts have nothing in common
-        began_s = time.monotonic()
+    told_s = parent.hear()
+    began_s = time.monotonic() if told_s is None else told_s
     hands = _Hands(replace(plan, task=task), number, mail, gatherings, parent, began_s, crew)
     try:
         hands.work(participant)
@@ -155,7 +149,7 @@ class _Hands:
             with task.drawing(self._number, step):
                 loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
         if step % self._plan.stop.every == 0 and self._plan.workers > 1:
-            at = hashlib.sha256(request.weights.detach().numpy().tobytes()).digest()
+            at = hashlib.sha256(request.weights.detach().numpy().tobytes()).hexdigest()
             self._parent.say((COMPUTED, at, gradient.numpy().copy(), len(samples)))
         time.sleep(self._plan.delay_s(self._number, step) * len(samples) / task.batch)
         return Computed(loss, gradient, len(samples))

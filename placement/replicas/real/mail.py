@@ -38,7 +38,7 @@ class Mail:
         sent_bytes: of the tensors that it has posted.
     """
 
-    def __init__(self, store: Any, number: int, total: int, where: dict[str, str]) -> None:
+    def __init__(self, store: Any, number: int, total: int) -> None:
         """Meets all the others, who do the same."""
         self.number, self.sent_bytes = number, 0
         self._inbox, self._changed = Inbox(), threading.Condition()
@@ -47,7 +47,7 @@ class Mail:
         # In ascending order of pairs, so that nobody waits for one who waits for him.
         pairs = {other: (min(number, other), max(number, other)) for other in range(total) if other != number}
         self._groups = {
-            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2, NO_LIMIT, where)
+            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2, NO_LIMIT)
             for other, pair in pairs.items()
         }
         for other in self._groups:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from graphs.disk import temporary_folder
 from graphs.errors import FitError
 from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.starting import WorkerEndedError, WorkerFailedError, Workers
@@ -19,8 +20,7 @@ from placement.processes.threads import on_one_core
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
 from placement.replicas.requests import AllGather, AllReduce, Post, Receive
-from placement.runtime.ranks.launch import met_store, new_store
-from placement.runtime.transport.gloo import LOOPBACK, interface_of
+from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
     from placement.processes.starting import Parent
@@ -107,13 +107,12 @@ class Rehearsal:
         """What each participant has measured, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
-        with _told_failures():
+        with _told_failures(), temporary_folder() as folder:
             live = partial(_live, self._task, len(lives), turns, n_cores)
             each_life = [partial(live, each, number) for number, each in enumerate(lives)]
             started = Workers.forked([partial(_failing_well, each) for each in each_life])
             try:
-                store = new_store()  # only now, since its thread must not be in the middle of anything when forking
-                started.tell(store.port)
+                started.tell(str(folder / "store"))
                 return started.collect()
             finally:
                 started.end()
@@ -184,11 +183,11 @@ def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, st
 class _Hands:
     """What a participant of a rehearsal works with."""
 
-    def __init__(self, task: FitTask, number: int, total: int, port: int) -> None:
-        store, where = met_store(port, LOOPBACK["hostname"]), interface_of(LOOPBACK["hostname"])
+    def __init__(self, task: FitTask, number: int, total: int, path: str) -> None:
+        store = met_store(path)
         self._task, self._weights, self._number = task, task.weights(), number
-        self.mail = Mail(store, number, total, where)
-        self.gatherings = Gatherings(store, self.mail, where, task.place)
+        self.mail = Mail(store, number, total)
+        self.gatherings = Gatherings(store, self.mail, task.place)
 
     def gradient(self, turn: int) -> None:
         """One as in a run, whose memory then fills the caches."""

@@ -12,28 +12,26 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache, partial
-from multiprocessing.connection import Client, Connection, Listener
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import PrefixStore
 
-from graphs.errors import FitError, PlacementError, RankError
-from placement.processes.processes import begin_worker, forking
+from graphs.errors import FitError, PlacementError, RankError, StrategyError
+from placement.processes.processes import begin_worker, forking, own_network
 from placement.processes.starting import Parent, Workers
 from placement.processes.stopped import StoppedProcesses
-from placement.runtime.ranks.meeting import START, fresh_store
+from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
+from placement.replicas.real.plain_pipes import PlainPipe, called, met
+from placement.runtime.ranks.meeting import LOOPBACK, START, environment_store, fresh_store
 
-if TYPE_CHECKING:
-    from placement.replicas.fit_result import FitRun
-
-Made = TypeVar("Made")
 Life = Callable[[Parent], None]  # of a process
 _ADDRESS = "fit"
 _LOOK_S = 0.25
-_ASK_S, _ASKED, _SILENCE_S = 5, 3, 20  # between two questions whether an end is there; so many; without an answer
 _NO_RANK_0 = "rank 0 has ended or is not reached any more; start the run again."
-_HERE = ("127.0.0.1", "localhost", "::1")
+_ERRORS = {kind.__name__: kind for kind in (FitError, RankError, StrategyError)}
+_ERROR, _RUN = "error", "run"  # of what rank 0 tells, beside what it is
 
 
 class Ranks:
@@ -41,7 +39,6 @@ class Ranks:
 
     Attributes:
         rank, size: of this process, of all.
-        host: of rank 0, where participants meet.
     """
 
     def __init__(self) -> None:
@@ -50,61 +47,58 @@ class Ranks:
         Raises:
             RankError: they do not come.
         """
-        try:
-            store, self.rank, self.size = next(iter(rendezvous("env://", timeout=START)))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise RankError(f"cannot meet the other processes of torchrun: {reason}") from None
-        address = os.environ["MASTER_ADDR"]
-        self.host = _HERE[0] if address in _HERE else address
+        store, self.rank, self.size = environment_store()
         self._store = fresh_store(store, self.rank, self.size, START)  # kept, for the others may still read it
-        self._others: list[Connection] = []
+        self._store.set(f"network/{self.rank}", own_network())
+        self._others: list[PlainPipe] = []
         if self.rank == 0:
-            self._key = secrets.token_bytes(32)
-            self._listener = Listener((self.host, 0), authkey=self._key, backlog=2 * self.size)
-            self._port = self._listener.address[1]
-            self._store.set(_ADDRESS, json.dumps([self._port, self._key.hex()]))
-            met = self._met(self.size - 1)
-            self._others = [met[rank] for rank in sorted(met)]
+            is_one_host = len({self._store.get(f"network/{rank}") for rank in range(self.size)}) == 1
+            host, self._key = LOOPBACK if is_one_host else os.environ["MASTER_ADDR"], secrets.token_bytes(32)
+            self._listener = socket.create_server((host, 0), backlog=2 * self.size)
+            self._address = host, self._listener.getsockname()[1]
+            self._store.set(_ADDRESS, json.dumps([*self._address, self._key.hex()]))
+            others = range(1, self.size)
+            found = self._met(others)
+            self._others = [found[rank] for rank in others]
         else:
-            self._port, key = json.loads(self._store.get(_ADDRESS))
-            self._key = bytes.fromhex(key)
+            host, port, key = json.loads(self._store.get(_ADDRESS))
+            self._address, self._key = (host, port), bytes.fromhex(key)
             self._first = self._connected()
 
-    def _connected(self) -> Connection:
-        pipe = Client((self.host, self._port), authkey=self._key)
-        pipe.send(self.rank)
-        return _watched(pipe)
+    def met_store(self, name: str) -> Any:
+        """A connection of its own to a part of torchrun's store, where the participants of a run meet."""
+        return PrefixStore(name, self._store.clone())
 
-    def _met(self, count: int) -> dict[int, Connection]:
-        """Connections of so many others, by their rank."""
-        found = {}
-        for _ in range(count):
-            one = self._listener.accept()
-            found[one.recv()] = _watched(one)
-        return found
+    def _connected(self) -> PlainPipe:
+        try:
+            return called(*self._address, self._key, self.rank)
+        except OSError:
+            raise RankError(_NO_RANK_0) from None
 
-    def shared(self, make: Callable[[], Made]) -> Made:
-        """What rank 0 makes, on all ranks, which make the same call.
+    def _met(self, ranks: Sequence[int]) -> dict[int, PlainPipe]:
+        """A connection of each of some others."""
+        return met(self._listener, self._key, ranks, START.total_seconds())
+
+    def shared(self, make: Callable[[], list[str]]) -> list[str]:
+        """The texts that rank 0 makes, on all ranks, which make the same call.
 
         Raises:
             PlacementError: what rank 0 ran into, on all ranks.
             RankError: a rank has ended.
         """
-        found: Made | PlacementError
         if self.rank:
             try:
-                found = self._first.recv()
+                told = self._first.recv()
             except (EOFError, OSError):
                 raise RankError(_NO_RANK_0) from None
-        else:
-            try:
-                found = make()
-            except PlacementError as error:
-                found = error
-            self.tell(found)
-        if isinstance(found, PlacementError):
-            raise found
+            _raise_told(told)
+            return [str(each) for each in told]
+        try:
+            found = make()
+        except PlacementError as error:
+            self.tell(error)
+            raise
+        self._tell(found)
         return found
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
@@ -130,16 +124,22 @@ class Ranks:
         if differs:
             raise FitError(_differs(differs[0]))
         workers = Workers.forked([life])
-        met = self._met(len(order) - 1)
+        found = self._met(order[1:])
         for rank in order[1:]:
-            workers.add(met[rank])
+            workers.add(found[rank])
         return workers
 
-    def tell(self, found: object) -> None:
+    def tell(self, found: FitRun | PlacementError) -> None:
         """Tell the others what something has come to."""
+        if isinstance(found, PlacementError):
+            self._tell({_ERROR: [type(found).__name__, str(found)]})
+        else:
+            self._tell({_RUN: asdict(found)})
+
+    def _tell(self, content: Any) -> None:
         for other in self._others:
             try:
-                other.send(found)
+                other.send(content)
             except OSError:  # it has ended
                 continue
 
@@ -168,32 +168,31 @@ class Ranks:
             while not self._first.poll(_LOOK_S):
                 if child is not None and stopped is not None and stopped.look() is not None:
                     child.kill()
-            found: FitRun | RankError = self._first.recv()
+            told = self._first.recv()
         except (EOFError, OSError):
             raise RankError(_NO_RANK_0) from None
         finally:
             if child is not None:
                 child.kill()
                 child.join()
-        if isinstance(found, RankError):
-            raise found
-        return found
+        _raise_told(told)
+        points, trace = (told[_RUN].pop(name) for name in ("points", "trace"))
+        return FitRun(
+            **told[_RUN],
+            points=tuple(CurvePoint(**each) for each in points),
+            trace=tuple(ReadVersion(**each) for each in trace),
+        )
 
     def _live(self, life: Life, parent: int) -> None:
         begin_worker(parent)
         life(Parent(self._connected()))
 
 
-def _watched(pipe: Connection) -> Connection:
-    """The connection, which fails when its other end is not reached for a time, as where a cable was pulled out."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; elsewhere the system asks in its own time, some hours
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_S)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_S)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENCE_S)
-    return pipe
+def _raise_told(told: Any) -> None:
+    """Raises: PlacementError: rank 0 tells of one."""
+    if isinstance(told, dict) and _ERROR in told:
+        name, sentence = told[_ERROR]
+        raise _ERRORS.get(name, RankError)(str(sentence))
 
 
 def _differs(rank: int) -> str:

@@ -9,19 +9,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
+from graphs.disk import temporary_folder
 from graphs.errors import PlacementError, RankError
 from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.progress import Report, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.stopped import StoppedProcesses
 
-_HOST = "127.0.0.1"
 _POLL_S = 0.05
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
-_START_S = 300.0
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
 _PROGRAM = """
 import json, os, sys
@@ -38,7 +36,6 @@ def launch(
     description: Any,
     places: Sequence[str],
     *,
-    port: int = 0,
     limit_s: float | None = None,
     pinned: bool = True,
     stdout: int | None = None,
@@ -50,7 +47,6 @@ def launch(
         work: ``module:function``; it is called with the description and the `ProcessGroup`.
         description: plain data, such as numbers, text and dictionaries; what the function returns is plain data too.
         places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
-        port: of the store by which they meet; 0 for any free one.
         limit_s: how long it may take, anew after each report.
         pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
         stdout: file descriptor for what the processes print; that of this one by default.
@@ -62,11 +58,11 @@ def launch(
     Raises:
         RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
     """
-    with orderly_end():
-        store = new_store(port)
-        workers = Workers()
+    with orderly_end(), temporary_folder() as folder:
+        path = str(folder / "store")
+        store, workers = met_store(path), Workers()
         try:
-            workers = _started(store.port, places, _cores(places, pinned), stdout)
+            workers = _started(path, places, _cores(places, pinned), stdout)
             workers.tell((work, description))
             found = workers.collect(limit_s, report, _Look(workers))
             workers.join()
@@ -83,23 +79,18 @@ def launch(
     return found
 
 
-def new_store(port: int = 0, host: str = _HOST) -> Any:
-    """The store by which the processes of a run meet, kept by this one.
+def met_store(path: str) -> Any:
+    """The store by which the processes of a run meet: a file in a folder of this user, so that no port is open for it.
 
     Raises:
-        RankError: the port is in use, or this PyTorch has no stores.
+        RankError: this PyTorch has no stores.
     """
     import torch.distributed as dist
 
     if not dist.is_available():
         raise RankError("this build of PyTorch has no torch.distributed; install one that has.")
-    start: Any = dist.TCPStore  # type: ignore[attr-defined]
-    try:
-        return start(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_S))
-    except RuntimeError:
-        raise RankError(
-            f"cannot listen on port {port} of {host}, another process may be using it; take port 0 for any free one."
-        ) from None
+    store: Any = dist.FileStore  # type: ignore[attr-defined]
+    return store(path)
 
 
 def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
@@ -115,20 +106,19 @@ def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
     return found
 
 
-def _started(port: int, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
+def _started(store: str, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
     size = len(places)
     shared = {
+        "NCCL_SOCKET_IFNAME": "lo",  # all of them are on this host
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        "MASTER_ADDR": _HOST,
-        "MASTER_PORT": str(port),
         "WORLD_SIZE": str(size),
     }
     environments = [
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} | ({"OMP_NUM_THREADS": str(len(own))} if own else {})
         for rank, own in enumerate(cores)
     ]
-    tasks = [{"rank": rank, "size": size, "port": port, "cores": own} for rank, own in enumerate(cores)]
+    tasks = [{"rank": rank, "size": size, "store": store, "cores": own} for rank, own in enumerate(cores)]
     return Workers.fresh(_PROGRAM, tasks, environments, stdout)
 
 
@@ -178,7 +168,7 @@ def main(task: Mapping[str, Any]) -> None:
 
     if task["cores"]:
         torch.set_num_threads(len(task["cores"]))
-    group = ProcessGroup.start(met_store(task["port"]), task["rank"], task["size"], is_quiet=True, parent=parent)
+    group = ProcessGroup.start(met_store(task["store"]), task["rank"], task["size"], is_quiet=True, parent=parent)
     try:
         work, description = parent.hear()
         module, _, name = work.partition(":")
@@ -186,11 +176,3 @@ def main(task: Mapping[str, Any]) -> None:
     except PlacementError as error:
         group.fail(str(error))
         sys.exit(1)
-
-
-def met_store(port: int, host: str = _HOST) -> Any:
-    """The store that the process which started this one keeps."""
-    import torch.distributed as dist
-
-    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-    return connect(host, port, is_master=False, timeout=timedelta(seconds=_START_S))

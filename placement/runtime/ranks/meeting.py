@@ -6,7 +6,9 @@ which nobody answers any more.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,8 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, RankError
 from placement.runtime.ranks.failures import first_line
-from placement.runtime.transport.gloo import gloo_group, interface_of
+from placement.runtime.transport.gloo import gloo_group
 
+LOOPBACK = "127.0.0.1"
 RankT = TypeVar("RankT")
 START = timedelta(seconds=300)  # until all processes are there
 _ROUND = "placement/round"
@@ -44,14 +47,33 @@ def meeting_point(size: int) -> tuple[Any, int, int]:
     check_size(int(os.environ["WORLD_SIZE"]), size)
     if os.environ["MASTER_PORT"] == "0":
         raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return environment_store()
+
+
+def environment_store() -> tuple[Any, int, int]:
+    """``(store, rank, number of processes)``, from what torchrun, or another start, has set.
+
+    Where rank 0 has to keep the store, and the others meet it by the loopback interface, it listens on that alone;
+    torch's own would listen on all.
+
+    Raises:
+        RankError: the others cannot be met.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    start: Any = dist.TCPStore  # type: ignore[attr-defined]
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     try:
-        store, rank, found = next(iter(rendezvous("env://", timeout=START)))
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error):
-            raise RankError(f"{where} is in use by another process; take another MASTER_PORT.") from None
-        raise RankError(f"cannot meet the other processes at {where}: {first_line(error)}") from None
-    return store, rank, found
+        if is_kept or os.environ["RANK"] != "0" or host not in (LOOPBACK, "localhost"):
+            store, rank, size = next(iter(rendezvous("env://", timeout=START)))
+            return store, rank, size
+        rank, size = 0, int(os.environ["WORLD_SIZE"])
+        listening = socket.create_server((LOOPBACK, int(port))).detach()
+        alike = {"timeout": START, "multi_tenant": True}  # as of torch
+        return start(LOOPBACK, int(port), size, True, master_listen_fd=listening, **alike), rank, size
+    except (RuntimeError, ValueError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise RankError(f"{host}:{port} is in use by another process; take another MASTER_PORT.") from None
+        raise RankError(f"cannot meet the other processes at {host}:{port}: {first_line(error)}") from None
 
 
 def check_size(found: int, needed: int) -> None:
@@ -69,9 +91,8 @@ def connect(store: Any, rank: int, size: int) -> Any:
     Raises:
         RankError: they cannot reach each other.
     """
-    where = interface_of(os.environ.get("MASTER_ADDR", ""))
     try:
-        group = gloo_group(store, rank, size, START, where)
+        group = gloo_group(store, rank, size, START)
         group.barrier().wait()
     except RuntimeError as error:
         raise RankError(

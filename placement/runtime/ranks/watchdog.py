@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphs.formatting import show_line
-from placement.processes.processes import ProcessId, busy_s, condition, kill, queued_s, this_process
+from placement.processes.processes import ProcessId, busy_s, condition, queued_s, this_process
 
 if TYPE_CHECKING:
     from placement.runtime.program.routines import Routine
@@ -115,7 +115,8 @@ class Beat:
     @classmethod
     def from_json(cls, text: str | bytes) -> Beat:
         fields = json.loads(text)
-        return cls(**{**fields, "process": ProcessId(**fields["process"])})
+        system, number, started = (fields["process"][name] for name in ("system", "number", "started"))
+        return cls(**{**fields, "process": ProcessId(system, int(number), started)})  # the number goes into paths
 
     def doing(self) -> str:
         """E.g. ``in op 'layer.0.linear'``."""
@@ -350,7 +351,6 @@ class Watchdog(threading.Thread):
             return f"rank {rank} has died{_last(beat)}{mine}{of_it}."
         is_busy = found == "running" and busy_s(beat.process) - peer.busy_s > _LEAST_SHARE * silent_s
         if silent_s > (PATIENCE_S if is_busy else SILENCE_S):
-            kill(beat.process)  # one that is stopped would stay for ever
             what = "has been stopped" if found == "stopped" else "has given no sign of life"
             return f"rank {rank} {what}{_last(beat)}, for {silent_s:.0f} s{mine}{of_it}."
         # One that waits itself may be waiting for one that computes.

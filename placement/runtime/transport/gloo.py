@@ -9,36 +9,38 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from placement.processes.processes import own_network
 from placement.runtime.transport.channels import Channel, PeerEndedError, Pending
 
-LOOPBACK = {"hostname": "127.0.0.1"}
+_LOOPBACK = "127.0.0.1"
 
 
-def interface_of(address: str) -> dict[str, str]:
-    """Where processes that meet at an address reach each other, as `gloo_group` takes it."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME")
-    if name:
-        return {"interface": name.split(",")[0]}
-    return {"hostname": address} if address in ("127.0.0.1", "localhost", "::1") else {}
-
-
-def gloo_group(store: Any, rank: int, size: int, limit: timedelta, where: dict[str, str]) -> Any:
-    """A new group.
+def gloo_group(store: Any, rank: int, size: int, limit: timedelta) -> Any:
+    """A new group. On one host it listens on the loopback interface alone; gloo asks nobody who he is.
 
     Args:
-        store: where its processes meet.
+        store: where its processes meet, and nobody else.
         rank, size: of this process, of the group.
         limit: how long one exchange may take.
-        where: the ``interface`` to use or the ``hostname`` whose interface is used; empty for this host's name.
 
     Raises:
-        RuntimeError: there is no such interface, or the processes do not meet.
+        RuntimeError: there is no interface as `GLOO_SOCKET_IFNAME` says, or the processes do not meet.
     """
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = limit
+    where = _interface(store, rank, size)
     options._devices = [gloo.create_device(**where) if where else gloo.create_default_device()]
     return gloo(store, rank, size, options)
+
+
+def _interface(store: Any, rank: int, size: int) -> dict[str, str]:
+    """The interface by which processes reach each other, as gloo takes it; empty for that of this host's name."""
+    store.set(f"network/{rank}", own_network())
+    if len({store.get(f"network/{other}") for other in range(size)}) == 1:
+        return {"hostname": _LOOPBACK}
+    name = os.environ.get("GLOO_SOCKET_IFNAME")
+    return {"interface": name.split(",")[0]} if name else {}
 
 
 class GlooTransport:

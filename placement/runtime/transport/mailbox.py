@@ -30,6 +30,8 @@ from placement.runtime.transport.channels import Channel, PeerEndedError
 _MESSAGE = struct.Struct("<qqqqqq")
 _FREE = -1  # the tag of what says that a block may be used again
 _TOKEN_BYTES = 16
+_INODE = struct.Struct("<Q")  # of the way in, which the memory names after the token
+_NAME = "placement"  # of the memory
 _PAGE = mmap.PAGESIZE
 _SEGMENT_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
@@ -101,11 +103,11 @@ class Mailbox:
 
     def __init__(self, rank: int, check: Callable[[], None] = lambda: None) -> None:
         self._rank, self._check = rank, check
-        self._memory, self._size = os.memfd_create("placement"), _PAGE
+        self._memory, self._size = os.memfd_create(_NAME), _PAGE
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         os.ftruncate(self._memory, _PAGE)
-        os.pwrite(self._memory, self._token, 0)
         self._inbox, self._entrance = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.pwrite(self._memory, self._token + _INODE.pack(os.fstat(self._entrance).st_ino), 0)
         _widen(self._entrance)
         self._peers: dict[int, _Neighbour] = {}
         self._segments: dict[tuple[int, int], mmap.mmap] = {}  # (rank, start) -> memory
@@ -124,7 +126,7 @@ class Mailbox:
         if os.environ.get("PLACEMENT_SHARED_MEMORY", "1") == "0":
             return False
         try:
-            os.close(os.memfd_create("placement"))
+            os.close(os.memfd_create(_NAME))
         except (OSError, AttributeError):  # another system, or a container that forbids it
             return False
         return True
@@ -135,16 +137,24 @@ class Mailbox:
         return json.dumps([os.getpid(), self._memory, self._entrance, self._token.hex()])
 
     def connect(self, rank: int, address: str) -> bool:
-        """Open the way to a process; False where it is on another host, or closed to this process."""
+        """Open the way to a process; False where it is on another host, or closed to this process.
+
+        An address that leads to anything but a mailbox is refused: other files of this user are not to be written to.
+        """
         process, memory, inbox, token = json.loads(address)
         opened = []
         try:
             # On another host that number may be anything: opening it must neither wait nor take a terminal.
             carefully = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            opened.append(os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR | carefully))
-            if os.pread(opened[0], _TOKEN_BYTES, 0) != bytes.fromhex(token):
+            if not os.readlink(f"/proc/{process:d}/fd/{memory:d}").startswith(f"/memfd:{_NAME}"):
+                raise OSError("this is no memory of a mailbox")
+            opened.append(os.open(f"/proc/{process:d}/fd/{memory:d}", os.O_RDWR | carefully))
+            found = os.pread(opened[0], _TOKEN_BYTES + _INODE.size, 0)
+            if found[:_TOKEN_BYTES] != bytes.fromhex(token):
                 raise OSError("the process of that number on this host is another one")
-            opened.append(os.open(f"/proc/{process}/fd/{inbox}", os.O_WRONLY | carefully))
+            opened.append(os.open(f"/proc/{process:d}/fd/{inbox:d}", os.O_WRONLY | carefully))
+            if _INODE.pack(os.fstat(opened[1]).st_ino) != found[_TOKEN_BYTES:]:
+                raise OSError("this is not the way in that the memory names")
         except OSError:
             for number in opened:
                 os.close(number)

@@ -21,7 +21,7 @@ from placement.replicas.fit_task import CPU
 from placement.replicas.real.here import check_real, kinds_of, place_of
 from placement.replicas.virtual.seating import Seating
 from placement.runtime.transport import nccl
-from placement.runtime.transport.gloo import LOOPBACK, gloo_group
+from placement.runtime.transport.gloo import gloo_group
 
 GPU = torch.device("cpu", 0)
 
@@ -47,7 +47,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def new_group(store: Any, number: int, place: torch.device, size: int = 2) -> Any:
         assert place == GPU
         (tmp_path / f"{os.getpid()} {size}").touch()
-        return gloo_group(store, number, size, timedelta(minutes=1), LOOPBACK)
+        return gloo_group(store, number, size, timedelta(minutes=1))
 
     def standing_in(kinds: Sequence[str], number: int) -> torch.device:
         return GPU if place_of(kinds, number).type == "cuda" else CPU
