@@ -33,6 +33,8 @@ class Facts:
         plan: of tensor parallelism, or None.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, and its shape.
+        labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
+        has_unused: whether the step leaves some parameters without a gradient.
     """
 
     result: Result
@@ -46,6 +48,8 @@ class Facts:
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[int, ...]]
     source: str | None
+    labels: str | None
+    has_unused: bool
 
     @property
     def pp(self) -> int:

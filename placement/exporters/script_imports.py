@@ -41,6 +41,8 @@ def import_lines(facts: Facts) -> str:
         torch_names.append("from torch.nn.parallel import DistributedDataParallel")
     if strategy.zero == 1:
         torch_names.append("from torch.distributed.optim import ZeroRedundancyOptimizer")
+    if facts.labels is not None:
+        torch_names.append("from torch.overrides import TorchFunctionMode")
     if facts.again:
         torch_names.append("from torch.utils.checkpoint import checkpoint")
     lines = ["from __future__ import annotations", "", *(f"import {name}" for name in sorted(plain)), *some, ""]

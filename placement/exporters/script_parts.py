@@ -11,10 +11,18 @@ $MAKE
     return model, {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
 
 
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """The floating-point tensors that a model returns."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    inner = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    return [tensor for value in inner for tensor in tensors_in(value)]
+
+
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss of a call of the model. It has to be a mean over samples: so are means of the parts' gradients."""
-    loss = output["loss"] if isinstance(output, dict) else getattr(output, "loss", output)
-    return loss if loss.ndim == 0 else loss.float().mean()
+    """The loss of a call of the model: its ``loss``, or the sum of the means of all that it returns."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    return loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
 '''
 
 MAKE_IMPORTED = "    model, args, *rest = make($SIZES)\n    kwargs = rest[0] if rest else {}"
@@ -29,6 +37,64 @@ def part(value: Any, number: int, parts: int) -> Any:
     """Some of the samples, of a tensor that has the whole batch; anything else as it is."""
     is_batch = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == BATCH
     return value.tensor_split(parts)[number] if is_batch else value
+'''
+
+WHOLE_MEANS = '''
+class WholeMeans(TorchFunctionMode):
+    """$WHAT
+
+    One part of the batch may have more labels that count than another, and each label is to weigh the same.
+    """
+
+    def __init__(self$MESH) -> None:
+        super().__init__()
+        self.$HAS
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in (nn.functional.cross_entropy, nn.functional.nll_loss):
+            return function(*args, **(kwargs or {}))
+        given = inspect.signature(function).bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        target, weight = given.arguments["target"], given.arguments["weight"]
+        if given.arguments["reduction"] != "mean" or target.is_floating_point():
+            return function(*given.args)
+        is_counted = target != given.arguments["ignore_index"]
+        counted = is_counted if weight is None else weight.detach()[target.where(is_counted, 0)] * is_counted
+        given.arguments["reduction"] = "sum"
+$DIVIDE
+'''
+
+WHOLE_MEANS_EACH = {
+    "WHAT": "Makes cross-entropies means over the labels of the whole batch that count, not over those of a replica.",
+    "MESH": ", mesh: DeviceMesh",
+    "HAS": 'group = mesh.get_group("dp")',
+    "DIVIDE": """\
+        count = counted.sum().float()
+        dist.all_reduce(count, group=self.group)
+        return function(*given.args) / (count / MESH["dp"])  # gradients are means over replicas""",
+}
+WHOLE_MEANS_ONE = {
+    "WHAT": "Divides cross-entropies by all labels of a part, and notes the share of those that count.",
+    "MESH": "",
+    "HAS": "shares: list[torch.Tensor] = []",
+    "DIVIDE": """\
+        self.shares.append(counted.sum().float() / target.numel())
+        return function(*given.args) / target.numel()""",
+}
+
+DIVIDE_BY_SHARE = '''
+MEANS = WholeMeans()
+
+
+def divide_by_share(optimizer: torch.optim.Optimizer$MESH) -> float:
+    """Divide gradients by the share of the labels that count, which is known after all micro-batches; returns it."""
+    trained = [p for listed in optimizer.param_groups for p in listed["params"]]
+    share = sum(MEANS.shares[-MICRO_BATCHES:], torch.zeros((), device=trained[0].device)) / $PARTS
+    MEANS.shares.clear()
+$REDUCE    for p in trained:
+        if p.grad is not None:
+            p.grad.div_(share)
+    return share.item()
 '''
 
 RECOMPUTE = '''
@@ -109,7 +175,7 @@ class Stage(nn.Module):
     def forward(self, received: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
         self.received = received
         try:
-            return loss_of(self.model(**inputs)).reshape(1)
+            $LOSS
         except Handover as handover:
             return handover.args[0]
 '''
@@ -193,7 +259,7 @@ $OWN    # Every stage gets the inputs. Only the last one has a loss, which needs
     some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))
 $RUN
     optimizer.step()
-    return sum(loss.item() for loss in losses) / MICRO_BATCHES
+    return sum(loss.item() for loss in losses) / MICRO_BATCHES$SHARE
 '''
 
 MAIN = """

@@ -14,6 +14,7 @@ from graphs.transforms.strategy import Strategy
 from placement.exporters import script_parts as parts
 from placement.exporters.script_facts import SCHEDULES, Facts
 from placement.exporters.script_imports import import_lines
+from placement.exporters.whole_batch import EACH, ONE
 
 if TYPE_CHECKING:
     from placement.exporters.tensor_plan import TensorPlan
@@ -39,6 +40,7 @@ def _pieces(facts: Facts) -> Iterator[str]:
     yield _filled(parts.BUILD, MAKE=make) + "\n"
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
         yield parts.PART + "\n"
+    yield from _labels(facts)
     if facts.again:
         yield parts.RECOMPUTE + "\n"
     if facts.plan is not None:
@@ -46,7 +48,9 @@ def _pieces(facts: Facts) -> Iterator[str]:
         if facts.plan.sequence:
             yield parts.CUT_SEQUENCE + "\n"
     if facts.stages is not None:
-        yield parts.STAGE + "\n"
+        yield (
+            _filled(parts.STAGE, LOSS=_with_means(facts, "return loss_of(self.model(**inputs)).reshape(1)", 16)) + "\n"
+        )
         if facts.again or (facts.is_sharded and facts.layers) or (facts.plan is not None and facts.plan.sequence):
             yield parts.OWN_MODULES + "\n"
         if facts.tied:
@@ -162,6 +166,25 @@ def _wrapped(items: Sequence[str]) -> Iterator[str]:
     yield "],"
 
 
+def _labels(facts: Facts) -> Iterator[str]:
+    """How each label that counts weighs the same, whatever part of the batch it is in."""
+    if facts.labels is not None:
+        yield _filled(parts.WHOLE_MEANS, **(parts.WHOLE_MEANS_EACH if facts.labels == EACH else parts.WHOLE_MEANS_ONE))
+        yield "\n"
+    if facts.labels == ONE:
+        axes = [axis for axis in ("pp", "dp") if facts.mesh.get(axis, 1) > 1]
+        reduce = "".join(f'    dist.all_reduce(share, group=mesh.get_group("{axis}"))\n' for axis in axes)
+        parts_ = '(MICRO_BATCHES * MESH["dp"])' if facts.dp > 1 else "MICRO_BATCHES"
+        yield _filled(parts.DIVIDE_BY_SHARE, REDUCE=reduce, PARTS=parts_, MESH=", mesh: DeviceMesh" if axes else "")
+        yield "\n"
+
+
+def _with_means(facts: Facts, line: str, indent: int) -> str:
+    """A line that computes a loss, under the means over labels of the whole batch."""
+    means = {None: "", EACH: "WholeMeans(mesh)", ONE: "MEANS"}[facts.labels]
+    return f"with {means}:\n{' ' * indent}{line}" if means else line
+
+
 def _tensor_parallel(facts: Facts, plan: TensorPlan) -> str:
     why = ""
     if any("use_local_output=False" in style for style in plan.styles.values()):
@@ -198,9 +221,12 @@ def _parallelize(facts: Facts, whole: str, model: str) -> str:
     if facts.again:
         lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
     if facts.is_ddp:
-        lines.append(
-            f'{whole} = DistributedDataParallel({whole}, process_group=mesh.get_group("dp"), bucket_cap_mb=BUCKET_MB)'
-        )
+        given = 'process_group=mesh.get_group("dp"), bucket_cap_mb=BUCKET_MB'
+        if facts.has_unused:
+            given += ", find_unused_parameters=True"
+            lines += [f"{whole} = DistributedDataParallel(", f"    {whole}, {given}", ")"]
+        else:
+            lines.append(f"{whole} = DistributedDataParallel({whole}, {given})")
     if facts.is_sharded:
         over = 'mesh["dp", "one"]' if facts.is_hybrid_shard else 'mesh["dp"]'
         keep = {0: ", reshard_after_forward=False", 2: ", reshard_after_forward=False"}.get(strategy.zero, "")
@@ -219,6 +245,10 @@ def _parallelize(facts: Facts, whole: str, model: str) -> str:
     return "\n".join(f"    {line}" for line in lines) or "    # Micro-batches are all that this strategy has."
 
 
+def _divide(facts: Facts) -> str:
+    return f"divide_by_share(optimizer{', mesh' if facts.dp > 1 or facts.stages is not None else ''})"
+
+
 def _own_part(facts: Facts, number: str, parts_: str) -> str:
     return f"{{name: part(value, {number}, {parts_}) for name, value in inputs.items()}}"
 
@@ -229,14 +259,16 @@ def _step(facts: Facts) -> str:
     whose = ", of which this rank takes its samples" if replicas else ""
     rank = 'mesh["dp"].get_local_rank()'
     if strategy.micro_batches == 1:
-        run = [*_replicated(facts, ["loss = loss_of(model(**inputs))", "loss.backward()"]), "total = loss.item()"]
+        loss = _with_means(facts, "loss = loss_of(model(**inputs))", 4).split("\n")
+        run = [*_replicated(facts, [*loss, "loss.backward()"]), "total = loss.item()"]
         if replicas:
             own = _own_part(facts, rank, 'MESH["dp"]')
             run.insert(0, f"inputs = {own}")
     else:
         place = f"{rank} * MICRO_BATCHES + number" if replicas else "number"
         all_parts = 'MESH["dp"] * MICRO_BATCHES' if replicas else "MICRO_BATCHES"
-        run = ["loss = loss_of(model(**own)) / MICRO_BATCHES", "loss.backward()"]
+        run = _with_means(facts, "loss = loss_of(model(**own)) / MICRO_BATCHES", 4).split("\n")
+        run.append("loss.backward()")
         if facts.is_ddp:
             run = [
                 "# Gradients add up; they are reduced once, with those of the last micro-batch.",
@@ -256,6 +288,8 @@ def _step(facts: Facts) -> str:
             f"    place = {place}",
             *(f"    {line}" for line in inner),
         ]
+        if facts.labels == ONE:
+            run.append(f"total /= {_divide(facts)}")
     body = "\n".join(f"    {line}" for line in run)
     return _filled(parts.TRAIN_STEP, WHOSE=whose, WHICH="their" if replicas else "the", BODY=body)
 
@@ -287,12 +321,15 @@ def _stages_step(facts: Facts) -> str:
         ]
     if facts.tied:
         run.append("add_tied(optimizer, mesh)")
+    if facts.labels == ONE:
+        run.append(f"share = {_divide(facts)}")
     return _filled(
         parts.TRAIN_STEP_STAGES,
         WHOSE=", of which this rank takes its samples" if facts.dp > 1 else "",
         WHICH="their" if facts.dp > 1 else "the",
         OWN=own,
         RUN="\n".join(f"    {line}" for line in run),
+        SHARE=" / share" if facts.labels == ONE else "",
     )
 
 

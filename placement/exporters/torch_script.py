@@ -20,6 +20,7 @@ from placement.exporters.script_text import script_text
 from placement.exporters.stage_modules import stage_modules
 from placement.exporters.tensor_plan import shared_parameters, tensor_plan
 from placement.exporters.unsayable import check_sayable, check_source
+from placement.exporters.whole_batch import labels_of
 from placement.solving.strategies.row import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             placed = pipeline_stages(again, cluster, cut_as_found(result), devices)
             stages = stage_modules(again, strategy, *placed, names, list(shared.values()))
             tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
+    has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
     facts = Facts(
         result=result,
         strategy=strategy,
@@ -75,8 +77,10 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         stages=stages,
         tied=tied,
         source=source,
+        labels=labels_of(result.graph, strategy) if has_parts else None,
+        has_unused=graph is not None and model is not None and bool(_unused(graph, model)),
     )
-    if facts.batch == 0 and (facts.dp > 1 or strategy.micro_batches > 1):
+    if facts.batch == 0 and has_parts:
         raise MismatchError(
             f"graph {show(result.graph_name)} does not say how many samples a batch has, and the script cuts it; "
             "capture the model again."
@@ -93,6 +97,12 @@ def check_same_graph(result: Result, graph: OpGraph) -> None:
     except MismatchError as error:
         sentence = str(error).removesuffix(".")
         raise MismatchError(f"{sentence}; or give the model, with its sizes and arguments, that was placed.") from None
+
+
+def _unused(graph: OpGraph, model: nn.Module) -> set[str]:
+    """Names of trained parameters that the step gives no gradient."""
+    used = {state.name for state in graph.states if state.gradient_bytes}
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad} - used
 
 
 def is_written_for_parts(model: nn.Module) -> bool:

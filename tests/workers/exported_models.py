@@ -110,3 +110,75 @@ def convnet() -> Made:
         nn.Conv2d(3, 8, 3, padding=1), Residual(), Residual(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4), nn.LogSoftmax(1)
     )
     return model, (torch.randn(8, 3, 8, 8),), {}
+
+
+class Labelled(nn.Module):
+    """Token numbers to the mean cross-entropy of a head, or the sum of two; a label of -100 does not count."""
+
+    def __init__(self, smoothing: float, heads: int) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(20, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.heads = nn.ModuleList(nn.Linear(8, 20) for _ in range(heads))
+        self.smoothing = smoothing
+
+    def forward(self, tokens: Tensor, labels: Tensor, others: Tensor | None = None) -> Tensor:
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        loss = self.loss(self.heads[0](x), labels)
+        return loss if others is None else loss + self.loss(self.heads[1](x), others)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=self.smoothing)
+
+
+def _labelled(smoothing: float = 0.0, heads: int = 1, labels: int = 1) -> Made:
+    torch.manual_seed(0)
+    tokens, *listed = (torch.randint(0, 20, (4, 8)) for _ in range(1 + labels))
+    for number, one in enumerate(listed):
+        one[number, 1:], one[number + 1, 3:] = -100, -100
+    return Labelled(smoothing, heads), (tokens, *listed), {}
+
+
+def padded() -> Made:
+    """Most labels of the first half of the batch do not count."""
+    return _labelled()
+
+
+def smoothed() -> Made:
+    return _labelled(smoothing=0.1)
+
+
+def two_labels() -> Made:
+    """Two losses, over labels of which different ones count, and a head without any."""
+    return _labelled(heads=3, labels=2)
+
+
+def contrastive() -> Made:
+    """Each sample beside all others of the batch."""
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return functional.cross_entropy(self.body(x) @ self.body(y).T, torch.arange(len(x), device=x.device))
+
+    torch.manual_seed(0)
+    return Pairs(), (torch.randn(8, 8), torch.randn(8, 8)), {}
+
+
+def summed() -> Made:
+    """A loss that grows with the number of samples."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).square().sum()
+
+    torch.manual_seed(0)
+    return Sum(), (torch.randn(8, 8),), {}

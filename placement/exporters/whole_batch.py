@@ -1,0 +1,197 @@
+"""What a loss takes of the whole batch, in the graph of a strategy: what a script of parts has to add, or cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import networkx as nx
+
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.rows import BATCH_STATISTICS
+from graphs.transforms.strategy import Strategy
+
+# Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
+EACH = "each"  # each of them by what the whole batch has
+ONE = "one"  # the gradients, after all micro-batches, since the loss is nothing but such a mean
+
+_PLACE = re.compile(r"(?P<op>.*?)(?:@(?P<axes>[a-z]+\d+(?:\.[a-z]+\d+)*))?(?: mb(?P<batch>\d+))?", re.DOTALL)
+_LABEL_LOSSES = ("nll_loss", "cross_entropy")
+_SCALING = ("add", "sub", "mul", "div", "neg", "sum", "mean", "_to_copy", "view", "clone", "squeeze")
+_NUMBER_BYTES = 8
+_STATE = "parameter"
+
+
+def labels_of(graph: OpGraph, strategy: Strategy) -> str | None:
+    """Whether the loss has means over labels, `EACH` or `ONE`; None where all parts of the batch weigh the same.
+
+    Args:
+        graph: as the strategy rewrote it.
+
+    Raises:
+        MismatchError: a loss whose gradient is no mean of the parts' gradients: an op reads samples of several parts,
+            or the loss is a sum; or it has several terms, of which only some are means over labels.
+    """
+    step = _Step(graph, strategy)
+    reason = step.reason()
+    if reason is not None:
+        raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
+    if not step.label_losses:
+        return None
+    return EACH if strategy.micro_batches == strategy.stages == 1 else ONE
+
+
+class _Step:
+    """The forward pass of a graph that is cut into parts of the batch: which op reads from which."""
+
+    def __init__(self, graph: OpGraph, strategy: Strategy) -> None:
+        self.graph, self.strategy = graph, strategy
+        order = graph.topological_order
+        forward = order[graph.phase[order] == Phase.FORWARD].tolist()
+        self.reads: nx.DiGraph[int] = nx.DiGraph()
+        self.is_trained: dict[int, bool] = {}  # whether an op uses a state, or reads what does
+        ptr, tensors = graph.inputs
+        through: dict[int, set[int]] = {}  # what a collective hands over
+        for op in forward:
+            read = {
+                int(graph.tensor_producer[t]) for t in tensors[ptr[op] : ptr[op + 1]].tolist() if graph.tensor_bytes[t]
+            }
+            sources = {source for one in read for source in through.get(one, {one})}
+            uses_state = graph.kept_bytes[op] > 0 or graph.colocation[op] >= 0 or graph.kinds[op] == _STATE
+            self.is_trained[op] = bool(uses_state) or any(self.is_trained[source] for source in sources)
+            if not graph.kernels[op] and graph.kinds[op] not in ("input", _STATE):
+                through[op] = sources
+                continue
+            self.reads.add_node(op)
+            self.reads.add_edges_from((source, op) for source in sources)
+        self.label_losses = [
+            op for op in self.reads if any(word in graph.kinds[op] for word in _LABEL_LOSSES) and self._is_number(op)
+        ]
+        self.labels = {source for op in self.label_losses for source in self._untrained(op)}
+
+    def reason(self) -> str | None:
+        """Why no script of parts computes this loss; None where one does."""
+        several = self._first_over_parts()
+        if several is not None:
+            return (
+                f"op {show(self._name(several))} ({self.graph.kinds[several]}) reads samples of the whole batch, and "
+                "replicas and micro-batches of torch see their own alone, so that gradients would be others; let "
+                "'placement.apply' run it, which exchanges them, or take a strategy without 'dp' and 'mb'"
+            )
+        terms = self._terms()
+        added = next((op for op in terms if self._kind(op) == "sum" and not self._is_scaled(op)), None)
+        if added is not None:
+            return (
+                f"the loss is a sum over samples (op {show(self._name(added))}), and replicas and micro-batches of "
+                "torch take means of gradients; divide it by the number of samples"
+            )
+        if self.label_losses and (self.strategy.micro_batches > 1 or self.strategy.stages > 1):
+            return self._several_terms(terms)
+        return None
+
+    def _first_over_parts(self) -> int | None:
+        """The first op that reads samples of several parts, and what the script does not compute in another way."""
+        reached: dict[int, set[tuple[str, str]]] = {}
+        for op in self.reads:  # in topological order
+            part = self._part(op)
+            if self.graph.kinds[op] == "input":
+                reached[op] = {part}
+                continue
+            reached[op] = set().union(*(reached[source] for source in self.reads.predecessors(op)))
+            if any(len({found[axis] for found in reached[op]} - {""}) > 1 for axis in (0, 1)):
+                if not self._is_put_together(op):
+                    return op
+                reached[op] = {part}
+        return None
+
+    def _is_put_together(self, op: int) -> bool:
+        """Whether the script puts it together, too: synchronised statistics, or the number of labels that count."""
+        if self.graph.kinds[op] in BATCH_STATISTICS:
+            return self.strategy.statistics == "sync"
+        return any(self._counts_labels(source) for source in self.reads.predecessors(op))
+
+    def _counts_labels(self, op: int) -> bool:
+        """Whether an op adds up which labels of a loss count, as a loss with label smoothing does."""
+        if self.is_trained[op] or not self._is_number(op):
+            return False
+        return any(
+            self._kind(before) in ("eq", "ne")
+            and self._names(self.reads.predecessors(before)) & self._names(self.labels)
+            for before in nx.ancestors(self.reads, op)
+        )
+
+    # -- the loss --------------------------------------------------------------------------------------------------
+
+    def _terms(self) -> list[int]:
+        """Ops whose results the losses of the parts add up, each perhaps scaled."""
+        todo = [
+            op
+            for op, readers in self.reads.out_degree
+            if not readers and self.is_trained[op] and self._is_number(op) and "float" in self.graph.dtypes[op]
+        ]
+        found: dict[int, bool] = {}
+        while todo:
+            op = todo.pop()
+            if op in found:
+                continue
+            sources = [source for source in self.reads.predecessors(op) if self.is_trained[source]]
+            found[op] = self._kind(op) not in _SCALING or not all(map(self._is_number, sources))
+            todo += [] if found[op] else sources
+        return sorted(op for op, is_term in found.items() if is_term)
+
+    def _several_terms(self, terms: Iterable[int]) -> str | None:
+        """Why the gradients cannot be divided once by the share of the labels that count; None where they can."""
+        targets = {frozenset(self._names(self._untrained(op))) for op in self.label_losses}
+        others = [op for op in terms if op not in self.label_losses and not self._is_over_labels(op)]
+        if len(targets) == 1 and not others and not set(terms).isdisjoint(self.label_losses):
+            return None
+        what = f"what op {show(self._name(others[0]))} makes" if others else "means over other labels"
+        return (
+            f"its loss has {what} beside a mean over labels, each to be divided by another number, known after all "
+            "micro-batches alone; take a strategy without 'mb' and 'pp'"
+        )
+
+    def _is_over_labels(self, op: int) -> bool:
+        """Whether it is a sum that the number of labels divides."""
+        return self._kind(op) == "sum" and any(
+            self._kind(later) == "div" and self._is_put_together(later) for later in nx.descendants(self.reads, op)
+        )
+
+    def _is_scaled(self, op: int) -> bool:
+        """Whether the loss scales what an op adds up, by its number of samples, or by another one."""
+        return any(self._kind(later) in ("div", "mul") for later in nx.descendants(self.reads, op))
+
+    def _untrained(self, op: int) -> list[int]:
+        return [source for source in self.reads.predecessors(op) if not self.is_trained[source]]
+
+    # -- ops -------------------------------------------------------------------------------------------------------
+
+    def _place(self, op: int) -> re.Match[str]:
+        found = _PLACE.fullmatch(self.graph.op_names[op])
+        assert found is not None, "each part of the pattern may be missing"
+        return found
+
+    def _name(self, op: int) -> str:
+        """The name of an op before the graph was cut."""
+        return self._place(op)["op"]
+
+    def _names(self, ops: Iterable[int]) -> set[str]:
+        return {self._name(op) for op in ops}
+
+    def _part(self, op: int) -> tuple[str, str]:
+        """The replica and the micro-batch that an op works on, "" for all or none."""
+        place = self._place(op)
+        axes = (place["axes"] or "").split(".")
+        return next((axis for axis in axes if axis.startswith("dp")), ""), place["batch"] or ""
+
+    def _kind(self, op: int) -> str:
+        """The operator's name, ``"add"`` of ``"aten.add.Tensor"``."""
+        return self.graph.kinds[op].removeprefix("aten.").partition(".")[0]
+
+    def _is_number(self, op: int) -> bool:
+        """Whether the first result of an op is a single number."""
+        first = int(self.graph.output_ptr[op])
+        return first < int(self.graph.output_ptr[op + 1]) and self.graph.tensor_bytes[first] <= _NUMBER_BYTES
