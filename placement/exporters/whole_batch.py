@@ -51,7 +51,7 @@ class _Step:
         self.graph, self.strategy = graph, strategy
         order = graph.topological_order
         forward = order[graph.phase[order] == Phase.FORWARD].tolist()
-        self.reads: nx.DiGraph[int] = nx.DiGraph()
+        self.reads = nx.DiGraph()
         self.is_trained: dict[int, bool] = {}  # whether an op uses a state, or reads what does
         ptr, tensors = graph.inputs
         through: dict[int, set[int]] = {}  # what a collective hands over
@@ -95,6 +95,7 @@ class _Step:
     def _first_over_parts(self) -> int | None:
         """The first op that reads samples of several parts, and what the script does not compute in another way."""
         reached: dict[int, set[tuple[str, str]]] = {}
+        op: int
         for op in self.reads:  # in topological order
             part = self._part(op)
             if self.graph.kinds[op] == "input":
