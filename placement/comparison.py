@@ -24,6 +24,7 @@ from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategies.row import without_answer
+from placement.solving.utilisation import basis
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -68,6 +69,11 @@ class Comparison:
         """The best feasible result, None if no method found one."""
         return self.results[0] if self.results and self.results[0].feasible else None
 
+    @property
+    def has_strategies(self) -> bool:
+        """Whether strategies could be searched, too: the graph can be split, and its step time counts."""
+        return self.objective == LATENCY and any(self.graph.split_rows)
+
     @cached_property
     def ties(self) -> dict[str, str]:
         """For each method that only equals a better ranked one, the name of that one."""
@@ -89,6 +95,7 @@ class Comparison:
             "cluster_hash": self.cluster.hash,
             "versions": dict(self.versions),
             "command": self.command,
+            "basis": basis(self.graph, self.cluster),
             "unsupported": list(self.unsupported),
             "strategy": NO_STRATEGY if self.overall is None else self.overall.strategy,
             "strategy_bound_s": None if self.overall is None else self.overall.lower_bound_s,

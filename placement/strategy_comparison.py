@@ -20,6 +20,7 @@ from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
 from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 from placement.solving.strategies.search import solver_or_reason
+from placement.solving.utilisation import basis
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class StrategyComparison:
             "single_device_s": self.single_device_s,
             "versions": dict(self.versions),
             "command": self.command,
+            "basis": basis(self.graph, self.cluster),
             "results": [self._row(row) for row in self.rows],
         }
 

@@ -62,6 +62,23 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(named)
 
 
+def natural_groups(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Names of the devices that people try first: all, those of each host, those of each kind; () for all.
+
+    Of groups with the same kinds of devices only the first.
+    """
+    compute = cluster.compute_devices
+    by_kind = [compute[cluster.alike[compute] == kind].tolist() for kind in np.unique(cluster.alike[compute])]
+    hosts = _hosts(cluster, compute) if len(compute) > 1 else []
+    seen: set[tuple[int, ...]] = set()
+    for group in (compute.tolist(), *hosts, *by_kind):
+        kinds = tuple(sorted(cluster.alike[group].tolist()))
+        if len(group) > 1 and kinds not in seen:
+            seen.add(kinds)
+            is_first = group == compute[: len(group)].tolist()
+            yield () if is_first and len(group) == len(compute) else tuple(cluster.devices[d].name for d in group)
+
+
 def swapped(cluster: Cluster, used: IntArray) -> Iterator[IntArray]:
     """int64: devices in another order, or others: each with the next that is unlike it; hosts within or across axes."""
     figures = cluster.alike[used].tolist()

@@ -84,13 +84,14 @@ def even_cuts(graph: OpGraph, op_s: FloatArray, on: Sequence[int], fill: FloatAr
     """
     forward, n_stages = forward_ops(graph), len(on)
     work = _of_computing(graph.kernels[forward] > 0, work_s(graph, op_s)[forward])
-    if np.count_nonzero(work[:, 0] > 0) < n_stages:
+    done = np.vstack([np.zeros((1, n_stages)), np.cumsum(work, axis=0)])
+    n_timed = np.count_nonzero(np.diff(done[:, 0]) > 0)  # a time that is lost in the sum is none to cut by
+    if n_timed < n_stages:
         raise StrategyError(
-            f"graph {graph.name!r} has {np.count_nonzero(work[:, 0] > 0)} forward ops that take time; a pipeline of "
-            f"{n_stages} stages needs at least one for each."
+            f"graph {graph.name!r} has {n_timed} forward ops that take time; a pipeline of {n_stages} stages needs at "
+            "least one for each."
         )
     sent = sent_after(graph, forward)
-    done = np.vstack([np.zeros((1, n_stages)), np.cumsum(work, axis=0)])
     if len(set(on)) < n_stages:
         cuts = _evened(_cuts(done, sent), done, sent, on)
     else:

@@ -17,9 +17,11 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 PIPED_WIDTH = 160  # columns when nobody's terminal sets a limit
+BROKEN_WIDTH = 24  # columns that a text which breaks is given at least
 
 
 def emit(text: str, colours: bool = False) -> None:
@@ -107,6 +109,7 @@ def reason_as_json(as_json: bool) -> Iterator[None]:
 def emit_rich(*parts: RenderableType) -> None:
     """Print rich tables and text to stdout, coloured on a terminal only. Text stays on one line, to be copied."""
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     # In memory first: rich would write past `emit`, which says so when stdout cannot be written.
@@ -115,8 +118,26 @@ def emit_rich(*parts: RenderableType) -> None:
     width = None if watched else PIPED_WIDTH
     console = Console(file=page, force_terminal=watched or None, highlight=False, markup=False, width=width)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str | Text))
+        # A number that is cut is another number: what has no room on the terminal is left to its own line breaks.
+        wide = max(console.width, _least_width(part)) if isinstance(part, Table) else None
+        console.print(part, soft_wrap=isinstance(part, str | Text), width=wide)
     emit("\n".join(line.rstrip() for line in page.getvalue().removesuffix("\n").split("\n")), colours=True)
+
+
+def _least_width(table: Table) -> int:
+    """Columns that a table needs so that only its columns of text break."""
+    from rich.cells import cell_len
+    from rich.progress_bar import ProgressBar
+
+    def width(cell: RenderableType) -> int:
+        return cell.width or 0 if isinstance(cell, ProgressBar) else max(map(cell_len, str(cell).split("\n")))
+
+    whole = (max(width(cell) for cell in (column.header, *column.cells)) for column in table.columns)
+    _, right, _, left = table.padding
+    least = (
+        wide if column.no_wrap else min(wide, BROKEN_WIDTH) for column, wide in zip(table.columns, whole, strict=True)
+    )
+    return sum(wide + left + right for wide in least)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,17 +14,20 @@ from rich.text import Text
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
 from placement.cli.records import is_default
+from placement.cli.tables import rate_of
+from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions
     from placement.inputs.sources import Source
+    from placement.solving.result import Result
     from placement.solving.strategies.row import StrategyRow
     from placement.strategy_comparison import StrategyComparison
 
-_COLUMNS = ("strategy", "step time", "vs one", "devices", "peak", "bubble", "exposed", "gap")
+_COLUMNS = ("strategy", "step time", "vs one", "MFU", "peak", "bubble", "exposed", "gap")
 _PARTS = ("parameters", "gradients", "optimizer", "activations")  # of the peak
 _NOTES = (
-    "vs one: times as fast as one device; peak: memory of the fullest device",
+    "vs one: times as fast as one device; MFU: of the FLOP/s of the devices in use; peak: memory of the fullest device",
     "bubble: share of the devices' time without computing",
     "exposed: time in which a device computes nothing and communicates",
     "gap: at most so far from optimal among all strategies",
@@ -128,12 +131,13 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
     head = (
         f"{show(graph.name)} on {show(cluster.name)}: {graph.n_ops:,} ops before rewriting, {cluster.n_devices} devices"
     )
-    times = _table(*_COLUMNS)
+    rate, per_s = rate_of(graph)
+    times = _table(*_COLUMNS[:2], rate, *_COLUMNS[2:])
     for number, row in enumerate(found.rows):
         style = "red" if not row.result.feasible else "bold green" if number == 0 else ""
-        times.add_row(*_cells(found, row), style=style)
-    times.add_row(*_one_device(found), style="dim")
-    below = [Text(f" {line}", style="dim") for line in _NOTES]
+        times.add_row(*_with_rate(_cells(found, row), row.result.objective_s, per_s), style=style)
+    times.add_row(*_with_rate(_one_device(found), found.single_device_s, per_s), style="dim")
+    below = [Text(f" {line}", style="dim") for line in (*_NOTES, basis(graph, cluster)) if line]
     for row in found.rows:
         if row.result.note:
             below.append(Text(f" {row.strategy}  {show_line(row.result.note)}"))
@@ -143,14 +147,25 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
     return [head, times, *below, *_peaks(found), *_exchanges(found)]
 
 
+def _with_rate(cells: list[str], step_s: float | None, per_s: Callable[[float], str]) -> list[str]:
+    """A row with samples or tokens a second behind its time."""
+    return [*cells[:2], NONE_THERE if step_s is None else per_s(step_s), *cells[2:]]
+
+
 def _one_device(found: StrategyComparison) -> list[str]:
     """The row that speed-ups refer to: which device, its time and its peak."""
     answer = None if found.single is None else found.single.answer
     if answer is None:
-        return ["one device", "does not fit", NONE_THERE, "1", *[""] * (len(_COLUMNS) - 4)]
+        return ["one device", "does not fit", NONE_THERE, NONE_THERE, *[""] * (len(_COLUMNS) - 4)]
     name, peak = found.single_device, format_bytes(max(answer.peak_bytes.values()))
     time = format_seconds(answer.objective_s)
-    return [f"one device, {show(name or '')}", time, "1.00x", "1", peak, *[""] * (len(_COLUMNS) - 5)]
+    mfu = _mfu(found.single)
+    return [f"one device, {show(name or '')}", time, "1.00x", mfu, peak, *[""] * (len(_COLUMNS) - 5)]
+
+
+def _mfu(result: Result | None) -> str:
+    mfu = None if result is None else result.utilisation.mfu
+    return NONE_THERE if mfu is None else f"{mfu:.0%}"
 
 
 def _table(*columns: str) -> Table:
@@ -166,14 +181,13 @@ def _cells(found: StrategyComparison, row: StrategyRow) -> list[str]:
     speedup = found.speedup(row)
     answer = result.answer
     time = row.without_answer if answer is None else format_seconds(answer.objective_s)
-    cells = [row.strategy, time, NONE_THERE if speedup is None else f"{speedup:.2f}x"]
+    cells = [row.strategy, time, NONE_THERE if speedup is None else f"{speedup:.2f}x", _mfu(result)]
     gap = "" if answer is None else f"{100 * answer.gap:.1f} %"
     if given is None:
-        used = "" if answer is None else str(len(answer.used))
         peak = "" if answer is None else format_bytes(max(answer.peak_bytes.values(), default=0))
-        return [*cells, used, peak, "", "", gap]
+        return [*cells, peak, "", "", gap]
     peak = format_bytes(sum(given.peak_bytes.values()))
-    return [*cells, str(given.devices), peak, f"{100 * given.bubble:.1f} %", format_seconds(given.exposed_s), gap]
+    return [*cells, peak, f"{100 * given.bubble:.1f} %", format_seconds(given.exposed_s), gap]
 
 
 def _peaks(found: StrategyComparison) -> Iterator[RenderableType]:

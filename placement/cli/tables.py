@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
-from env.presets import PRESETS
 from env.problem import scope
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.kept import kept_words
@@ -24,6 +22,7 @@ from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
 from placement.solving.result import NO_STRATEGY
 from placement.solving.strategies.words import family_in_words
+from placement.solving.utilisation import basis, format_rate, step_size
 
 if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
@@ -41,16 +40,6 @@ PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies 
 MAX_BAR_SPEEDUP = 16.0  # a full bar
 
 
-def at_peak(graph: OpGraph, cluster: Cluster) -> str:
-    """A note where op times come from a preset's peak rates; else empty."""
-    measured = ~np.isnan(graph.time_s).all(axis=1)
-    modelled = ~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))
-    ideal = any(device.compute_efficiency == device.bandwidth_efficiency == 1 for device in cluster.devices)
-    return (
-        "at the peak rates of data sheets: a best case" if cluster.name in PRESETS and ideal and modelled.any() else ""
-    )
-
-
 def comparison_table(comparison: Comparison) -> list[RenderableType]:
     """The bound, one row per method best first, ties said, and why the infeasible ones are."""
     graph, cluster = comparison.graph, comparison.cluster
@@ -65,10 +54,14 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     if overall is not None and overall.lower_bound_s > 0:
         head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
     first = "method" if overall is None else "method or strategy"
-    table = new_table(first, measure(comparison.objective), "speed-up", "gap", "peak memory", "moved", "solve time", "")
+    rate, per_s = rate_of(graph)
+    table = new_table(
+        first, measure(comparison.objective), rate, "speed-up", "gap", "peak memory", "moved", "solve time", ""
+    )
     width = max(len(result.method) for result in comparison.results)
     fitting = [(r.answer.objective_s, _comparison_row(comparison, r, r.answer)) for r in comparison.results if r.answer]
     fitting += [] if overall is None else _strategy_rows(overall)
+    fitting = [(time_s, (*row[:2], per_s(time_s), *row[2:])) for time_s, row in fitting]
     for number, (_, row) in enumerate(sorted(fitting, key=lambda timed: timed[0])):
         table.add_row(*row, style="bold green" if number == 0 else "")
     below: list[RenderableType] = [
@@ -85,9 +78,16 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
         below.append(
             Text(f" not for objective {comparison.objective}: {', '.join(comparison.unsupported)}", style="dim")
         )
-    if note := at_peak(graph, cluster):
+    if note := basis(graph, cluster):
         below.append(Text(f" {note}", style="dim"))
     return [head, table, *below]
+
+
+def rate_of(graph: OpGraph) -> tuple[str, Callable[[float], str]]:
+    """The heading of a column of rates, and a rate for a step time: of tokens, or samples, or steps a second."""
+    size = step_size(graph)
+    unit, n = next(((unit, size[unit]) for unit in ("tokens", "samples") if size[unit]), ("steps", 1))
+    return f"{unit}/s", lambda step_s: format_rate(n / step_s) if step_s > 0 else "-"
 
 
 def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
@@ -131,13 +131,15 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
     columns = [
         "one device",
         measure(found.objective),
+        *([] if is_batch else [rate_of(found.graph)[0]]),
+        "MFU",
         "speed-up",
         "efficiency",
         "gap",
         "peak",
         *["a step costs"] * priced,
     ]
-    table = new_table(*first, *columns, "by", "", left=("by",))
+    table, (_, per_s) = new_table(*first, *columns, "by", "", left=("by",)), rate_of(found.graph)
     reasons: list[RenderableType] = []
     longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
     for case in found.cases:
@@ -145,14 +147,19 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
         if case.comparison is None or best is None or best.answer is None:
             outcome = "does not fit" if case.proven_infeasible else "none found"
             second = "-" if is_batch else str(case.devices)
-            table.add_row(name, second, "-", outcome, *["-"] * (4 + priced), "", "", style="red")
+            table.add_row(name, second, "-", outcome, *["-"] * (6 - is_batch + priced), "", "", style="red")
             reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
             continue
         table.add_row(
-            name, *_what_if_row(case, best.answer, is_batch), ProgressBar(longest, case.speedup or 0.0, BAR_WIDTH)
+            name,
+            *_what_if_row(case, best.answer, is_batch, per_s),
+            ProgressBar(longest, case.speedup or 0.0, BAR_WIDTH),
         )
     among = " among all strategies" if any(case.best and case.best.alternatives for case in found.cases) else ""
-    note = Text(f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}.", style="dim")
+    notes = [f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}."]
+    notes += ["a step costs: in the currency of the price."] * priced
+    notes += list(dict.fromkeys(case.best.basis for case in found.cases if case.best is not None and case.best.basis))
+    note = Text("\n".join(notes), style="dim")
     return [
         f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
         table,
@@ -161,15 +168,18 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
     ]
 
 
-def _what_if_row(case: Case, answer: Answer, is_batch: bool) -> list[str]:
+def _what_if_row(case: Case, answer: Answer, is_batch: bool, per_s: Callable[[float], str]) -> list[str]:
     """The cells after a case's name and before its bar."""
     single_s = None if case.comparison is None else case.comparison.single_device_s
     rate = (case.samples or 0) / answer.objective_s if answer.objective_s else 0.0
+    mfu = None if case.best is None else case.best.utilisation.mfu
     elsewhere = "" if case.found_on == case.cluster.name else f", found on {show(case.found_on)}"
     return [
-        f"{rate:.4g}" if is_batch else str(case.devices),
+        format_rate(rate) if is_batch else str(case.devices),
         "does not fit" if single_s is None else format_seconds(single_s),
         format_seconds(answer.objective_s),
+        *([] if is_batch else [per_s(answer.objective_s)]),
+        "-" if mfu is None else f"{mfu:.0%}",
         "-" if case.speedup is None else f"{case.speedup:.2f}x",
         "-" if case.efficiency is None else f"{case.efficiency:.0%}",
         format_percent(answer.gap),
@@ -319,7 +329,8 @@ def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for number, header in enumerate(headers):
         justify: Any = "left" if number == 0 or header in left or not header else "right"
-        table.add_column(header, justify=justify, no_wrap=header != "summary")
+        is_text = header in left or (number == 0 and "strategy" in header)
+        table.add_column(header, justify=justify, no_wrap=not is_text, overflow="fold")
     return table
 
 

@@ -119,6 +119,19 @@ class Timeline:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A tensor that differs from the plain model's.
+
+    Attributes:
+        name: ``"loss"``, ``"output/0"``, or ``"gradient/"`` and a parameter's name.
+        share: the largest difference of an entry, relative to the largest entry; infinite for another shape.
+    """
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
 class Trial:
     """Predicted and measured.
 
@@ -134,6 +147,7 @@ class Trial:
         outputs_equal: whether the outputs, or the loss of a training step, are those of the plain model but for
             rounding; None where the plain model itself ran.
         gradients_equal: the same of all gradients; None, too, where there are none, as in inference.
+        largest_difference: of all that was compared; None where the plain model itself ran.
         steps, dropped: how many were run, and how many of them did not count.
         single_steps, single_dropped: the same of the plain model.
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
@@ -150,6 +164,7 @@ class Trial:
     speedup: float | None
     outputs_equal: bool | None
     gradients_equal: bool | None
+    largest_difference: Difference | None
     steps: int
     dropped: int
     single_steps: int
@@ -222,6 +237,7 @@ def try_out(
             "repeats": asdict(repeats),
             "recorded": 0 if recorded is None else _RECORDED,
             "devices": places,
+            "halves": sorted({"bfloat16", "float16"} & set(result.graph.dtypes)),
             "place": places[names[0]],
         }
         single, ranks = _measured(description, result, folder, partial(_run, repeats, report), score.step_time_s)
@@ -316,6 +332,7 @@ def _trial(
         speedup=None if is_plain else single_s / median_s,
         outputs_equal=None if is_plain else _equal(single["computed"], ranks, False),
         gradients_equal=None if is_plain else _equal(single["computed"], ranks, True),
+        largest_difference=None if is_plain else _largest_difference(ranks),
         steps=ranks[0]["dropped"] + len(step_s),
         dropped=ranks[0]["dropped"],
         single_steps=single["dropped"] + len(single["step_s"]),
@@ -342,12 +359,18 @@ def _equal(computed: list[str], ranks: list[dict[str, Any]], of_gradients: bool)
     found = [
         (name, is_equal)
         for rank in ranks
-        for name, is_equal in rank["compared"].items()
+        for name, (is_equal, _) in rank["compared"].items()
         if name.startswith(GRADIENT) == of_gradients
     ]
     if not expected and not found:
         return None
     return all(is_equal for _, is_equal in found) and expected <= {name for name, _ in found}
+
+
+def _largest_difference(ranks: list[dict[str, Any]]) -> Difference | None:
+    """The largest difference of all tensors that were compared; None where there are none."""
+    off = [(share, name) for rank in ranks for name, (_, share) in rank["compared"].items()]
+    return None if not off else Difference(*max(off)[::-1])
 
 
 def _kept_memory(single: dict[str, Any]) -> KeptMemory | None:

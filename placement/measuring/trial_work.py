@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 NOISE = (
     1e-6  # of the largest gradient: what rounding leaves of a sum that is zero, such as a bias's before a batch norm
 )
+ROUNDINGS = 4.0  # times what weights that are off by their rounding change
+ROUNDING = "rounding/"  # that change, of the tensor with the rest of the name
 
 
 def plain(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
@@ -60,8 +63,9 @@ def plain(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in computed.items()
     }
-    save_file(copies, description["reference"])
     names = list(copies)
+    copies |= _rounding(example, description, copies)
+    save_file(copies, description["reference"])
     del copies, computed
     optimizer = _optimizer(example.model) if train else None
     step = _step_of(example, optimizer)
@@ -70,6 +74,34 @@ def plain(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]
     if given_back is not None:
         found["given_back"] = asdict(given_back)
     return found | {"computed": names, "kept_bytes": _own_bytes(example.model)}
+
+
+def _rounding(example: Example, description: Mapping[str, Any], computed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By how much each tensor moves when every weight is off by its rounding; nothing of a step in float32 alone.
+
+    Parts of a step in bfloat16 or float16 are rounded at other places than the whole, and how far that is carried
+    depends on the model.
+    """
+    eps = max((torch.finfo(getattr(torch, name)).eps for name in description["halves"]), default=0.0)
+    if not eps:
+        return {}
+    weights = [weight for weight in example.model.parameters() if weight.is_floating_point()]
+    originals = [weight.detach().clone() for weight in weights]
+    draws = torch.Generator().manual_seed(description["seed"])
+    with torch.no_grad():
+        for weight in weights:
+            signs = 2.0 * torch.randint(0, 2, weight.shape, generator=draws) - 1.0
+            weight.copy_(weight * (1.0 + eps * signs.to(weight.device)))
+    example.model.zero_grad()
+    torch.manual_seed(description["seed"])
+    moved = _first_step(example.model, example, description["train"])
+    with torch.no_grad():
+        for weight, original in zip(weights, originals, strict=True):
+            weight.copy_(original)
+    # A loss is rounded itself, however little the weights move it.
+    found = {name: _distance(tensor.detach().cpu(), computed[name]) for name, tensor in moved.items()}
+    least = {name: eps * _largest(computed[name]) for name in found}
+    return {f"{ROUNDING}{name}": torch.tensor(max(found[name], least[name])) for name in found}
 
 
 def _without_kept_memory(step: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Usage | None:
@@ -157,7 +189,7 @@ def rewritten(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, 
 def _own_part(module: StrategyModule, name: str, tensor: Tensor) -> Tensor | None:
     """What a rank has of something that the plain model computed; None for a gradient of what others store."""
     parameter = name.removeprefix(GRADIENT)
-    return module.own_part(parameter, tensor) if parameter != name else tensor
+    return module.own_part(parameter, tensor) if parameter != name else tensor  # roundings among the latter
 
 
 def _step_of(example: Example, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
@@ -253,13 +285,35 @@ def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
     return {f"output/{number}": tensor for number, tensor in enumerate(tensors)}
 
 
-def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Whether each tensor that was computed here is what the model computed; one that the model has not is not."""
+def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, tuple[bool, float]]:
+    """Of each tensor that was computed here whether it is what the model computed, and its largest difference.
+
+    That is relative to the largest number in the model's; infinite where the model has no such tensor.
+    """
     largest = max((_largest(reference[name]) for name in reference if name.startswith(GRADIENT)), default=0.0)
-    return {
-        name: name in reference and equal(tensor, reference[name], NOISE * largest * name.startswith(GRADIENT))
-        for name, tensor in found.items()
-    }
+    result: dict[str, tuple[bool, float]] = {}
+    for name, tensor in found.items():
+        if name not in reference:
+            result[name] = False, math.inf
+            continue
+        rounding = float(reference.get(f"{ROUNDING}{name}", 0.0))
+        noise = max(NOISE * largest * name.startswith(GRADIENT), ROUNDINGS * rounding)
+        own = tensor.detach().cpu()
+        off = _distance(own, reference[name]) / max(_largest(reference[name]), 1e-30)
+        result[name] = equal(own, reference[name], noise), off
+    return result
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of two tensors; infinite where their shapes differ, or one alone is not finite."""
+    if found.shape != expected.shape:
+        return math.inf
+    if not found.numel():
+        return 0.0
+    wide = torch.complex128 if found.is_complex() else torch.float64
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    off = torch.where(same, 0.0, (found.to(wide) - expected.to(wide)).abs())
+    return float(off.nan_to_num(nan=math.inf).max())
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:

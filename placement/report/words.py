@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from placement.comparison import Comparison
     from placement.solving.result import Result
 
+NOT_SEARCHED = "strategies were not searched"
 NO_GAP = 1e-9  # a gap of rounding only
 
 
@@ -26,7 +27,13 @@ def format_percent(fraction: float) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """The outcome in one sentence; "one device" is the best single device."""
+    """The outcome in a sentence or two; "one device" is the best single device."""
+    said = _outcome(comparison)
+    is_searched = comparison.overall is not None or not comparison.has_strategies
+    return said if is_searched else f"{said} {NOT_SEARCHED.capitalize()}."
+
+
+def _outcome(comparison: Comparison) -> str:
     best, single_s = comparison.best, comparison.single_device_s
     if best is None or best.answer is None:
         return "No method found a placement that fits."

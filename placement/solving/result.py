@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from env.cluster import Cluster
+from env.device import Device
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem, scope
 from graphs.disk import read_text, write_atomically
@@ -23,6 +24,7 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.records import LANE
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
+from placement.solving.utilisation import Utilisation, basis, utilisation
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
@@ -65,6 +67,8 @@ class Result:
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
             it is; left out where that is very large.
         stage_cuts: of a strategy with a pipeline, the forward ops with which its second, third ... stage begins.
+        samples, tokens: in one step; None where nobody said, or no input is a sequence.
+        flops: of one step before the strategy, by dtype.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -89,6 +93,9 @@ class Result:
     alternatives: Sequence[Alternative] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
     stage_cuts: Sequence[str] = ()
+    samples: int | None = None
+    tokens: int | None = None
+    flops: Mapping[str, float] = field(default_factory=dict)
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -171,6 +178,18 @@ class Result:
     @property
     def gap(self) -> float | None:
         return None if self.answer is None else self.answer.gap
+
+    @property
+    def utilisation(self) -> Utilisation:
+        """Samples and tokens a second, and the share of the devices' peak that a step reaches."""
+        devices = self._used_devices()
+        step_s = self.step_time_s or 0.0
+        return utilisation(self.samples, self.tokens, self.flops, step_s, devices, self._device_count(devices))
+
+    @property
+    def basis(self) -> str:
+        """Words for step times that are best cases, at rates that no kernel reaches; else empty."""
+        return basis(self.graph, self.cluster)
 
     @property
     def scope(self) -> str:
@@ -279,15 +298,16 @@ class Result:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
         answer = self.answer
         devices = [device.name for device in self.cluster.devices if device.kind != LANE]
-        named = [name for name in devices if name in answer.used]
+        named = [device.name for device in self._used_devices()]
         # Where one place of each stage stands for all, the others have no peaks of their own.
         shown = named if 0 < len(named) < self._strategy_devices() else devices
         peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
         if len(peaks) > _MOST_PEAKS:
             ends = [answer.peak_bytes[name] for name in shown]
             peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
-        taken = max(len(named), self._strategy_devices())
+        taken = self._device_count(named)
         used = f"{taken} of {len(devices)} devices" if taken <= len(devices) else f"{taken} devices"
+        rates = self.utilisation.words()
         others: list[str] = []
         if self.alternatives:
             from placement.solving.advice import advice, beside
@@ -296,7 +316,7 @@ class Result:
             others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
         lines = [
             head,
-            f"step time    {format_seconds(answer.step_time_s)} on {used}",
+            f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",
             f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {self.scope}",
             f"peak memory  {', '.join(peaks)}",
             f"moved        {format_bytes(answer.bytes_moved)} between devices",
@@ -304,11 +324,19 @@ class Result:
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
         lines += others
-        if self.note:
-            lines.append(f"note         {show_line(self.note)}")
+        lines += [f"note         {show_line(note)}" for note in (self.note, self.basis) if note]
         if self.interrupted:
             lines.append("interrupted: the best found so far")
         return "\n".join(lines)
+
+    def _used_devices(self) -> list[Device]:
+        """Devices that compute; where one place of each stage stands for all, those places alone."""
+        used = () if self.answer is None else self.answer.used
+        return [device for device in self.cluster.devices if device.kind != LANE and device.name in used]
+
+    def _device_count(self, used: Sequence[object]) -> int:
+        """How many devices a step runs on, given those that have ops of their own."""
+        return max(len(used), self._strategy_devices())
 
     def _strategy_devices(self) -> int:
         """How many devices the strategy uses; 0 without one."""
@@ -321,10 +349,10 @@ class Result:
     # -- JSON ---------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields without the graph and the cluster themselves, only their names and hashes."""
+        """JSON-ready fields without the graph and the cluster themselves, only their names and hashes, and rates."""
         from placement.solving.result_json import result_to_dict
 
-        return result_to_dict(self)
+        return {**result_to_dict(self), **dataclasses.asdict(self.utilisation), "basis": self.basis}
 
     def to_json(self) -> str:
         """The result with its graph and cluster as JSON text; `from_json` of it equals this result."""

@@ -21,7 +21,7 @@ from placement.solving.answer import Answer
 from placement.solving.result import NO_STRATEGY, Result
 
 SCHEMA = "placement.result"
-VERSION = 6
+VERSION = 7
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -39,6 +39,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     4: {"alternatives": [], "bounds": {}},
     5: {"stage_cuts": []},
     6: {},  # the device of an alternative
+    7: {"samples": None, "tokens": None, "flops": {}},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -71,6 +72,7 @@ def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
         "chosen": result.chosen,
         "objective_s": result.objective_s,
         "step_time_s": result.step_time_s,
+        **asdict(result.utilisation),
         "feasible": result.feasible,
         "reason": result.reason,
         "speedup_vs_single": None if result.answer is None else result.answer.speedup(single_s),

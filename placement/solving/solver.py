@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import baselines
 from baselines.budget import Budget, Search, SearchHandle
@@ -38,6 +39,7 @@ from placement.solving.methods import (
     searches_of_auto,
 )
 from placement.solving.result import OWN_ORDER, Result, versions
+from placement.solving.utilisation import step_size
 
 TABLE_ENTRIES = 100_000_000  # ops times devices: beyond, no table of all times is made, and groups of ops are placed
 
@@ -131,6 +133,11 @@ class Solver:
         self._scorer = Scorer(self.problem)
         self._instead: dict[str, Search] = {}
 
+    @cached_property
+    def _size(self) -> dict[str, Any]:
+        """Fields of results that the graph alone decides."""
+        return step_size(self.problem.graph)
+
     def search_by(self, name: str, search: Search) -> None:
         """Have a search of `baselines.SEARCHES` done in another way, such as by many workers."""
         self._instead[name] = search
@@ -197,6 +204,7 @@ class Solver:
             answer=answer,
             versions=versions(),
             note="" if answer is None or isinstance(found.plan, str) else found.plan.note,
+            **self._size,
             solve_time_s=time.perf_counter() - attempt.began_s,
         )
 

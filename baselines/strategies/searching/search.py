@@ -93,6 +93,11 @@ def _first_of_each(
     return list(firsts.values())[n:]
 
 
+def _devices_of(strategy: Strategy) -> object:
+    """Names of the devices that a strategy uses, or their number."""
+    return strategy.device_names or strategy.devices
+
+
 class _Search:
     """One search and what it has found so far."""
 
@@ -115,6 +120,7 @@ class _Search:
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self._begin_time()
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
+        self.starts: set[Strategy] = set()
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
         self.fits = False  # whether any estimate does
@@ -123,7 +129,8 @@ class _Search:
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
-        self._estimate_all(starts, "sketch", least=1)
+        self.starts = set(starts)
+        self._estimate_all(starts, "sketch", least=len(starts))
         self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
@@ -342,13 +349,14 @@ class _Search:
         return self.budget.left_s() - (self.all_s - self.share * self.own_s)
 
     def _best_of_families(self) -> list[Estimate]:
-        """The most promising of all, then of the hand grid, then of each mesh that is near, then of each family.
+        """The most promising of all, of the hand grid, of each set of devices of `starts`, of near meshes, of families.
 
         Estimates of one mesh are off alike, those of two meshes are not.
         """
         ranked = [estimate for estimate in self._ranked() if self._rank(estimate)[0] < 2] or self._ranked()[:1]
         by_hand = (e for e in ranked if e.strategy in self.by_hand and e.strategy.devices > 1)
         result = [*ranked[:1], *itertools.islice(by_hand, 1)]
+        result += _first_of_each([e for e in ranked if e.strategy in self.starts], _devices_of, result)
         limit_s = _SLACK * self.pool.corrected_s(result[0]) if result else 0.0
         near = [estimate for estimate in ranked if self.pool.corrected_s(estimate) <= limit_s]
         result += _first_of_each(near, shape_of, result)

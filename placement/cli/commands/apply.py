@@ -246,7 +246,7 @@ def _show(trial: Trial) -> None:
 
 def _sentences(trial: Trial) -> list[str]:
     """Measured times, what they were compared with, and how noisy they were."""
-    from graphs.formatting import format_seconds
+    from graphs.formatting import format_seconds, show
 
     counted = trial.steps - trial.dropped
     noise = f"median of {counted} steps, spread {trial.spread:.1%}"
@@ -270,7 +270,9 @@ def _sentences(trial: Trial) -> list[str]:
         if is_equal is not None
     ]
     if checks:
-        lines.append(f"compared   {', '.join(checks)}, to the plain model")
+        off = trial.largest_difference
+        where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
+        lines.append(f"compared   {', '.join(checks)}, to the plain model{where}")
     kept = trial.kept_memory
     if kept is not None and kept.given_back_faults - kept.faults >= _MANY_FAULTS:
         lines.append(

@@ -160,10 +160,14 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
 
 def _advice(found: Comparison, given: CompareOptions) -> list[str]:
     """The advice and how to follow it."""
+    from placement.report.words import NOT_SEARCHED
     from placement.solving.one_device import beside_one_device
 
     result = found.overall or found.best
-    return [] if result is None else first_lines(given, beside_one_device(result, found.graph, found.cluster))
+    if result is None:
+        return []
+    advice, *how = first_lines(given, beside_one_device(result, found.graph, found.cluster))
+    return [advice if found.overall is not None or not found.has_strategies else f"{advice}; {NOT_SEARCHED}", *how]
 
 
 def _last_lines(found: Comparison) -> list[str]:

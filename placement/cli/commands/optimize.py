@@ -100,14 +100,12 @@ def optimize(given: OptimizeOptions) -> None:
     if given.as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        from placement.cli.tables import at_peak
         from placement.solving.one_device import beside_one_device
 
-        note = at_peak(result.graph, result.cluster)
         first, summary = first_lines(given, beside_one_device(result, graph, cluster), " " * 8), result.summary()
         if result.alternatives:  # it begins with the advice itself
             _, _, summary = summary.partition("\n")
-        emit("\n".join([*first, summary, *([f"note         {note}"] if note else []), *written]))
+        emit("\n".join([*first, summary, *written]))
     if not result.feasible:
         _refuse(given, result)
 

@@ -21,6 +21,7 @@ from graphs.transforms.strategy import Strategy
 from placement.solving.methods import STRATEGY
 from placement.solving.result import Result, versions
 from placement.solving.solver import Attempt, Finding, Solver
+from placement.solving.utilisation import step_size
 
 if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
@@ -175,6 +176,7 @@ def _result(
         source_hash=graph.hash,
         note=what.note,
         stage_cuts=stage_cuts(graph, cluster, what.strategy),
+        **step_size(graph),
         solve_time_s=time.perf_counter() - began_s,
     )
 
@@ -197,4 +199,5 @@ def without_answer(graph: OpGraph, cluster: Cluster, seed: int, method: str, rea
         lower_bound_s=0.0,
         answer=None,
         versions=versions(),
+        **step_size(graph),
     )

@@ -213,13 +213,28 @@ def fastest(
         best = without_answer(graph, cluster, seed, AUTO, reason)
     else:
         best = best if best.bounds else best.among_strategies(bounds)
-    remarks = dict.fromkeys((best.note, counted(outcome), *impossible(outcome.refused)))
+    remarks = dict.fromkeys((best.note, few_samples(graph, cluster), counted(outcome), *impossible(outcome.refused)))
     return dataclasses.replace(
         best,
         method=AUTO,
         alternatives=listed(_alternatives(placed, single, outcome)),
         note=" ".join(remark for remark in remarks if remark),
     )
+
+
+def few_samples(graph: OpGraph, cluster: Cluster) -> str:
+    """A remark where the batch has fewer samples than the cluster has devices; else empty."""
+    samples, n = graph.origin.batch_size, len(cluster.compute_devices)
+    if samples is None or samples >= n or not has_strategies(graph):
+        return ""
+    is_one = samples == 1
+    batch = (
+        "The batch has one sample, so there are no replicas"
+        if is_one
+        else (f"The batch has {samples} samples, so there are at most {samples} replicas")
+    )
+    sizes = ",".join(str(samples * k) for k in (1, 2, 4))
+    return f"{batch}; --sweep batch={sizes} says how many samples a second a larger one brings."
 
 
 def counted(outcome: StrategyOutcome) -> str:
@@ -244,14 +259,16 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
-    """What the search begins with: all devices along one axis."""
+    """The first strategies of a search: all devices of the cluster, of each host, and of each kind, along one axis."""
+    from baselines.strategies.devices import natural_groups
     from baselines.strategies.searching.space import Space
 
-    n, space = len(cluster.compute_devices), Space(graph, cluster)
-    if n > 1:
+    space = Space(graph, cluster)
+    for names in natural_groups(cluster):
+        n = len(names) or space.n_devices
         for zero in range(4) if graph.is_training else (0,):
-            yield space.strategy({"dp": n}, zero=zero)
-        yield space.strategy({"tp": n})
+            yield space.strategy({"dp": n}, zero=zero, device_names=names)
+        yield space.strategy({"tp": n}, device_names=names)
 
 
 def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:

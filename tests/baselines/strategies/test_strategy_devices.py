@@ -9,7 +9,7 @@ import pytest
 from training_steps import mlp
 
 from baselines.strategies.applied import applied
-from baselines.strategies.devices import device_subsets, proportional_shares
+from baselines.strategies.devices import device_subsets, natural_groups, proportional_shares
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.folding import grid_of
 from baselines.strategies.stage_cuts import pipeline_stages, stage_cuts
@@ -18,6 +18,7 @@ from env.simulation.simulator import Simulator
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.strategy import Strategy
+from placement.optimization import optimize
 
 
 def uneven(*speeds: float, memory_bytes: int = 2**40) -> Cluster:
@@ -39,6 +40,29 @@ def loads(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> np.ndarray:
 def step_s(graph: OpGraph, cluster: Cluster, text: str) -> float:
     what = applied(graph, cluster, Strategy.parse(text))
     return Simulator(what.problem).score(what.plan).step_time_s
+
+
+def two_hosts(slow: int) -> Cluster:
+    """Two fast devices at a switch, some slow ones at another, and a slow link between the switches."""
+    names = ["fast0", "fast1", *(f"slow{i}" for i in range(slow))]
+    devices = tuple(Device(n, "gpu", 2**40, {"float32": 4e9 if n < "g" else 1e9}, 1e30, model=n[:4]) for n in names)
+    pairs = [(n, f"switch of {n[:4]}", 1e12) for n in names] + [("switch of fast", "switch of slow", 1e8)]
+    links = [Link(*ends, rate, 1e-9) for a, b, rate in pairs for ends in ((a, b), (b, a))]
+    return Cluster("two hosts", devices, tuple(links))
+
+
+def test_natural_groups_are_all_each_host_and_each_kind() -> None:
+    assert list(natural_groups(two_hosts(3))) == [(), ("fast0", "fast1"), ("slow0", "slow1", "slow2")]
+    alike = Cluster.preset("2x8xH100-ib")
+    assert [len(group) for group in natural_groups(alike)] == [0, 8]
+    assert list(natural_groups(uneven(1))) == []
+
+
+def test_a_search_looks_at_the_fast_host_alone() -> None:
+    graph, cluster = mlp(batch=64, width=256), two_hosts(6)
+    fixed = min(optimize(graph, cluster, strategy=text).answered().step_time_s for text in ("dp2", "tp2"))
+    found = optimize(graph, cluster, evaluations=300)
+    assert found.answered().step_time_s <= fixed * (1 + 1e-9)
 
 
 def test_named_devices_take_the_parts_in_order() -> None:

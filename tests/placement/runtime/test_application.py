@@ -183,14 +183,15 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_equal_to_another() -> None:
         f"{GRADIENT}weight": torch.ones(4),
         "output/0": torch.tensor(2e-9),
     }
-    assert all(_compared({name: tensor.clone() for name, tensor in reference.items()}, reference).values())
+    same = _compared({name: tensor.clone() for name, tensor in reference.items()}, reference)
+    assert set(same.values()) == {(True, 0.0)}
     other = {
         f"{GRADIENT}bias": torch.full((4,), -3e-9),
         f"{GRADIENT}weight": torch.ones(4) * 1.01,
         "output/0": torch.tensor(3e-9),
     }
-    assert list(_compared(other, reference).values()) == [True, False, False]
-    assert not _compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"]
+    assert [is_equal for is_equal, _ in _compared(other, reference).values()] == [True, False, False]
+    assert not _compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"][0]
 
 
 def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
@@ -205,7 +206,7 @@ def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
 
 
 def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:
-    return {"compared": {name: name != unequal for name in names}}
+    return {"compared": {name: (name != unequal, 0.0) for name in names}}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,53 @@ def test_what_is_equal_was_compared(
         name = next(name for name in computed if name.startswith("gradient/") == of_gradients)
         unequal = [rank_that_compared(*names, unequal=name) for names in ranks]
         assert _equal(computed, unequal, of_gradients) is False
+
+
+HALVES = """
+import torch
+from torch import nn
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.net(x).square().mean()
+
+
+def autocast():
+    torch.manual_seed(0)
+    return Autocast(), (torch.randn(32, 64),)
+
+
+def cast():
+    return Autocast().net.to(torch.bfloat16), (torch.randn(32, 64, dtype=torch.bfloat16),)
+"""
+
+
+@pytest.mark.parametrize("function", ["autocast", "cast"])
+def test_numbers_of_two_bytes_are_equal_within_their_rounding(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "halves.py").write_text(HALVES, encoding="utf-8")
+    (tmp_path / "two.toml").write_text(two().to_toml(), encoding="utf-8")
+    words = f"apply halves.py:{function} --train --cluster two.toml --strategy dp2 --steps 4 --json"
+    assert run(words.split()) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["outputs_equal"], found["gradients_equal"]) == (True, True)
+    assert 0 < found["largest_difference"]["share"] < 0.05
+    assert found["largest_difference"]["name"]
+
+
+def test_twice_a_gradient_is_no_rounding() -> None:
+    reference = {f"{GRADIENT}w": torch.ones(4), f"rounding/{GRADIENT}w": torch.tensor(0.02)}
+    for factor, is_equal in ((1.05, True), (2.0, False)):
+        found = _compared({f"{GRADIENT}w": torch.full((4,), factor)}, reference)[f"{GRADIENT}w"]
+        assert found == (is_equal, pytest.approx(factor - 1, rel=1e-5))
 
 
 @pytest.mark.parametrize("train", [False, True])

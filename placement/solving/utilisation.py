@@ -1,0 +1,105 @@
+"""Samples and tokens a second of a step, and the share of its devices' peak FLOP/s that it reaches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from env.cluster import Cluster
+from env.device import Device
+from graphs.opgraph import OpGraph
+
+BEST_CASE = "at peak rates: a best case"
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Rates of one step.
+
+    Attributes:
+        samples_per_s: of the batch; None where nobody said how many there are.
+        tokens_per_s: positions of the sequences of the batch; None where no input has a sequence.
+        mfu: model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the FLOPs of the step as captured, without
+            those that a strategy repeats, over what the devices in use could do at their peaks meanwhile.
+    """
+
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+
+    def words(self) -> str:
+        """``"21.3 samples/s, 175,000 tokens/s, MFU 53%"``, as far as it is known."""
+        rates = ((self.samples_per_s, "samples/s"), (self.tokens_per_s, "tokens/s"))
+        found = [f"{format_rate(rate)} {unit}" for rate, unit in rates if rate is not None]
+        return ", ".join(found + ([] if self.mfu is None else [f"MFU {self.mfu:.0%}"]))
+
+
+def format_rate(per_second: float) -> str:
+    """Three significant figures: ``"0.0213"``, ``"21.3"``, ``"175,000"``."""
+    if per_second < 999.5:
+        return f"{per_second:.3g}"
+    digits = len(str(int(per_second))) - 3
+    return f"{round(per_second, -digits):,.0f}"
+
+
+def step_size(graph: OpGraph) -> dict[str, Any]:
+    """The fields of a `Result` that say how much work one step of a graph is: samples, tokens, FLOPs by dtype."""
+    flops: dict[str, float] = defaultdict(float)
+    for dtype, n in zip(graph.dtypes, graph.flops.tolist(), strict=True):
+        if n > 0:
+            flops[dtype] += n
+    return {"samples": graph.origin.batch_size, "tokens": _tokens(graph), "flops": dict(flops)}
+
+
+def _tokens(graph: OpGraph) -> int | None:
+    """Positions of the longest input that has samples and a sequence; None where there is none."""
+    found = []
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        extents = {row.axis: row.extent for row in rows} if kind == "input" else {}
+        if "batch" in extents and "sequence" in extents:
+            found.append(extents["batch"] * extents["sequence"])
+    return max(found, default=None)
+
+
+def utilisation(
+    samples: int | None,
+    tokens: int | None,
+    flops: Mapping[str, float],
+    step_s: float,
+    devices: Iterable[Device],
+    count: int,
+) -> Utilisation:
+    """Rates of a step of `step_s` seconds.
+
+    Args:
+        flops: of the step, by dtype.
+        devices: that the step runs on, or some that stand for all.
+        count: devices that it runs on.
+    """
+    if step_s <= 0:
+        return Utilisation(None, None, None)
+    some = list(devices)
+    at_peak_s = 0.0
+    for dtype, n in flops.items():
+        peak = sum(device.peak_flops.get(dtype, device.peak_flops["float32"]) for device in some)
+        at_peak_s += n * len(some) / (peak * count) if peak > 0 else 0.0
+    return Utilisation(
+        samples_per_s=None if samples is None else samples / step_s,
+        tokens_per_s=None if tokens is None else tokens / step_s,
+        mfu=at_peak_s / step_s if at_peak_s > 0 else None,
+    )
+
+
+def basis(graph: OpGraph, cluster: Cluster) -> str:
+    """`BEST_CASE` where op times come from rates that no kernel reaches; else empty.
+
+    Those are the figures of a cluster that nobody measured, with efficiencies of 1.
+    """
+    measured = ~np.isnan(graph.time_s).all(axis=1)
+    is_modelled = bool((~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))).any())
+    is_ideal = any(device.compute_efficiency == device.bandwidth_efficiency == 1 for device in cluster.devices)
+    return BEST_CASE if is_modelled and is_ideal and not cluster.source.startswith("measured ") else ""
