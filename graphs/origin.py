@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from graphs.errors import GraphError
 from graphs.formatting import is_text
@@ -73,3 +74,32 @@ def _is_count(value: Any) -> bool:
 
 
 UNKNOWN = Origin()  # of a graph built from records
+
+
+_STEP = "_captured_step"  # beside the fields of a graph, so that no copy, comparison or file has it
+_Graph = TypeVar("_Graph")
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """How to get at the step that a graph was made of, where this process can have it.
+
+    Attributes:
+        program: gives it, a `graphs.capture.Program` without the data of the model.
+        identity: gives a text that is equal for steps of equal calls.
+    """
+
+    program: Callable[[], Any]
+    identity: Callable[[], str]
+
+
+def keep_step(graph: _Graph, step: CapturedStep) -> _Graph:
+    """The graph, which from now on knows its step."""
+    vars(graph)[_STEP] = step
+    return graph
+
+
+def step_of(graph: object) -> CapturedStep | None:
+    """The step of a graph; None where it came from a file."""
+    found: CapturedStep | None = vars(graph).get(_STEP)
+    return found

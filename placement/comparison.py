@@ -138,6 +138,7 @@ def compare(
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
         BoundError: one method's placement beats another one's lower bound.
     """
+    from placement.runtime.checking.check import check  # keeps chains of imports short
     from placement.solving.strategies.search import beside_placements, has_strategies
 
     asked = default_methods(objective) if methods is None else methods
@@ -174,7 +175,7 @@ def compare(
         tell("strategies", len(names), steps)
         if any(result.interrupted for result in ordered):
             limits = (0.0, None)  # a quick look: without it the table would be silent about the best ways
-        overall = beside_placements(graph, cluster, seed, ordered[0], single, *limits)
+        overall = beside_placements(graph, cluster, seed, ordered[0], single, *limits, check)
     tell("", steps, steps)
     return Comparison(
         graph=graph,
@@ -194,6 +195,7 @@ def _strategies_alone(
     graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
 ) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
+    from placement.runtime.checking.check import check  # keeps chains of imports short
     from placement.solving.strategies.search import beside_placements
 
     nothing = without_answer(graph, cluster, seed, AUTO, reason)
@@ -207,7 +209,7 @@ def _strategies_alone(
         unsupported=(),
         single_device_s=None,
         versions=versions(),
-        overall=beside_placements(graph, cluster, seed, nothing, nothing, *limits),
+        overall=beside_placements(graph, cluster, seed, nothing, nothing, *limits, check),
     )
 
 

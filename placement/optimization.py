@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
-from graphs.errors import MismatchError
+from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned, proposer
+from placement.runtime.checking.check import check
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
@@ -101,7 +102,7 @@ def optimize(
         with opened(Shared(graph, cluster), 1 if workers is None else workers, address) as runner:
             limits = budget_s, evaluations
             return _by_workers(graph, cluster, method, strategy, (seed, objective, priority), limits, progress, runner)
-    from placement.solving.strategies.search import best_of_all, has_strategies
+    from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
 
     check_options([method], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
@@ -110,7 +111,8 @@ def optimize(
     if strategy is None and usual and has_strategies(graph):
         propose = proposer(method)
         if plain or propose is not None:
-            found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, propose)
+            aids = SearchAids(check, propose)
+            found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, aids)
             return dataclasses.replace(found, method=method)
     asked = (
         strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)
@@ -121,7 +123,7 @@ def optimize(
                 f"strategy {asked.text!r} says itself where and in which order ops run; leave out method, objective, "
                 "priority, budgets and scorer."
             )
-        return strategy_row(graph, cluster, asked, seed).result
+        return _checked(graph, cluster, strategy_row(graph, cluster, asked, seed).result)
     if scorer == "simulate":
         return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)
     from env.gym.batch import StrategyScorer, scorer_of  # loads Gymnasium
@@ -136,9 +138,23 @@ def optimize(
     placed = fastest_measured(solver, solved(solver, method, budget_s, evaluations), measuring)
     is_searched = strategy is None and (method, priority) == (AUTO, Priority.LONGEST_PATH.value)
     if is_searched and isinstance(measuring, StrategyScorer) and has_strategies(graph):
-        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress)
+        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, SearchAids(check))
         return fastest_strategy(graph, cluster, found, placed, measuring)
     return placed
+
+
+def _checked(graph: OpGraph, cluster: Cluster, result: Result) -> Result:
+    """The result of a strategy that the user chose.
+
+    Raises:
+        InfeasibleError: it cannot be carried out, or would compute something else than the model.
+    """
+    if result.answer is None:
+        return result
+    found = check(graph, cluster, result)
+    if found.problem:
+        raise InfeasibleError(f"strategy {result.strategy!r} is not to be taken: {found.problem}.")
+    return dataclasses.replace(result, checked=found.words)
 
 
 def _by_workers(
@@ -159,7 +175,7 @@ def _by_workers(
     check_problem(graph, cluster)
     usual = (objective, priority, method, strategy) == (LATENCY, Priority.LONGEST_PATH.value, AUTO, None)
     if usual and has_strategies(graph):
-        aids = SearchAids(island_search(runner), partial(many_scored, runner))
+        aids = SearchAids(check, None, island_search(runner), partial(many_scored, runner))
         return best_of_all(graph, cluster, seed, *limits, progress, aids=aids)
     solver = Solver(graph, cluster, seed, objective, priority)
     solver.search_by(LOCAL_SEARCH, island_search(runner))

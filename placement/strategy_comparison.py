@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from env.cluster import Cluster
@@ -14,6 +14,7 @@ from graphs.errors import StrategyError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
+from placement.runtime.checking.check import check
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
@@ -165,7 +166,7 @@ def compare_strategies(
         graph=graph,
         cluster=cluster,
         seed=seed,
-        rows=tuple(sorted(rows, key=_rank)),
+        rows=tuple(_best_checked(graph, cluster, sorted(rows, key=_rank))),
         single=None if isinstance(solver, str) else solver.solve(SINGLE),
         versions=versions(),
     )
@@ -175,6 +176,19 @@ def _rank(row: StrategyRow) -> tuple[bool, bool, float, str]:
     """Fastest first, then what does not fit, last what is not possible."""
     answer = row.result.answer
     return answer is None, row.is_refused, 0.0 if answer is None else answer.objective_s, row.strategy
+
+
+def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> list[StrategyRow]:
+    """The rows, the first of which is to be advised; those that fail their check are not possible."""
+    failed: list[StrategyRow] = []
+    while rows and rows[0].result.answer is not None and not Strategy.parse(rows[0].strategy).is_none:
+        result = rows[0].result
+        found = check(graph, cluster, result)
+        if not found.problem:
+            return [replace(rows[0], result=replace(result, checked=found.words)), *rows[1:], *failed]
+        failed.append(refused_row(graph, cluster, Strategy.parse(rows[0].strategy), f"{found.problem}.", result.seed))
+        rows = rows[1:]
+    return [*rows, *failed]
 
 
 def _placed(

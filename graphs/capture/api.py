@@ -24,7 +24,7 @@ from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
 from graphs.capture.optimizers import optimizer_named
-from graphs.capture.program import Program, program_of
+from graphs.capture.program import Program, program_of, with_step
 from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_training
 from graphs.capture.rows import add_rows
@@ -71,7 +71,7 @@ def capture(
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
     if granularity != "module":
         try:
-            return capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name).graph
+            return with_step(capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name))
         except CaptureError as error:
             if granularity == "op" or error.way_out != TO_MODULES:
                 raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphs.capture.drafts import Drafts, Operand
-from graphs.capture.trace import TensorInfo, Trace
+from graphs.capture.trace import TensorInfo, Trace, layouts
 from graphs.opgraph import OpGraph
+from graphs.origin import CapturedStep, keep_step
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,25 @@ class Program:
     tensor_infos: Mapping[int, TensorInfo]
     state_infos: tuple[TensorInfo, ...]
     tables: Mapping[int, int]
+
+
+def with_step(program: Program) -> OpGraph:
+    """The graph of a program, which keeps it."""
+    return keep_step(program.graph, captured_step(program))
+
+
+def captured_step(program: Program) -> CapturedStep:
+    """A program without the data of the model."""
+    kept = replace(program, constants={})
+    return CapturedStep(lambda: kept, lambda: _digest(kept))
+
+
+def _digest(program: Program) -> str:
+    """Of all calls with their shapes."""
+    digest = hashlib.sha256()
+    for node in program.trace.graph.nodes:
+        digest.update(repr((node.name, str(node.target), node.args, node.kwargs, layouts(node))).encode())
+    return digest.hexdigest()
 
 
 def program_of(

@@ -12,12 +12,17 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import graphs
 from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
 from graphs.opgraph import OpGraph
+from graphs.origin import CapturedStep, keep_step
 from graphs.zoo import MODELS, build
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
 def model_graph(name: str, train: bool = False, granularity: str = "op", batch_size: int | None = None) -> OpGraph:
@@ -33,7 +38,7 @@ def model_graph(name: str, train: bool = False, granularity: str = "op", batch_s
     kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
     try:
-        return load_json_graph(path)
+        return _with_step(load_json_graph(path), name, train, granularity, batch_size)
     except GraphError:
         pass
     graph = _capture(name, train, granularity, batch_size)
@@ -44,7 +49,7 @@ def model_graph(name: str, train: bool = False, granularity: str = "op", batch_s
         save_graph(graph, path)
     except OSError:
         pass
-    return graph
+    return _with_step(graph, name, train, granularity, batch_size)
 
 
 def cache_dir() -> Path:
@@ -63,6 +68,20 @@ def _capture(name: str, train: bool, granularity: str, batch_size: int | None) -
     graph = capture(zoo.model, args, train=train, granularity=granularity, name=name)
     samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
     return replace(graph, origin=replace(graph.origin, batch_size=samples))
+
+
+def _with_step(graph: OpGraph, name: str, train: bool, granularity: str, batch_size: int | None) -> OpGraph:
+    """The graph, which is captured again if its step is needed."""
+    if granularity != "op":
+        return graph
+
+    def program() -> Program:
+        from graphs.capture import capture_program
+
+        zoo = build(name, batch_size=batch_size)
+        return capture_program(zoo.model, zoo.train_args if train else zoo.args, None, train, name=name)
+
+    return keep_step(graph, CapturedStep(program, lambda: f"{name} {batch_size} {train}"))
 
 
 @cache

@@ -16,9 +16,11 @@ from torch import nn
 from env.cluster import Cluster, Device
 from env.problem import Problem
 from graphs.capture import capture_program, example_inputs
+from graphs.capture.program import captured_step
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError
 from graphs.opgraph import FloatArray, OpGraph
+from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.figures import spread
 from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
@@ -123,7 +125,9 @@ def measured_profile(
             measured[key] = run_workers(partial(_on_core, step=step, repeats=repeats), cores, report=report)
         else:
             measured[key] = [op_times(step, places[devices[0].name], repeats, report=report)]
-    return _profile(step.program.graph, measured)
+    found = _profile(step.program.graph, measured)
+    keep_step(found.graph, captured_step(step.program))
+    return found
 
 
 def _on_core(worker: Worker, step: StepToMeasure, repeats: Repeats) -> MeasuredStep:

@@ -69,6 +69,7 @@ class Result:
         stage_cuts: of a strategy with a pipeline, the forward ops with which its second, third ... stage begins.
         samples, tokens: in one step; None where nobody said, or no input is a sequence.
         flops: of one step before the strategy, by dtype.
+        checked: what was computed of the strategy before it was advised, in words, or why it was not; "" without one.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -96,6 +97,7 @@ class Result:
     samples: int | None = None
     tokens: int | None = None
     flops: Mapping[str, float] = field(default_factory=dict)
+    checked: str = ""
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -324,6 +326,8 @@ class Result:
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
         lines += others
+        if self.checked:
+            lines.append(show_line(self.checked))
         lines += [f"note         {show_line(note)}" for note in (self.note, self.basis) if note]
         if self.interrupted:
             lines.append("interrupted: the best found so far")

@@ -39,7 +39,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     4: {"alternatives": [], "bounds": {}},
     5: {"stage_cuts": []},
     6: {},  # the device of an alternative
-    7: {"samples": None, "tokens": None, "flops": {}},
+    7: {"samples": None, "tokens": None, "flops": {}, "checked": ""},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",

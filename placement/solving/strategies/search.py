@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import enough_devices
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
@@ -52,15 +53,22 @@ _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
 @dataclasses.dataclass(frozen=True)
 class SearchAids:
-    """What many workers do in place of this process.
+    """What others do for a search.
 
     Attributes:
-        local_search: of placements.
-        score_many: strategies, by the simulator.
+        check: what is known of a strategy before it is the answer.
+        propose: what the search over strategies begins with, beside what it always does; part of the budget.
+        local_search, score_many: workers that search placements and score strategies; None: this process does it all,
+            one after the other.
     """
 
-    local_search: Search
-    score_many: ScoreMany
+    check: Check = unchecked
+    propose: Propose | None = None
+    local_search: Search | None = None
+    score_many: ScoreMany | None = None
+
+
+NO_AIDS = SearchAids()
 
 
 def has_strategies(graph: OpGraph) -> bool:
@@ -80,14 +88,11 @@ def best_of_all(
     budget_s: float | None = None,
     evaluations: int | None = None,
     progress: Progress | None = None,
-    propose: Propose | None = None,
-    aids: SearchAids | None = None,
+    aids: SearchAids = NO_AIDS,
 ) -> Result:
     """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
 
-    Args:
-        aids: what many workers do; None: this process does it all, one after the other.
-        propose: what the search over strategies begins with, beside what it always does; part of the budget.
+    Checks of the strategies that would be the answer come on top of it.
 
     Returns:
         The result, with `Result.alternatives`; without an answer where nothing fits, and why.
@@ -96,13 +101,12 @@ def best_of_all(
     few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
     solver = solver_or_reason(graph, few, seed)
     budget = _budget(graph, budget_s, evaluations)
-    if aids is not None and isinstance(solver, Solver):
+    if aids.local_search is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
-    score_many = None if aids is None else aids.score_many
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(_SCORING_SHARE * budget.left_s())
-        outcome = find_strategies(graph, cluster, seed, part, progress, propose, score_many, rival)
+        outcome = find_strategies(graph, cluster, seed, part, progress, aids.propose, aids.score_many, rival)
         budget.absorb(part)
         return outcome
 
@@ -111,13 +115,13 @@ def best_of_all(
         outcome = searched(Rival(share=PLACING_SHARE))
         budget.spend(outcome.scored)
     else:
-        with placing(solver, budget, by_workers=aids is not None) as own:
+        with placing(solver, budget, by_workers=aids.local_search is not None) as own:
             outcome = searched(own.rival())
             if progress is not None:
                 progress("placing the graph as it is", 0, 0)
             placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
         single = solver.solve(SINGLE)
-    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, aids.check), began_s)
 
 
 def beside_placements(
@@ -128,6 +132,7 @@ def beside_placements(
     single: Result,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    check: Check = unchecked,
 ) -> Result:
     """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
@@ -136,7 +141,7 @@ def beside_placements(
     outcome = find_strategies(graph, cluster, seed, part)
     budget.absorb(part)
     budget.spend(outcome.scored)
-    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome), began_s)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, check), began_s)
 
 
 def _within(budget: Budget, result: Result, began_s: float) -> Result:
@@ -188,9 +193,17 @@ def find_strategies(
 
 
 def fastest(
-    graph: OpGraph, cluster: Cluster, seed: int, placed: Result, single: Result, outcome: StrategyOutcome
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    outcome: StrategyOutcome,
+    check: Check = unchecked,
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
+
+    A strategy that fails its check is left out, and the note says why.
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
@@ -201,23 +214,30 @@ def fastest(
     bounds = strategy_bounds(graph, cluster)
     placements = [one for one in (placed, single) if one.answer is not None]
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
-    for found in sorted(outcome.best_of.values(), key=lambda one: one.step_time_s):
+    left_out: dict[str, str] = {}
+    candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
+    for found in sorted(candidates.values(), key=lambda one: one.step_time_s):
         if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
             break
-        row = strategy_row(graph, cluster, found.strategy, seed, bounds).result
-        if row.answer is not None:
-            best = row
+        row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds).result
+        if row is None or row.answer is None:
+            continue
+        checked = check(graph, cluster, row)
+        if not checked.problem:
+            best = dataclasses.replace(row, checked=checked.words)
             break
+        left_out[found.strategy.text] = checked.problem
     if best is None:
         reason = nothing_fits(graph, cluster, seed, placed, outcome)
         best = without_answer(graph, cluster, seed, AUTO, reason)
     else:
         best = best if best.bounds else best.among_strategies(bounds)
-    remarks = dict.fromkeys((best.note, few_samples(graph, cluster), counted(outcome), *impossible(outcome.refused)))
+    said = few_samples(graph, cluster), *_said(left_out), counted(outcome)
+    remarks = dict.fromkeys((best.note, *said, *impossible(outcome.refused)))
     return dataclasses.replace(
         best,
         method=AUTO,
-        alternatives=listed(_alternatives(placed, single, outcome)),
+        alternatives=listed(one for one in _alternatives(placed, single, outcome) if one.strategy not in left_out),
         note=" ".join(remark for remark in remarks if remark),
     )
 
@@ -235,6 +255,14 @@ def few_samples(graph: OpGraph, cluster: Cluster) -> str:
     )
     sizes = ",".join(str(samples * k) for k in (1, 2, 4))
     return f"{batch}; --sweep batch={sizes} says how many samples a second a larger one brings."
+
+
+def _said(left_out: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason why strategies were left out."""
+    for problem in dict.fromkeys(left_out.values()):
+        texts = [text for text, why in left_out.items() if why == problem]
+        others = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        yield f"Left out: {texts[0]!r}{others}, {problem}."
 
 
 def counted(outcome: StrategyOutcome) -> str:

@@ -38,7 +38,7 @@ def write(plan: StrategyPlan, rank: int) -> RankCode:
     Raises:
         StrategyError: a call cannot run on parts, or needs an exchange that the strategy does not plan.
     """
-    return _Writer(plan, rank).write()
+    return Writer(plan, rank).write()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class RankCode:
     transfers: Mapping[int, Transfer]
 
 
-class _Writer(WithExtras):
+class Writer(WithExtras):
     """Writes the code of one rank."""
 
     def write(self) -> RankCode:

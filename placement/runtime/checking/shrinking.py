@@ -1,0 +1,158 @@
+"""Smaller calls of the same form: sizes are divided as far as the stretches that parts have stay whole numbers.
+
+Equal sizes stay equal, and a product of sizes the product of the smaller ones, so that views, heads and blocks keep
+their meaning. Where parts are uneven, longer ones stay longer. Whether a smaller call can be made shows when it is;
+there are several to try.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from graphs.capture.trace import TensorInfo, flat, value_of
+from placement.runtime.checking.uses import Use, UsePart
+from placement.runtime.sharded.layouts import PartCut, PartLayout
+
+_SMALL = 8  # sizes up to it stay as they are: kernels, strides, numbers of experts
+_MEDIUM = 64  # up to which sizes stay, too, where a smaller call is none: images, heads
+_QUICK, _MOST = 1 << 15, 1 << 21  # elements of all tensors: computed as it is at once, and where nothing smaller can be
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A way to make a call smaller.
+
+    Attributes:
+        sizes: sizes -> smaller ones; those that are missing stay.
+        ends: of sizes that are cut unevenly, where parts begin and end -> where they do in the smaller one.
+    """
+
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of a tensor."""
+        return tuple(self.sizes.get(size, size) for size in shape)
+
+    def argument(self, value: Any) -> Any:
+        """An argument with smaller sizes in it."""
+        if type(value) is int:
+            return self.sizes.get(value, value)
+        return type(value)(map(self.argument, value)) if isinstance(value, (list, tuple)) else value
+
+    def part(self, part: PartLayout, shape: Sequence[int]) -> PartLayout:
+        """The same part of a smaller tensor.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if len(shape) != len(part.shape):
+            raise ValueError("another number of dimensions")
+        cuts = sorted((self._cut(cut, part.shape[cut.dim], shape[cut.dim]) for cut in part.coarse_cuts), key=_outer)
+        return PartLayout(tuple(shape), tuple(cuts))
+
+    def _cut(self, cut: PartCut, size: int, new: int) -> PartCut:
+        ends = self.ends.get(size)
+        if ends is not None and self.sizes.get(size) == new:
+            return PartCut(cut.dim, 1, new, ends[cut.low * cut.unit], ends[cut.high * cut.unit])
+        unit, rest = divmod(cut.unit * new, size)
+        if rest or not unit:
+            raise ValueError("a cut between two entries")
+        return cut._replace(unit=unit)
+
+    def place(
+        self,
+        place: UsePart,
+        nodes: Mapping[fx.Node, fx.Node],
+        shapes: Mapping[fx.Node, Sequence[int]],
+        made: Sequence[Sequence[int] | None],
+    ) -> UsePart:
+        """A place of the smaller call.
+
+        Args:
+            nodes: of the call -> those of the smaller one.
+            shapes: of the arguments of the smaller one.
+            made: shape of each of its flat results; None for no tensor.
+
+        Raises:
+            ValueError: there is none.
+        """
+        operands = {
+            nodes[node]: operand._replace(part=self.part(operand.part, shapes[nodes[node]]))
+            for node, operand in place.operands.items()
+        }
+        outputs = tuple(
+            None if part is None or shape is None else self.part(part, shape)
+            for part, shape in zip(place.outputs, made, strict=True)
+        )
+        halo = tuple((nodes[node], dim) for node, dim in place.halo)
+        return replace(place, operands=operands, outputs=outputs, halo=halo)
+
+
+def candidates(use: Use) -> Iterator[Smaller]:
+    """Ways to make a use smaller, the smallest first; one that has no sizes leaves it as it is."""
+    shapes = _shapes(use)
+    by_strides = use.node.target is torch.ops.aten.as_strided.default  # which no smaller call has
+    n_elements = sum(map(math.prod, shapes))
+    if n_elements > _QUICK and not by_strides:
+        cuts: dict[int, set[PartCut]] = {size: set() for shape in shapes for size in shape}
+        for place in use.places:
+            for part in (*(operand.part for operand in place.operands.values()), *place.outputs):
+                for cut in part.coarse_cuts if part is not None else ():
+                    cuts.setdefault(part.shape[cut.dim], set()).add(cut._replace(dim=0))  # type: ignore[union-attr]
+        first, second = _smaller(cuts, _SMALL), _smaller(cuts, _MEDIUM)
+        yield from [first] if first.sizes else []
+        yield from [second] if second.sizes and second != first else []
+    if n_elements <= _MOST:
+        yield Smaller()
+
+
+def _outer(cut: PartCut) -> tuple[int, int]:
+    return cut.dim, -cut.period
+
+
+def _shapes(use: Use) -> list[tuple[int, ...]]:
+    """Of all tensors of a call."""
+    infos = [leaf for node in (*use.node.all_input_nodes, use.node) for leaf in flat(value_of(node))]
+    return [info.layout.shape for info in infos if type(info) is TensorInfo]
+
+
+def _smaller(cuts: Mapping[int, set[PartCut]], limit: int) -> Smaller:
+    """Sizes above a limit made smaller; ``cuts``: those of every size."""
+    found: dict[int, int] = {}
+    ends: dict[int, dict[int, int]] = {}
+    for size in sorted(cuts):
+        if size <= limit:
+            found[size] = size
+            continue
+        unit = math.lcm(*(size // cut.unit for cut in cuts[size]))  # what a smaller size is a multiple of
+        if unit > _MEDIUM and all(cut.period == size for cut in cuts[size]):
+            ends[size] = _ends(cuts[size], size)
+            found[size] = ends[size][size]
+            continue
+        factors = [(one, size // one) for one in (*range(2, _SMALL + 1), *found) if one > 1 and size % one == 0]
+        products = (found.get(a, a) * found[b] for a, b in factors if b in found and b > 1)
+        new = next((product for product in products if product % unit == 0), 0)
+        if not new:
+            new = unit * math.ceil(4 / unit)
+            while new in found.values():  # which another one has: those that differ go on to differ
+                new += unit
+        found[size] = min(new, size)
+    return Smaller({size: new for size, new in found.items() if new != size}, ends)
+
+
+def _ends(cuts: set[PartCut], size: int) -> dict[int, int]:
+    """Where uneven parts begin and end -> where they do in a size in which the shortest have two entries."""
+    bounds = sorted({0, size, *(one * cut.unit for cut in cuts for one in (cut.low, cut.high))})
+    lengths = sorted({high - low for low, high in pairwise(bounds)})
+    found = {0: 0}
+    for low, high in pairwise(bounds):
+        found[high] = found[low] + 2 + lengths.index(high - low)
+    return found

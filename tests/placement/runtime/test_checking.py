@@ -1,0 +1,240 @@
+"""Before a strategy is advised it is written, and what its parts make is compared with what the whole call makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx, nn
+
+from env.cluster import Cluster
+from graphs.capture import capture
+from graphs.capture.rows.letters import Letter, aligned
+from graphs.capture.rows.rules import RULES
+from graphs.capture.trace import Layout, TensorInfo, row_major
+from graphs.errors import InfeasibleError
+from graphs.files import load_graph, save_graph
+from graphs.opgraph import OpGraph
+from graphs.origin import CapturedStep, keep_step, step_of
+from graphs.transforms.strategy import Strategy
+from placement.optimization import optimize
+from placement.runtime.checking.check import check
+from placement.runtime.checking.computing import DIFFERS, SAME, verdict
+from placement.runtime.checking.shrinking import candidates
+from placement.runtime.checking.uses import ReadPart, Use, UsePart
+from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
+from placement.solving.strategies.row import strategy_row
+from placement.strategy_comparison import compare_strategies
+
+CLUSTER = Cluster.preset("4xV100-pcie")
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+# -- one use -----------------------------------------------------------------------------------------------------------
+
+
+def use(
+    target: Any, shapes: Sequence[tuple[int, ...]], made: tuple[int, ...], *args: Any
+) -> tuple[fx.Node, list[fx.Node]]:
+    """A call of tensors and further arguments, with one result."""
+    graph = fx.Graph()
+    nodes = []
+    for shape in shapes:
+        nodes.append(graph.placeholder("x"))
+        nodes[-1].meta["info"] = _info(shape)
+    node = graph.call_function(target, (*nodes, *args))
+    node.meta["info"] = _info(made)
+    return node, nodes
+
+
+def _info(shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(Layout(shape, row_major(shape), torch.float32, "cpu"), 0, 0)
+
+
+@pytest.mark.parametrize(("target", "expected"), [(aten.mul.Tensor, DIFFERS), (aten.add.Tensor, SAME)])
+def test_a_product_of_sums_is_no_sum_of_products(target: Any, expected: str) -> None:
+    node, (x, y) = use(target, [(6,), (6,)], (6,))
+    parts = [UsePart({x: _summand(k), y: _summand(k)}, (whole((6,)),), ((-1,),)) for k in (0, 1)]
+    assert verdict(Use(node, tuple(parts))) == expected
+
+
+def _summand(number: int) -> ReadPart:
+    return ReadPart(whole((6,)), (number,))
+
+
+def test_what_every_micro_batch_makes_of_the_whole_is_no_summand() -> None:
+    node, (x,) = use(aten.sum.dim_IntList, [(4, 6)], (6,), [0])
+    in_parts = [UsePart({x: ReadPart(_rows(4, 6, k))}, (whole((6,)),), ((-1,),)) for k in (0, 1)]
+    assert verdict(Use(node, tuple(in_parts))) == SAME
+    again = [UsePart({x: ReadPart(whole((4, 6)))}, (whole((6,)),), ((-1,),)) for _ in (0, 1)]
+    assert verdict(Use(node, tuple(again))) == DIFFERS
+
+
+def _rows(n: int, m: int, number: int) -> PartLayout:
+    return PartLayout((n, m), (PartCut(0, n // 2, 2, number, number + 1),))
+
+
+def test_a_large_call_is_made_small() -> None:
+    n = 1 << 20
+    node, (x, w) = use(aten.mm.default, [(n, 4096), (4096, 50257)], (n, 50257))
+    first, last = (PartLayout((4096, 50257), (PartCut(1, 1, 50257, *ends),)) for ends in ((0, 25129), (25129, 50257)))
+    parts = [
+        UsePart({x: ReadPart(whole((n, 4096))), w: ReadPart(part)}, (PartLayout((n, 50257), part.cuts),), ((k,),))
+        for k, part in enumerate((first, last))
+    ]
+    assert verdict(Use(node, tuple(parts))) == SAME
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 50), st.integers(1, 3000))
+def test_smaller_parts_are_parts_of_the_smaller_tensor(blocks: int, n_parts: int, unit: int, other: int) -> None:
+    shape = blocks * n_parts * unit * 1000, other
+    cuts = [PartCut(0, unit * 1000, n_parts, k, k + 1) for k in range(n_parts)]
+    node, (x,) = use(aten.neg.default, [shape], shape)
+    parts = [PartLayout(shape, (cut,)) for cut in cuts]
+    asked = Use(node, tuple(UsePart({x: ReadPart(part)}, (part,), ((k,),)) for k, part in enumerate(parts)))
+    smaller = next(candidates(asked))
+    made = [smaller.part(part, smaller.shape(shape)) for part in parts]
+    assert math.prod(smaller.shape(shape)) <= math.prod(shape)
+    runs = sorted(run for part in made for run in part.runs(0))
+    assert (runs[0][0], runs[-1][1]) == (0, smaller.shape(shape)[0])
+    assert all(before[1] == after[0] for before, after in pairwise(runs))
+    assert [part.share for part in made] == [part.share for part in parts]
+
+
+# -- strategies --------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("checking::running_sum", mutates_args=())
+def running_sum(x: torch.Tensor) -> torch.Tensor:
+    """Over samples, so that no part of them has what comes before it."""
+    return x.cumsum(0)
+
+
+@running_sum.register_fake
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+running_sum.register_autograd(lambda _, gradient: gradient.flip(0).cumsum(0).flip(0))
+
+
+class Sums(nn.Module):
+    """Layers of matrices, and perhaps a running sum between them."""
+
+    def __init__(self, width: int, is_running: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.is_running = nn.Linear(width, width), nn.Linear(width, width), is_running
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        return self.second(running_sum(x) if self.is_running else x).square().mean()
+
+
+def captured(width: int = 1024, *, is_running: bool = False) -> OpGraph:
+    with torch.device("meta"):
+        return capture(Sums(width, is_running), torch.zeros(4096, width), train=True)
+
+
+def along_any_dimension(call: Any) -> list[Letter]:
+    """A rule that is wrong for a running sum."""
+    return aligned([call.first()], [call.output], [])
+
+
+def test_a_wrong_rule_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES.by_name, "running_sum", along_any_dimension)
+    graph = captured(is_running=True)
+    with pytest.raises(
+        InfeasibleError, match=r"strategy 'dp2' is not to be taken: checking.running_sum.default makes other"
+    ):
+        optimize(graph, CLUSTER, strategy="dp2")
+    found = optimize(graph, CLUSTER, seed=0, evaluations=2000)
+    assert "Left out: 'dp" in found.note
+    assert "checking.running_sum.default makes other numbers in parts" in found.note
+    assert "dp" not in found.strategy
+    rows = compare_strategies(graph, CLUSTER, ["dp2", "tp2"]).rows
+    assert [(row.strategy, row.is_refused) for row in rows] == [("tp2", False), ("dp2", True)]
+    assert rows[0].result.checked.startswith("checked by computing: ")
+
+
+def test_what_is_right_is_counted() -> None:
+    result = optimize(captured(), CLUSTER, strategy="tp2")
+    n, words = int(result.checked.split()[3]), "checked by computing: "
+    assert result.checked == f"{words}{n} uses"
+    assert n > 10
+    assert result.checked in result.summary().splitlines()
+    assert type(result).from_json(result.to_json()).checked == result.checked
+
+
+class Drawn(nn.Module):
+    """Random numbers that depend on what a layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return (x * torch.bernoulli(x.detach().sigmoid())).mean()
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    graph = capture(Drawn(), torch.zeros(8, 8), train=True)
+    with pytest.raises(InfeasibleError, match=r"it cannot be carried out: op .* draws random numbers by what it reads"):
+        optimize(graph, CLUSTER, strategy="dp2")
+
+
+def test_a_graph_from_a_file_is_not_called_checked(tmp_path: Path) -> None:
+    save_graph(captured(64), tmp_path / "g.json")
+    result = optimize(load_graph(tmp_path / "g.json"), CLUSTER, strategy="dp2")
+    assert result.checked == "not checked by computing: the graph came from a file"
+
+
+# -- what is remembered ------------------------------------------------------------------------------------------------
+
+
+def forbidden() -> Any:
+    raise AssertionError("it is known")
+
+
+def test_the_second_time_nothing_is_computed(folder: Path) -> None:
+    graph = captured(64)
+    row = strategy_row(graph, CLUSTER, Strategy.parse("dp2")).result
+    first, step = check(graph, CLUSTER, row), step_of(graph)
+    assert step is not None
+    assert first.uses > 10
+    keep_step(graph, CapturedStep(forbidden, step.identity))
+    assert check(graph, CLUSTER, row) == first
+    (file,) = folder.iterdir()
+    for damaged in ("{", "[]", '{"uses": {}}', '{"uses": {"a": 1}, "strategies": {}}'):
+        file.write_text(damaged, encoding="utf-8")
+        assert check(keep_step(graph, step), CLUSTER, row) == first
+    keep_step(graph, CapturedStep(forbidden, step.identity))
+    assert check(graph, CLUSTER, row) == first
+
+
+def test_other_calls_of_equal_cost_are_other_steps() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.factor).sum()
+
+    one, other = (step_of(capture(Scaled(factor), torch.zeros(4))) for factor in (2.0, 3.0))
+    assert one is not None
+    assert other is not None
+    assert one.identity() != other.identity()
