@@ -100,15 +100,15 @@ def _cases(options: Any) -> Iterator[tuple[str, str, Case]]:
         from tests.helpers.wide_net.families import FAMILIES
 
         for name, make in FAMILIES.items():
-            if options.only in (None, name):
+            if options.only is None or options.only in name:
                 torch.manual_seed(options.seed)
                 yield name, "words", make()
         return
     random = np.random.default_rng(options.seed)
-    if options.only is not None:
-        models = [Drawn.parse(options.only)]
+    if options.set == "alone":
+        models = [model for model in each_alone() if options.only is None or options.only in model.text]
     else:
-        models = list(each_alone()) if options.set == "alone" else [draw(random) for _ in range(options.models)]
+        models = [Drawn.parse(options.only)] if options.only else [draw(random) for _ in range(options.models)]
     for model in models:
         yield model.text, model.takes, Case(*model.build())
 
@@ -119,7 +119,7 @@ def _options() -> Any:
     which.add_argument("--models", type=int, default=100, help="how many are drawn (default: %(default)s)")
     which.add_argument("--alone", dest="set", action="store_const", const="alone", default="drawn", help="each piece")
     which.add_argument("--transformers", dest="set", action="store_const", const="transformers", help="families")
-    made.add_argument("--only", help="one model: a line of text, or the name of a family")
+    made.add_argument("--only", help="one drawn model, or those whose text or name has this")
     made.add_argument("--strategies", type=lambda text: text.split(","), help="of those here, with commas")
     made.add_argument("--steps", default=",".join(STEPS), help="one of both, or both (default: %(default)s)")
     made.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave models that fail as they are")

@@ -30,7 +30,6 @@ from tests.helpers.wide_net.runs import (
 )
 
 SEED, MODELS = 0, 16
-FAIL = {1, 5, 15}  # not mended yet
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +38,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[pytest.mark.xfail(strict=False)] * (n in FAIL)) for n in range(MODELS)]
-)
+@pytest.mark.parametrize("number", range(MODELS))
 def test_a_drawn_model_is_equal_or_refused(number: int) -> None:
     """Under some strategies of training and of inference, drawn as well."""
     random = np.random.default_rng((SEED, number))
