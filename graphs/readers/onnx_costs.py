@@ -112,7 +112,7 @@ def _attention(node: Any, values: OnnxValues) -> int:
 
 def _einsum(node: Any, values: OnnxValues) -> int:
     equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
-    terms = [term.strip() for term in equation.split("->")[0].split(",")]
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
     shapes = [values[name].shape for name in node.input]
     if "." in equation:
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,8 @@ Path = str | os.PathLike[str]
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 _SHAPES = frozenset({"Shape", "Size"})  # known before the step starts
 _LARGEST_RANK = 100  # dimensions of a constant
+_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")  # of Einsum
 _LONGEST_SCOPES = 10_000  # characters
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 
@@ -64,6 +67,7 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
     try:
         model = _parse(read_bytes(path), where)
         _check_ranks(model.graph)
+        _check_equations(model.graph)
         _settle_dimensions(model.graph, dims or {}, where)
         for graph in _graphs(model.graph):
             for constant in graph.initializer:
@@ -90,6 +94,17 @@ def _check_ranks(graph: onnx.GraphProto) -> None:
         for tensor in (*inner.initializer, *attributes):
             if len(tensor.dims) > _LARGEST_RANK:
                 raise GraphError(f"constant {tensor.name!r:.80} has {len(tensor.dims)} dimensions; correct it.")
+
+
+def _check_equations(graph: onnx.GraphProto) -> None:
+    """onnx's own inference of shapes reads others for ever, in C++, where no signal reaches it."""
+    for node in (node for inner in _graphs(graph) for node in inner.node if node.op_type == "Einsum"):
+        equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
+        if not _EQUATION.fullmatch(equation):
+            raise GraphError(
+                f"op {(node.name or node.output[0])!r:.80} has the equation {equation!r:.80}; expected terms of "
+                "letters and at most one '...', such as 'bij,bjk->bik'."
+            )
 
 
 def _inferred(model: onnx.ModelProto, where: str) -> onnx.ModelProto:

@@ -4,7 +4,7 @@
 
 Segments stand between bars. A segment begins with an axis of the mesh and its size, ``pp`` and a number of stages, or
 an option; words after it belong to it; patterns and names are joined by ``+``. The order of segments does not matter.
-In names, spaces, ``+``, ``|``, ``,`` and ``%`` are written as in addresses of the web: ``%20``, ``%2B`` ...
+In both, spaces, ``+``, ``|``, ``,`` and ``%`` are written as in addresses of the web: ``%20``, ``%2B`` ...
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "me
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
 NONE = "none"
-_SPECIAL = re.compile(r"[%+|,\s]")  # of a name: what a line of text would take for its own
+_SPECIAL = re.compile(r"[%+|,\s]")  # of a name or pattern: what a line of text would take for its own
+_MOST_BUCKET_BYTES = 10**15
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class MeshRule:
         return Axis(self.name, self.size, AXES[self.name], self.sequence, *patterns, shares=self.shares)
 
     def __str__(self) -> str:
-        where = f" on {'+'.join(self.modules)}" if self.modules else ""
-        where += f" tp on {'+'.join(self.tensor_modules)}" if self.tensor_modules else ""
+        where = f" on {_joined(self.modules)}" if self.modules else ""
+        where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
         return f"{self.name}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
 
@@ -161,6 +162,14 @@ class Strategy:
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
                 f" example 'dp4 zero{self.zero}'."
             )
+        if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
+            raise StrategyError(
+                f"a strategy has buckets of {self.bucket_bytes} bytes; expected fewer than {_MOST_BUCKET_BYTES:,}, say "
+                "'bucket=25MB'."
+            )
+        rules = (patterns for rule in self.mesh for patterns in (rule.modules, rule.tensor_modules))
+        if any("" in patterns for patterns in (self.recompute, *rules)):
+            raise StrategyError("a strategy has an empty pattern of modules; expected patterns such as 'layers.*'.")
         self._check_tensor_modules()
         self._check_names("devices", self.device_names, self.devices)
         self._check_names("cuts", self.cuts, self.virtual_stages - 1)
@@ -219,14 +228,14 @@ class Strategy:
             if rule.name != "tp":
                 yield f"{rule}{f' zero{self.zero}' if rule.name == 'dp' and self.zero else ''}"
         micro = f"mb{self.micro_batches}"
-        if self.stages > 1:
+        if self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
             chunks = f" v{self.chunks}" if self.chunks > 1 else ""
             yield f"pp{self.stages} {self.order}{chunks} {micro}"
         elif self.micro_batches > 1:
             yield micro
         yield from (str(rule) for rule in self.mesh if rule.name == "tp")
         if self.recompute:
-            yield f"recompute={'+'.join(self.recompute)}"
+            yield f"recompute={_joined(self.recompute)}"
         if self.reduce:
             yield f"reduce={self.reduce}"
         if self.bucket_bytes != Strategy.bucket_bytes:
@@ -237,7 +246,7 @@ class Strategy:
             yield f"statistics={self.statistics}"
         for key, names in (("devices", self.device_names), ("cuts", self.cuts)):
             if names:
-                yield f"{key}={'+'.join(_SPECIAL.sub(lambda found: quote(found[0], safe=''), name) for name in names)}"
+                yield f"{key}={_joined(names)}"
 
     @staticmethod
     def parse(text: str) -> Strategy:
@@ -293,6 +302,10 @@ class Strategy:
             return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
         except (TypeError, ValueError) as error:
             raise StrategyError(f"a strategy has a field that is none of its kind: {plain_reason(error)}.") from None
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "+".join(_SPECIAL.sub(lambda found: quote(found[0], safe=""), name) for name in names)
 
 
 def _with_tuples(values: dict[str, Any], *keys: str) -> dict[str, Any]:

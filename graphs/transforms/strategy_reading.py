@@ -31,6 +31,11 @@ def read_strategy(text: str) -> Strategy:
     return _Reader(text).strategy()
 
 
+def _split(text: str) -> tuple[str, ...]:
+    """Names or patterns that are joined by ``+``."""
+    return tuple(unquote(name) for name in text.split("+"))
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads words one after the other and knows where it is, and what has been said."""
@@ -112,7 +117,7 @@ class _Reader:
         where = next(rest, None)
         if where is None:
             raise self._unknown(on, ["on layers.*.mlp"])
-        return tuple(where[0].split("+"))
+        return _split(where[0])
 
     def _pipeline(self, strategy: Strategy, rest: Iterator[re.Match[str]]) -> Strategy:
         for word in rest:
@@ -134,7 +139,7 @@ class _Reader:
         key, _, value = word[0].partition("=")
         self._once(word, key)
         if key == "recompute" and value:
-            return replace(strategy, recompute=tuple(value.split("+")))
+            return replace(strategy, recompute=_split(value))
         if key == "reduce" and is_algorithm(value):
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:
@@ -142,9 +147,9 @@ class _Reader:
         if key == "updates" and value == "fused":
             return replace(strategy, fused_updates=True)
         if key in _NAMES and value:
-            self.listed[_NAMES[key]] = tuple(unquote(name) for name in value.split("+"))
+            self.listed[_NAMES[key]] = _split(value)
             return strategy
-        found = re.fullmatch(r"(\d{1,12})(KB|MB|GB|)", value)
+        found = re.fullmatch(r"(\d{1,15})(KB|MB|GB|)", value)
         if key == "bucket" and found:
             return replace(strategy, bucket_bytes=int(found[1]) * _UNITS[found[2]])
         names = [f"reduce={name}" for name in ALGORITHMS] + [f"statistics={name}" for name in STATISTICS]

@@ -365,12 +365,15 @@ class Result:
         return result_to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json` to a file, atomically.
+        """Write `to_json` to a file, atomically, once it has been read back.
 
         Raises:
+            MismatchError: as `from_json`, of a result that no file can hold.
             OSError: the folder does not exist or cannot be written.
         """
-        write_atomically(path, self.to_json())
+        text = self.to_json()
+        Result.from_json(text, os.fspath(path))
+        write_atomically(path, text)
 
     @staticmethod
     def from_json(text: str, where: str = "the text") -> Result:

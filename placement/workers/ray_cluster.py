@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,9 @@ def joined(workers: int, address: str | None) -> Iterator[Any]:
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    loaded = sys.modules.get("ray")
+    if address is None and (loaded is None or not loaded.is_initialized()):
+        _take_secret()
     try:
         import ray
     except ImportError:
@@ -55,6 +60,20 @@ def joined(workers: int, address: str | None) -> Iterator[Any]:
     finally:
         if not was_there:
             ray.shutdown()
+
+
+def _take_secret() -> None:
+    """Let Ray, which listens on all interfaces and runs what it is sent, do so for who knows a secret of this process.
+
+    Ray reads it when it is imported, and again if it is asked to.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        AuthenticationTokenLoader.instance().reset_cache()
+        Config.initialize("")
 
 
 def _connect(ray: Any, workers: int, address: str | None) -> None:

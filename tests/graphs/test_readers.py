@@ -304,6 +304,40 @@ def test_onnx_flops(node: onnx.NodeProto, constants: list[Any], shape: list[int]
     assert graph.kept_bytes.sum() == sum(4 * np.prod(constant.dims) for constant in constants)
 
 
+def einsum(folder: Path, equation: str, output: list[int] | None) -> OpGraph:
+    node = helper.make_node("Einsum", ["x", "x"], ["y"], equation=equation)
+    return read_onnx(model(folder, [node], [], {"x": [4, 4]}, {"y": output}))
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij,jk->ik", " i j , j k -> i k ", "ij,jk", "...j,jk->...k", "ij,...->ij", "ij,jk->"]
+)
+def test_equations_of_einsum(tmp_path: Path, equation: str) -> None:
+    assert einsum(tmp_path, equation, None).n_ops == 2
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ["ij,jk.->ik", "ij,jk-", "op0", "ij,j1->i", "ij,jk->ik->", "i......j,jk", "ij\t,jk->ik", ". . .ij,jk", "é,jk", "-"],
+)
+@pytest.mark.parametrize("where", ["graph", "branch", "function"])
+def test_an_equation_that_onnx_would_read_for_ever_is_refused(tmp_path: Path, equation: str, where: str) -> None:
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])
+    x, flag = (helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4]), helper.make_tensor_value_info("c", 9, []))
+    node, functions = helper.make_node("Einsum", ["x", "x"], ["y"], equation=equation), []
+    if where == "branch":
+        branch = helper.make_graph([node], "branch", [], [value])
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    if where == "function":
+        functions = [helper.make_function("own", "F", ["x"], ["y"], [node], [helper.make_opsetid("", 18)])]
+        node = helper.make_node("F", ["x"], ["y"], domain="own")
+    sets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    graph = helper.make_graph([node], "g", [x, flag], [value])
+    onnx.save(helper.make_model(graph, functions=functions, opset_imports=sets), tmp_path / "model.onnx")
+    with pytest.raises(GraphFileError, match=r"has the equation .*; expected terms of letters"):
+        read_onnx(tmp_path / "model.onnx")
+
+
 def test_onnx_tied_weight_is_kept_once_and_ties_its_readers(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),

@@ -9,10 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from graphs.module_paths import pattern_of
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.whereabouts import where
 
-_LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
+_LAYER = re.compile(r"(.*?)\.(0|[1-9][0-9]*)(?:\.|\Z)", re.DOTALL)  # names may hold line breaks
 _CORES = ("scaled_dot_product", "bmm")  # the attention as one op, or as two products and what is between
 _SHARES = (4, 2)  # a fourth and a half of the layers
 _MOST_BLOCKS = 8
@@ -66,6 +67,7 @@ def _cores(graph: OpGraph) -> list[tuple[str]]:
 
 def first_layers(name: str, count: int) -> Iterator[str]:
     """Patterns that match ``name.0`` to ``name.{count - 1}``, and no other number below 100."""
+    name = pattern_of(name)
     count = min(count, _MOST_LAYERS)
     tens, ones = divmod(count, 10)
     yield f"{name}.[0-9]" if tens else f"{name}.[0-{ones - 1}]"
@@ -93,9 +95,9 @@ def _blocks(graph: OpGraph, layers: dict[str, int]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for module in filter(None, modules):
         match = _LAYER.match(module)
-        found[f"{match[1]}.*" if match and match[1] in layers else module] = None
+        found[f"{pattern_of(match[1])}.*" if match and match[1] in layers else pattern_of(module)] = None
     if len(found) > _MOST_BLOCKS:
-        found = dict.fromkeys(module.partition(".")[0] for module in found)
+        found = dict.fromkeys(pattern_of(module.partition(".")[0]) for module in modules if module)
     return tuple(found) if 1 < len(found) <= _MOST_BLOCKS else ()
 
 
@@ -105,4 +107,4 @@ def _users_elsewhere(graph: OpGraph, block: str) -> tuple[str, ...]:
     index = {name: op for op, name in enumerate(graph.op_names)}
     users = ([index[name] for name in state.users] for state in graph.states if state.parameter_bytes)
     shared = (op for ops in users if any(inside[op] for op in ops) for op in ops if not inside[op])
-    return tuple(dict.fromkeys(graph.modules[op] for op in shared if graph.modules[op]))
+    return tuple(dict.fromkeys(pattern_of(graph.modules[op]) for op in shared if graph.modules[op]))

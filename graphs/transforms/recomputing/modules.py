@@ -15,14 +15,12 @@ from functools import lru_cache
 import numpy as np
 
 from graphs.arrays import BoolArray, IntArray
-from graphs.module_paths import prefixes
+from graphs.module_paths import KIND, pattern_of, prefixes
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing.again import Runs, run_again
 from graphs.transforms.splitting.masks import of_integer_inputs
-
-_KIND = "kind:"
 
 
 def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, apart: IntArray | None = None) -> Derived:
@@ -67,8 +65,8 @@ def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
     found = []
     for pattern in patterns:
-        names = _all(graph.kinds) if pattern.startswith(_KIND) else _paths(graph.modules)
-        match = _matcher(pattern.removeprefix(_KIND))
+        names = _all(graph.kinds) if pattern.startswith(KIND) else _paths(graph.modules)
+        match = _matcher(pattern.removeprefix(KIND))
         if not any(match(name) for name in names):
             found.append(pattern)
     return found
@@ -114,7 +112,7 @@ def late_segments(graph: OpGraph, made: IntArray, own: IntArray) -> IntArray:
 
 def _segments(graph: OpGraph, patterns: Sequence[str]) -> Callable[[str], str | None]:
     """A function from an op's module to the outermost module around it that a pattern matches."""
-    listed = [pattern for pattern in patterns if not pattern.startswith(_KIND)]
+    listed = [pattern for pattern in patterns if not pattern.startswith(KIND)]
     matches = [_matcher(pattern) for pattern in listed]
     lists = _module_lists(graph)
     opened = lists | _around_most(graph, lists)
@@ -122,7 +120,7 @@ def _segments(graph: OpGraph, patterns: Sequence[str]) -> Callable[[str], str | 
 
     def segment_of(module: str) -> str | None:
         if module not in known:
-            paths = [path for path in prefixes(module)[-2::-1] if path not in opened or path in listed]
+            paths = [path for path in prefixes(module)[-2::-1] if path not in opened or pattern_of(path) in listed]
             known[module] = next((path for path in paths if any(match(path) for match in matches)), None)
         return known[module]
 
@@ -148,7 +146,7 @@ def _around_most(graph: OpGraph, lists: set[str]) -> set[str]:
 
 def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[IntArray]:
     """Of each module the ops of the matching kinds and those between them, where they are free to be taken."""
-    kinds = [_matcher(pattern.removeprefix(_KIND)) for pattern in patterns if pattern.startswith(_KIND)]
+    kinds = [_matcher(pattern.removeprefix(KIND)) for pattern in patterns if pattern.startswith(KIND)]
     if not kinds:
         return []
     is_kind = {kind: any(match(kind) for match in kinds) for kind in set(graph.kinds)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baselines.strategies.applied import applied
 from baselines.strategies.devices import whole_shares
@@ -11,9 +13,13 @@ from baselines.strategies.searching.patterns import first_layers, patterns
 from env.cluster import Cluster
 from graphs.capture import capture
 from graphs.errors import MismatchError, StrategyError
-from graphs.opgraph import OpGraph
+from graphs.module_paths import pattern_of
+from graphs.opgraph import Op, OpGraph, Phase
+from graphs.rows import State
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.recomputing.modules import segments
+from graphs.transforms.splitting.whereabouts import where
+from graphs.transforms.strategy import MeshRule, Strategy
 from graphs.zoo import build
 
 MIXED, ALIKE = Cluster.preset("mixed-gpus"), Cluster.preset("2x8xH100-ib")
@@ -96,6 +102,32 @@ def test_first_layers_are_counted(count: int) -> None:
     chosen = list(first_layers("layers", count))
     matched = [i for i in range(100) if any(fnmatchcase(f"layers.{i}", pattern) for pattern in chosen)]
     assert matched == list(range(count))
+
+
+NAMES = st.text(st.characters(exclude_characters=".") | st.sampled_from("[]*?! +|-\n0123"), min_size=1, max_size=5)
+PATHS = st.lists(NAMES | st.sampled_from(["0", "1", "2", "01", "on", "kind:a"]), min_size=1, max_size=3).map(".".join)
+
+
+@given(st.lists(PATHS, min_size=2, max_size=6, unique=True))
+def test_a_pattern_of_a_module_names_it_and_no_other(paths: list[str]) -> None:
+    """Whatever characters torch allows in names, in the text too."""
+    graph = graph_of_modules(paths)
+    for path in paths:
+        rule = MeshRule("tp", 2, modules=(pattern_of(path),))
+        assert Strategy.parse(Strategy((rule,)).text).mesh == (rule,)
+        below = [other == path or other.startswith(f"{path}.") for other in paths]
+        assert where(graph, rule.modules).tolist() == [*below, False]
+        assert segments(graph, rule.modules) == [path]
+    found = patterns(graph)
+    inside = [where(graph, weights).tolist()[:-1] for weights in found.weights]
+    assert not found.blocks or all(map(any, zip(*inside, strict=True)))
+
+
+def graph_of_modules(paths: list[str]) -> OpGraph:
+    """A training graph with an op and a parameter in each."""
+    ops = [Op(f"op{i}", "relu", parameter_bytes=4, module=path) for i, path in enumerate(paths)]
+    states = [State(f"w{i}", (f"op{i}",), 4) for i in range(len(paths))]
+    return OpGraph.build([*ops, Op("back", "relu", phase=Phase.BACKWARD)], [], states=states)
 
 
 def test_shares_are_told_apart_by_their_samples(transformer: OpGraph) -> None:

@@ -14,7 +14,11 @@ from graphs.transforms import Strategy
 from graphs.transforms.collectives import ALGORITHMS
 from graphs.transforms.strategy import AXES, ORDERS, MeshRule
 
-PATTERNS = st.lists(st.sampled_from(["layers.*", "*.mlp", "kind:*softmax*", "a"]), min_size=1, max_size=2, unique=True)
+# Of any characters, and of those that the text or a pattern has a use for.
+NAMES = st.text(st.characters() | st.sampled_from("+|,%= :[]*?!-\n\u3000"), min_size=1, max_size=6)
+PATTERNS = st.lists(
+    st.sampled_from(["layers.*", "*.mlp", "kind:*softmax*", "on", "none"]) | NAMES, min_size=1, max_size=2, unique=True
+)
 
 
 @st.composite
@@ -41,13 +45,13 @@ def strategies(draw: st.DrawFn) -> Strategy:
     made = Strategy(
         mesh=mesh,
         stages=stages,
-        order=draw(st.sampled_from(ORDERS)) if stages > 1 else Strategy.order,
-        chunks=draw(st.integers(1, 3)) if stages > 1 else 1,
+        order=draw(st.sampled_from(ORDERS)),
+        chunks=draw(st.integers(1, 3)),
         micro_batches=draw(st.integers(1, 64)),
         zero=draw(st.integers(0, 3)) if "dp" in names else 0,
         recompute=tuple(draw(st.just([]) | PATTERNS)),
         reduce=draw(st.sampled_from(["", *ALGORITHMS])),
-        bucket_bytes=draw(st.integers(0, 10**9)),
+        bucket_bytes=draw(st.integers(0, 10**15 - 1)),
         fused_updates=draw(st.booleans()),
         statistics=draw(st.sampled_from(["exact", "sync", "local"])),
     )
@@ -58,8 +62,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
 
 def _names(count: int) -> st.SearchStrategy[list[str]]:
     """So many different names of any characters, with those that the text has a use for."""
-    some = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("+|,%= :"), min_size=1, max_size=6)
-    return st.lists(some, min_size=count, max_size=count, unique=True)
+    return st.lists(NAMES, min_size=count, max_size=count, unique=True)
 
 
 @given(strategies())
@@ -67,6 +70,21 @@ def test_text_and_json_give_the_strategy_back(strategy: Strategy) -> None:
     assert Strategy.parse(strategy.text) == strategy == Strategy.parse(str(strategy))
     assert Strategy.from_json(strategy.to_json()) == strategy
     assert strategy.is_none == (strategy.text == "none")
+
+
+# fmt: off
+WORDS = ("dp2", "tp2", "pp1", "pp3", "mb4", "zbv", "v2", "zero1", "sp", "on", "a+b", "a%2Bb", "%", "none", "bucket=7GB",
+         "bucket=999999999999GB", "recompute=", "recompute=*+", "cuts=a", "devices=a++b", "shares=1:2", "|", "|")
+# fmt: on
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join) | st.text())
+def test_what_can_be_read_is_written_so_that_it_can_be_read(text: str) -> None:
+    try:
+        strategy = Strategy.parse(text)
+    except StrategyError:
+        return
+    assert Strategy.parse(strategy.text) == strategy
 
 
 @pytest.mark.parametrize(

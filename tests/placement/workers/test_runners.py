@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,3 +211,18 @@ def test_what_is_shared_is_sent_without_what_is_made_of_it() -> None:
     assert (copy.graph.hash, copy.cluster.hash) == (shared.graph.hash, shared.cluster.hash)
     assert not copy.graph.kernels.flags.writeable
     assert copy._problems == {}
+
+
+def test_the_cluster_of_this_machine_does_nothing_for_who_has_no_token(ray_of_two: Any) -> None:
+    address = ray_of_two.get_runtime_context().gcs_address
+    program = f"import ray; ray.init({address!r}); print(ray.get(ray.remote(lambda: 'ran').remote()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "ran" not in done.stdout.split()
+    assert "ConnectionError" in done.stderr
