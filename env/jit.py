@@ -135,14 +135,14 @@ class _Cache(FunctionCache):
         return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
 
     def load_overload(self, *arguments: Any) -> Any:
-        """What was compiled before; nothing where that was by a version whose records had other names.
+        """What was compiled before; nothing where its files are damaged, or of a version whose records had other names.
 
         numba keeps the types of arguments pickled, by the names of their classes, and reads them before it compares
-        anything: a record renamed since would end every call in an `AttributeError`.
+        anything: a record renamed since, or a file that a power cut has left empty, would end every call.
         """
         try:
             return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
-        except (AttributeError, ImportError):
+        except Exception:  # whatever unpickling raises
             self.flush()  # type: ignore[no-untyped-call]
             return None
 

@@ -22,13 +22,29 @@ def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(list(arguments) or ["--help"], prog_name="placement", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted; no file is half-written.", INTERRUPTED)
-    except Exception as error:
-        return _explain(error)
+    except (Exception, KeyboardInterrupt) as error:
+        if is_interruption(error):
+            return _say("interrupted; no file is half-written.", INTERRUPTED)
+        # Of an EOFError, too, click makes an Abort.
+        ended = error.__cause__ if isinstance(error, typer.Abort) else error
+        return _explain(ended if isinstance(ended, Exception) else error)
     if code == INTERRUPTED:
         return _say("interrupted; no file is half-written.", INTERRUPTED)
     return code if isinstance(code, int) else OK
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error comes of Ctrl-C.
+
+    In a compiled function that gives arrays back, Python code runs on its way out, and what interrupts that becomes the
+    cause of a `SystemError`.
+    """
+    if isinstance(error, typer.Abort):
+        return not isinstance(error.__cause__, EOFError)
+    found: BaseException | None = error
+    while isinstance(found, SystemError):
+        found = found.__cause__
+    return isinstance(found, KeyboardInterrupt)
 
 
 def _explain(error: Exception) -> int:

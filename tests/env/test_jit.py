@@ -109,3 +109,14 @@ def test_what_was_compiled_for_a_record_of_another_name_is_compiled_again(probe:
     (probe / "records.py").write_text(record.format("New"), encoding="utf-8")
     assert in_a_process_of_its_own(probe, program) == "3 0"
     assert in_a_process_of_its_own(probe, program) == "3 1"
+
+
+def test_a_damaged_cache_is_made_anew(probe: Path) -> None:
+    """A power cut leaves empty files."""
+    program = "from probe.loop import run\nprint(run(3), len(run.stats.cache_hits))"
+    assert in_a_process_of_its_own(probe, program) == "4 0"
+    for ending, damaged in (("nbi", b""), ("nbc", b""), ("nbi", os.urandom(200))):
+        (file,) = (probe.parent / "cache").rglob(f"loop.run*.{ending}")
+        file.write_bytes(damaged)
+        assert in_a_process_of_its_own(probe, program) == "4 0"
+    assert in_a_process_of_its_own(probe, program) == "4 1"

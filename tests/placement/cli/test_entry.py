@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import pytest
 from command_lines import CLUSTER, Call, process, refused
 
 from graphs.errors import MismatchError
+from placement.cli.entry import is_interruption
 
 
 def test_no_arguments_is_help(call: Call) -> None:
@@ -29,6 +34,35 @@ def test_an_error_that_nobody_foresaw(call: Call, graph_file: Path, monkeypatch:
     monkeypatch.setenv("PLACEMENT_TRACEBACK", "1")
     with pytest.raises(LookupError, match="of all things"):
         call("capture", graph_file, "--json")
+
+
+def test_ctrl_c_in_a_compiled_function_is_ctrl_c() -> None:
+    """What interrupts the Python code on its way out becomes the cause of another error."""
+
+    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+    def slow(n: int) -> Any:
+        found = np.zeros(3)
+        for i in range(n):
+            found[i % 3] += np.sin(i)
+        return found
+
+    slow(3)
+
+    def forever() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            slow(30_000_000)
+
+    with pytest.raises((SystemError, KeyboardInterrupt)) as caught:
+        forever()
+    assert is_interruption(caught.value)
+    assert not is_interruption(SystemError("of its own"))
+
+
+def test_a_file_that_ends_too_early_is_no_interruption(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placement.inputs.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(EOFError("cut")))
+    code, _, err = call("capture", "alexnet", "--json")
+    assert (code, "did not foresee (EOFError: cut)" in err, "interrupted" in err) == (2, True, False)
 
 
 def test_the_command_line_gives_no_advice_in_python(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
