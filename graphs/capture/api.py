@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,9 +27,9 @@ from graphs.capture.modules import capture_modules
 from graphs.capture.optimizers import optimizer_named
 from graphs.capture.program import Program, program_of, with_step
 from graphs.capture.quiet import quiet_loggers
-from graphs.capture.record import Loss, argument_leaves, trace_training
+from graphs.capture.record import Loss, argument_leaves, trace_forward, trace_training
 from graphs.capture.rows import add_rows
-from graphs.capture.trace import Trace
+from graphs.capture.trace import Trace, flat
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.opgraph import OpGraph, Origin
 from graphs.optimizers import OPTIMIZERS, Optimizer
@@ -173,8 +174,30 @@ def _trace(
             if train:
                 with fake.mode:
                     return trace_training(model, fake_args, fake_kwargs, loss)
-            return trace_inference(model, fake_args, fake_kwargs)
+            trace = trace_inference(model, fake_args, fake_kwargs)
+            if not _lost(trace, fake):
+                return trace
+            error: Exception = RuntimeError("torch.export loses a tensor that the model makes")
     except PlacementError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        failure = capture_failure(model, raised, TO_MODULES)
+        if train or failure.way_out != TO_MODULES:
+            raise failure from raised
+        error = raised
+    try:
+        # The recorder stands lower than torch.export, which does not see through torch.func and ``.data``.
+        with borrowed(model, train, fake), fake.mode:
+            return trace_forward(model, fake_args, fake_kwargs)
+    except Exception:
         raise capture_failure(model, error, TO_MODULES) from error
+
+
+def _lost(trace: Trace, fake: Faker) -> bool:
+    """Whether torch.export takes a tensor that the model makes for a constant, or a batch of ``vmap`` for a sample."""
+    tensors = [state.tensor for state in trace.states.values() if isinstance(state.tensor, FakeTensor)]
+    known = fake.originals()
+    if any(id(tensor) not in known and tensor.constant is None for tensor in tensors):
+        return True
+    values = (leaf for node in trace.graph.nodes for leaf in flat(node.meta.get("val")))
+    return any(isinstance(leaf, torch.Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in values)

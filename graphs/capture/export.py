@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from graphs.capture.costs import general_kernels
@@ -43,7 +44,7 @@ def trace_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     # torch.export refuses outputs of types it does not know, such as caches.
     hook = model.register_forward_hook(flat_output)
     try:
-        with torch.no_grad(), general_kernels(), _quiet():
+        with torch.no_grad(), general_kernels(), _quiet(), _DataAssignments():
             program = torch.export.export(model, args, kwargs, strict=False)
     finally:
         hook.remove()
@@ -56,6 +57,19 @@ def trace_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     arguments = {names[id(leaf)].pop(0): node for leaf, node in zip(given, taken, strict=True)}
     outputs = Outputs(returned[0], tuple(output_tensors(returned[0])), trace.results)
     return dataclasses.replace(trace, arguments=arguments, outputs=outputs)
+
+
+class _DataAssignments(TorchFunctionMode):
+    """Refuses what torch.export does not see: a tensor that is given the data of another.
+
+    Raises:
+        NotImplementedError: ``x.data = y``.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise NotImplementedError("torch.export does not see x.data = y")
+        return func(*args, **(kwargs or {}))
 
 
 def trace_of(program: ExportedProgram) -> Trace:

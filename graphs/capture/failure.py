@@ -118,6 +118,11 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 def reason_of(error: BaseException) -> str:
     """Class and first line of an error, without its full stop."""
     kind = type(error).__name__
+    # The model and its inputs are on other devices while they are traced; zeros of forward mode are on this one.
+    if kind == "FakeTensorDeviceMismatchError" and "meta" in str(error):
+        return (
+            "torch traces no derivative in forward mode of one in backward mode, take jacrev(jacrev(f)) for hessian(f)"
+        )
     if kind in _DATA_DEPENDENT:
         return f"control flow or a shape depends on the data in a tensor ({kind})"
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]

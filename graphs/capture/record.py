@@ -72,7 +72,8 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         value = default_loss(seen_by_loss) if loss is None else _loss_of(loss, seen_by_loss)
         _check_loss(value)
         recorder.phase = Phase.BACKWARD
-        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        sent = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        gradients = [_total_gradient(p, gradient) for p, gradient in zip(parameters.values(), sent, strict=True)]
     pairs = [
         (node, recorder.node_of(gradient))
         for node, gradient in zip(placeholders, gradients, strict=True)
@@ -96,8 +97,27 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     recorder = Recorder(model, argument_tensors(model, args, kwargs))
     with torch.no_grad(), general_kernels(), recorder, recorder.calls.watched():
         output = model(*args, **kwargs)
-    results = tuple(recorder.node_of(tensor) for tensor in output_tensors(output))
-    return Trace(recorder.graph, recorder.states, recorder.inputs, results, leaves=recorder.calls.leaves)
+    tensors = tuple(output_tensors(output))
+    results = tuple(recorder.node_of(tensor) for tensor in tensors)
+    arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
+    for node in recorder.graph.nodes:
+        node.meta["phase"] = Phase.FORWARD  # derivatives in the forward pass (physics-informed networks), too
+    return Trace(
+        recorder.graph,
+        recorder.states,
+        recorder.inputs,
+        results,
+        leaves=recorder.calls.leaves,
+        outputs=Outputs(output, tensors, results),
+        arguments=arguments,
+    )
+
+
+def _total_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient with what a backward pass of the model's own (reversible layers) has added to it."""
+    if parameter.grad is None or gradient is None:
+        return gradient if parameter.grad is None else parameter.grad
+    return gradient + parameter.grad
 
 
 class _Boundary(torch.autograd.Function):

@@ -167,7 +167,7 @@ def of_detached(m: Model, x: torch.Tensor) -> Any:
 def other_memory(m: Model, x: torch.Tensor) -> Any:
     h, shown = x * 2, x * 1
     before = h.view(-1)
-    h.set_(x.sin()[0, 1:])
+    h.set_(x.sin()[0, 1:])  # type: ignore[call-overload]
     return m.a(h), before[:8] * m.b(shown.resize_(2, 8))
 
 
@@ -177,9 +177,16 @@ def in_torchs_own_code(m: Model, x: torch.Tensor) -> Any:
     return spectrum.abs(), h.quantile(0.5, 1), h.nanquantile(0.3, 0)
 
 
+def data_of_tensors(m: Model, x: torch.Tensor) -> Any:
+    h, k = m.a(x) * 1, m.b(x) * 1
+    h.data.mul_(2)
+    k.data = h.detach().sin()
+    return h, m.b(k)
+
+
 IN_PLACE = [
     there_and_back, views_of_a_layer, changed_again_and_again, square_of_a_slice, without_gradients, masks,
-    written_buffer, by_strides, of_detached, other_memory, in_torchs_own_code,
+    written_buffer, by_strides, of_detached, other_memory, in_torchs_own_code, data_of_tensors,
 ]  # fmt: skip
 
 
