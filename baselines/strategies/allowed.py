@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +13,16 @@ from graphs.arrays import BoolArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS
-from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
-from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.masks import of_integer_inputs
+from graphs.transforms.splitting.sharding import Sharding, differing, reads_shape, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
+from graphs.transforms.splitting.whereabouts import from_inputs
 from graphs.transforms.strategy import Strategy
+
+if TYPE_CHECKING:
+    from baselines.strategies.estimating.cuts import AxisCut
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
 _MUCH = 1.25  # times the FLOPs: worth a remark
@@ -49,51 +54,51 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     _check_patterns(graph, strategy)
 
 
-def check_flush(chunked: Derived, strategy: Strategy) -> None:
-    """No backward pass of a micro-batch in a pipeline needs the forward passes of all, unless those all come before it.
+def check_flush(strategy: Strategy, joined: tuple[str, str] | None) -> None:
+    """No backward pass of a micro-batch in a pipeline needs those of others, unless all forward passes come before it.
 
     Losses over pairs of samples do, and those that balance the load of experts over a batch.
+
+    Args:
+        joined: of `joins_micro_batches`.
 
     Raises:
         StrategyError: one does; the message names the ops.
     """
-    if strategy.order == FLUSHING:
-        return
-    graph, batch = chunked.graph, chunked.micro_batch
-    producer, consumer, _ = graph.edge_list
-    forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
-    found = np.flatnonzero(forward & (batch[producer] >= 0) & (batch[consumer] < 0))
-    if len(found):
-        writer, reader = (chunked.source.op_names[chunked.origin[ops[found[0]]]] for ops in (producer, consumer))
-        raise needs_flush(strategy, writer, reader)
+    if joined is not None and strategy.stages > 1 and strategy.order != FLUSHING:
+        writer, reader = joined
+        raise StrategyError(
+            f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what "
+            f"{writer!r} makes of all samples of the batch, so each waits for the others before its backward pass; "
+            f"take the order {FLUSHING}, which waits for them, or leave out the pipeline."
+        )
 
 
-def needs_flush(strategy: Strategy, writer: str, reader: str) -> StrategyError:
-    """Why a pipeline that does not flush is not possible: an op reads what another one makes of all samples."""
-    return StrategyError(
-        f"strategy {strategy.text!r} sends micro-batches through a pipeline, and op {reader!r} reads what {writer!r} "
-        "makes of all samples of the batch, so no backward pass can begin before the last forward pass has ended; take "
-        f"the order {FLUSHING}, which waits for it, or leave out the pipeline."
-    )
+def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray, chunks: Sharding | AxisCut) -> tuple[str, str] | None:
+    """``(writer, reader)`` where backward passes of micro-batches wait for those of all; None for nowhere.
 
-
-def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray) -> tuple[str, str] | None:
-    """``(writer, reader)`` where backward passes of micro-batches wait for the forward passes of all; None for nowhere.
+    What the arguments alone say of all samples is known before the step.
 
     Args:
         is_chunked: bool [n], ops that run for each micro-batch.
+        chunks: the cut into these.
     """
-    producer, consumer, _ = graph.edge_list
-    forward = graph.phase == Phase.FORWARD
-    joins = forward[producer] & forward[consumer] & is_chunked[producer] & ~is_chunked[consumer]
-    waits = np.zeros(graph.n_ops, dtype=np.bool_)
-    waits[consumer[joins]] = True
     ptr, tensors = graph.inputs
-    for op in graph.topological_order.tolist() if joins.any() else ():
-        waits[op] |= waits[graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].any()
+    consumer, producer = np.repeat(np.arange(graph.n_ops), np.diff(ptr)), graph.tensor_producer[tensors]
+    joined = is_chunked[producer] & (graph.phase[producer] == graph.phase[consumer])
+    joined &= ~is_chunked[consumer] | differing(chunks.written[tensors], chunks.read)
+    shapes = np.array([reads_shape(kind) for kind in graph.kinds], dtype=np.bool_)
+    joined &= ~(of_integer_inputs(graph) | from_inputs(graph))[producer] & ~shapes[consumer]
+    if not joined.any():
+        return None
+    waits = np.zeros(graph.n_ops, dtype=np.bool_)
+    waits[consumer[joined]] = True
+    for op in graph.topological_order.tolist():
+        if not shapes[op]:
+            waits[op] |= waits[producer[ptr[op] : ptr[op + 1]]].any()
     if not (waits & is_chunked & (graph.phase == Phase.BACKWARD)).any():
         return None
-    at = int(np.argmax(joins))
+    at = int(np.argmax(joined))
     return graph.op_names[producer[at]], graph.op_names[consumer[at]]
 
 

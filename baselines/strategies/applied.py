@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baselines.strategies.allowed import check_allowed, check_flush, remarks
+from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
@@ -111,6 +111,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     zero = Zero(strategy.zero) if strategy.zero else None
     is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
+    if strategy.stages > 1 and copies is not None and copies.chunks is not None:
+        check_flush(strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks))
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
@@ -134,7 +136,6 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
                 order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
         except MismatchError as error:
-            check_flush(whole, strategy)
             raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)

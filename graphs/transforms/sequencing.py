@@ -19,6 +19,8 @@ from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import LANE, Phase
 from graphs.transforms.derived import Derived
+from graphs.transforms.splitting.exchange import ACCUMULATE
+from graphs.transforms.splitting.whereabouts import from_inputs
 
 BARRIER = "barrier"  # kind of an op that only waits
 FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD = "F", "B", "W", "BW"
@@ -49,7 +51,8 @@ class BlockMap:
 
     Attributes:
         kind: int64 [n]: 0 forward, 1 backward for inputs, 2 backward for weights; -1 for an op of the whole step, or
-            one outside the pipeline, whose forward pass an earlier stage waits for.
+            one outside the pipeline: whose forward pass an earlier stage waits for, or which reads what other
+            micro-batches make, or makes for them what the arguments of the step say.
         stage: int64 [n], virtual stage; -1 outside all blocks.
         micro_batch: int64 [n]; -1 for an op of the whole step.
         in_lane: bool [n], whether it is communication, which runs beside the blocks.
@@ -80,9 +83,54 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     backward = graph.phase != Phase.FORWARD
     ancestry = _Ancestry.of(derived)
     kind = np.where(backward, np.where(ancestry.feeds_others(stages), 1, 2), 0)
-    none = of_step | (stages[origin] < 0) | ancestry.is_aside(stages)
+    none = of_step | (stages[origin] < 0) | ancestry.is_aside(stages) | _is_across(derived)
     in_lane = graph.is_pinned_to(LANE)
     return BlockMap(np.where(none, -1, kind), stages[origin], derived.micro_batch, in_lane)
+
+
+def joins(derived: Derived) -> tuple[IntArray, IntArray]:
+    """``(producer, consumer)`` of the edges over which a pass reads what other micro-batches make in the same pass.
+
+    What the arguments of the step alone say of all samples, such as how many labels count, is known before it begins.
+    """
+    graph, batch = derived.graph, derived.micro_batch
+    producer, consumer, _ = graph.edge_list
+    across = (batch[producer] >= 0) & (batch[consumer] != batch[producer])
+    across &= graph.phase[producer] == graph.phase[consumer]
+    if across.any():
+        across &= ~from_inputs(derived.source)[derived.origin[producer]]
+        across[across] = [graph.kinds[op] != ACCUMULATE for op in consumer[across].tolist()]
+    return producer[across], consumer[across]
+
+
+def _is_across(derived: Derived) -> BoolArray:
+    """bool [n]: ops that wait for other micro-batches, and what inputs alone make for those.
+
+    A block cannot wait for a block that comes after it, so these are of no block.
+    """
+    graph, batch = derived.graph, derived.micro_batch
+    producer, consumer, _ = graph.edge_list
+    across = (batch[producer] >= 0) & (batch[consumer] != batch[producer])
+    across &= graph.phase[consumer] != Phase.UPDATE
+    if not across.any():
+        return np.zeros(graph.n_ops, dtype=np.bool_)
+    known = from_inputs(derived.source)[derived.origin]
+    early = _reached(known, producer[across & known[producer]], consumer, producer)
+    in_pass = graph.phase[producer] == graph.phase[consumer]
+    anything = np.ones(graph.n_ops, dtype=np.bool_)
+    return early | _reached(anything, joins(derived)[1], producer[in_pass], consumer[in_pass])
+
+
+def _reached(among: BoolArray, first: IntArray, from_: IntArray, to: IntArray) -> BoolArray:
+    """bool [n]: ops of some that edges lead to, however far, from these, and these."""
+    found = np.zeros(len(among), dtype=np.bool_)
+    new = np.unique(first)
+    while len(new):
+        found[new] = True
+        is_new = np.zeros(len(among), dtype=np.bool_)
+        is_new[to[found[from_]]] = True
+        new = np.flatnonzero(is_new & among & ~found)
+    return found
 
 
 def stage_numbers(graph: OpGraph, stage: IntArray) -> IntArray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.strategies.allowed import FLUSHING, check_allowed, needs_flush
+from baselines.strategies.allowed import check_allowed, check_flush
 from baselines.strategies.costs import PipelineCosts
 from baselines.strategies.estimating.block_kernel import (
     PipelineArrays,
@@ -92,10 +92,8 @@ class Estimation:
         self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
-        if strategy.stages > 1 and strategy.micro_batches > 1 and strategy.order != FLUSHING:
-            joined = estimator.joined(self.source, is_chunked)
-            if joined is not None:
-                raise needs_flush(strategy, *joined)
+        if strategy.stages > 1 and chunks is not None:
+            check_flush(strategy, estimator.joined(self.source, is_chunked, chunks))
         frame = estimator.frame(self.source, stage, self.is_apart, is_chunked, is_late & is_chunked)
         key = (self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)

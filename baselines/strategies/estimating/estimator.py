@@ -16,7 +16,7 @@ from baselines.strategies.allowed import joins_micro_batches
 from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.devices import are_alike, problem_of, recomputed
 from baselines.strategies.estimating.block_kernel import BlockArrays
-from baselines.strategies.estimating.cuts import Cuts
+from baselines.strategies.estimating.cuts import AxisCut, Cuts
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimation import Estimation
 from baselines.strategies.estimating.local_costs import OpTimes
@@ -127,11 +127,11 @@ class Estimator:
             self._orders[key] = order_of(strategy)
         return self._orders[key]
 
-    def joined(self, source: PreparedGraph, is_chunked: BoolArray) -> tuple[str, str] | None:
+    def joined(self, source: PreparedGraph, is_chunked: BoolArray, chunks: AxisCut) -> tuple[str, str] | None:
         """As `joins_micro_batches`."""
-        key = source, is_chunked.tobytes()
+        key = source, is_chunked.tobytes(), chunks.key
         if key not in self._joined:
-            self._joined[key] = joins_micro_batches(source.graph, is_chunked)
+            self._joined[key] = joins_micro_batches(source.graph, is_chunked, chunks)
         return self._joined[key]
 
     def network(self, grid: IntArray) -> CollectiveCosts:

@@ -172,9 +172,20 @@ def code(part: Part, word: str) -> int:
     return SUM if isinstance(part, Partial) else WHOLE
 
 
+def reads_shape(kind: str) -> bool:
+    """Whether an op reads nothing of its arguments but their shape, for which it need not wait."""
+    return any(word in kind for word in SHAPE_ONLY)
+
+
 def differs(written: int, read: int) -> bool:
     """Whether it takes an exchange to read what is written so."""
     return (written == SUM and read != SUM) or (written > SUM and read != written)
+
+
+def differing(written: IntArray, read: IntArray) -> BoolArray:
+    """bool [e]: `differs` of each pair."""
+    found: BoolArray = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
+    return found
 
 
 @dataclass(slots=True)
@@ -262,7 +273,7 @@ class _Walk:
         """
         kinds = self.graph.kinds
         for op, row in enumerate(self.row):
-            if any(word in kinds[op] for word in SHAPE_ONLY):
+            if reads_shape(kinds[op]):
                 for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
                     self.read[e] = self.written[self.input_tensor[e]]
             if row is None or not _has_own_figure(kinds[op]):

@@ -22,7 +22,7 @@ from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import in_time
-from graphs.transforms.splitting.sharding import IN_TIME, SHAPE_ONLY, SUM, Axis, Sharding
+from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing, reads_shape
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -232,8 +232,10 @@ class _Split:
         consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
         needs = self._needs(consumers, tensors)
         # An op of the whole step that reads a shape need not wait for the micro-batches.
-        shapes = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
-        needless = shapes[consumers] & ~layout.is_chunked[consumers] & layout.is_chunked[graph.tensor_producer[tensors]]
+        shapes = np.array([reads_shape(kind) for kind in graph.kinds], dtype=np.bool_)
+        needless = (
+            shapes[consumers] & ~layout.is_chunked[consumers] & self._follows_chunks()[graph.tensor_producer[tensors]]
+        )
         tensors, consumers, needs = tensors[~needless], consumers[~needless], needs[~needless]
         edge = np.flatnonzero(~needless)
         across = self._across(consumers, tensors, edge)
@@ -249,6 +251,14 @@ class _Split:
             ops = layout.op_ids(c)
             reads_all = across[e] or len(ids) > len(ops)  # those of all micro-batches
             self.out.edges(ids, ops[:, None, :] if reads_all else ops)
+
+    def _follows_chunks(self) -> BoolArray:
+        """bool [n]: ops that run for each micro-batch, and ops that read what such make, however far."""
+        found: BoolArray = self.layout.is_chunked.copy()
+        ptr, tensors = self.graph.inputs
+        for op in self.graph.topological_order.tolist() if found.any() else ():
+            found[op] |= found[self.graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].any()
+        return found
 
     def _first_users(self, tensors: IntArray, consumers: IntArray) -> IntArray:
         """int64 [m]: of each tensor the first op of the backward pass that reads it; any number where none does."""
@@ -273,9 +283,7 @@ class _Split:
             if sharding is None:
                 columns.append(np.zeros(len(tensors), dtype=np.bool_))
                 continue
-            written, read = sharding.written[tensors], sharding.read
-            differs = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
-            columns.append(differs)
+            columns.append(differing(sharding.written[tensors], sharding.read))
         result = np.column_stack(columns)
         if layout.chunks is not None:  # several cut copies are simply all read
             result[layout.chunks.written[tensors] > SUM, -1] = False

@@ -24,6 +24,24 @@ def states_of(graph: OpGraph) -> list[list[int]]:
     return result
 
 
+def from_inputs(graph: OpGraph) -> BoolArray:
+    """bool [n]: ops that need the arguments of the step and states that no update changes, and nothing else.
+
+    Without updates all states are taken for weights, and without states what ops keep.
+    """
+    ptr, tensors = graph.inputs
+    producers = graph.tensor_producer[tensors].tolist()
+    updates = {name for name, phase in zip(graph.op_names, graph.phase.tolist(), strict=True) if phase == Phase.UPDATE}
+    weights = {s for s, state in enumerate(graph.states) if not updates or not updates.isdisjoint(state.users)}
+    found = np.zeros(graph.n_ops, dtype=np.bool_)
+    states = states_of(graph)
+    for op in graph.topological_order.tolist():
+        is_alone = weights.isdisjoint(states[op]) and graph.phase[op] != Phase.UPDATE
+        is_alone &= bool(graph.states) or not graph.parameter_bytes[op]
+        found[op] = is_alone and all(found[before] for before in producers[ptr[op] : ptr[op + 1]])
+    return found
+
+
 def read_twice(graph: OpGraph) -> set[int]:
     """Numbers of the states that several ops of the forward pass use."""
     forward = {name for name, phase in zip(graph.op_names, graph.phase.tolist(), strict=True) if phase == Phase.FORWARD}

@@ -227,6 +227,10 @@ class _Rewriter:
         elif node.target is torch.ops.aten.as_strided.default:
             info = value_of(node)
             made = self._call(node.target, (self._held(node), *info.layout[:2], info.offset), node)
+        elif node.target in _CASTS:
+            cast = self._current(viewed), value_of(node).layout.dtype
+            made = self._call(torch.ops.aten.to.dtype, (*cast, *node.args[2:]), node)
+            made.kwargs = {name: value for name, value in node.kwargs.items() if name != "other"}
         else:
             return self.result.graph.node_copy(node, self._current)
         made.meta = dict(node.meta)
@@ -330,6 +334,7 @@ _SIZED: dict[Any, Any] = {
     torch.ops.aten.view_as.default: torch.ops.aten.view.default,
     torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
 }
+_CASTS = {torch.ops.aten.type_as.default, torch.ops.aten.to.other}  # that read its number format alone
 _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 
 

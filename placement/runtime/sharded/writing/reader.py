@@ -14,7 +14,7 @@ from graphs.capture.trace import TensorInfo, flat, value_of
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.transforms.derived import Exchanged
-from graphs.transforms.splitting.sharding import SHAPE_ONLY
+from graphs.transforms.splitting.sharding import reads_shape
 from placement.runtime.program.functional import after, uninitialised
 from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import under_autocast
@@ -118,8 +118,7 @@ class Reader:
         return self._view(node, wanted), parts[0] if parts else None
 
     def _reads_shape(self, op: int) -> bool:
-        """Whether op j reads nothing of its arguments but their shape, for which it need not wait."""
-        return any(word in self._graph.kinds[op] for word in SHAPE_ONLY)
+        return reads_shape(self._graph.kinds[op])
 
     def _parts_of(self, node: fx.Node, wanted: Wanted) -> tuple[PartLayout | None, ...]:
         """The part that each tensor of a node's value is, of a root or a view of it."""
@@ -176,7 +175,8 @@ class Reader:
         if node.target in _IDENTITIES or node.target is after:
             return inputs[base]
         outputs, base_parts = self._parts_of(node, wanted), self._parts_of(base, wanted)
-        parts = {base: base_parts[0]} if base_parts[:1] != () and base_parts[0] is not None else {}
+        parts = {n: whole(info.layout.shape) for n in inputs if n is not base and (info := info_of(n)) is not None}
+        parts |= {base: base_parts[0]} if base_parts[:1] != () and base_parts[0] is not None else {}
         return self._emitted(node, self._local(node, parts, outputs, Extras()), inputs)
 
     def _is_overwritten(self, node: fx.Node) -> bool:

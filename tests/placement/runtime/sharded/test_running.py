@@ -146,6 +146,20 @@ class Adapted(nn.Module):
         return self.head(x) * self.slow(x)
 
 
+class Cast(nn.Module):
+    """Casts to the number format of a buffer, of an argument and of another result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("scale", torch.tensor(4.0))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        made = self.first(x).type_as(self.scale).double()
+        kept = (made > 0).type_as(mask).to(made)
+        return self.last((made * kept).type_as(x) * torch.arange(8).to(self.scale))
+
+
 class Drawing(nn.Module):
     """Draws random numbers from what it computes."""
 
@@ -244,6 +258,11 @@ def test_outputs_of_inference(case: type[nn.Module], strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 | mb2", "dp2 | tp2"])
 def test_losses_of_inference_and_masks_of_all_samples(strategy: str) -> None:
     check_inference(Masked(), tokens(), strategy)
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "tp2", "pp2 gpipe mb2"])
+def test_casts_read_no_more_than_a_number_format(strategy: str) -> None:
+    check_inference(Cast(), (torch.randn(8, 6), tokens()[1]), strategy)
 
 
 def test_random_numbers_that_depend_on_data_are_refused() -> None:
