@@ -31,11 +31,11 @@ def resized(cluster: Cluster, count: int) -> Cluster:
         raise ClusterError(f"cluster {cluster.name!r} cannot have {count} devices; give 1 or more.")
     name = f"{cluster.name} with {count}"
     if count > len(cluster.compute_devices):
-        has_hosts = any(_host(device.name) is not None for device in cluster.devices)
+        has_hosts = any(host_of(device.name) is not None for device in cluster.devices)
         cluster = _with_hosts(cluster, count) if has_hosts else _with_devices(cluster, count)
     names = [cluster.devices[d].name for d in cluster.compute_devices.tolist()]
-    hosts = {None, *map(_host, names[:count])}
-    gone = {*names[count:], *(device.name for device in cluster.devices if _host(device.name) not in hosts)}
+    hosts = {None, *map(host_of, names[:count])}
+    gone = {*names[count:], *(device.name for device in cluster.devices if host_of(device.name) not in hosts)}
     return replace(
         cluster,
         name=name,
@@ -80,9 +80,9 @@ def _with_hosts(cluster: Cluster, count: int) -> Cluster:
     Raises:
         ClusterError: it has no hosts, or they are not alike.
     """
-    hosts = dict.fromkeys(host for device in cluster.devices if (host := _host(device.name)) is not None)
+    hosts = dict.fromkeys(host for device in cluster.devices if (host := host_of(device.name)) is not None)
     has, named = len(cluster.compute_devices), f"cluster {cluster.name!r}"
-    if any(_host(device.name) is None for device in cluster.devices) or len(hosts) < 2:
+    if any(host_of(device.name) is None for device in cluster.devices) or len(hosts) < 2:
         raise ClusterError(
             f"{named} has {has} devices, got {count}, and not several hosts that have all of them (devices named "
             f"host0/..., host1/...); give at most {has}, or a cluster of several hosts."
@@ -153,7 +153,7 @@ def _relinked(link: Link, name: str, other: str) -> Link:
     return replace(link, src=other if link.src == name else link.src, dst=other if link.dst == name else link.dst)
 
 
-def _host(name: str) -> str | None:
+def host_of(name: str) -> str | None:
     """``"host0"`` of ``"host0/gpu1"``; None of a name without a host."""
     found = _HOST.match(name)
     return None if found is None else found[0].removesuffix("/")
@@ -161,8 +161,8 @@ def _host(name: str) -> str | None:
 
 def _part(cluster: Cluster, host: str) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
     """The devices of a host, and the links that begin or end there."""
-    devices = tuple(device for device in cluster.devices if _host(device.name) == host)
-    return devices, tuple(link for link in cluster.links if host in (_host(link.src), _host(link.dst)))
+    devices = tuple(device for device in cluster.devices if host_of(device.name) == host)
+    return devices, tuple(link for link in cluster.links if host in (host_of(link.src), host_of(link.dst)))
 
 
 def _renamed(
@@ -171,7 +171,7 @@ def _renamed(
     """A host's devices and links under the name of another host."""
 
     def name(end: str) -> str:
-        return other + end.removeprefix(host) if _host(end) == host else end
+        return other + end.removeprefix(host) if host_of(end) == host else end
 
     devices = tuple(replace(d, name=name(d.name), memory_of=name(d.memory_of)) for d in part[0])
     return devices, tuple(replace(link, src=name(link.src), dst=name(link.dst)) for link in part[1])

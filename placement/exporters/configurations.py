@@ -11,6 +11,8 @@ from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.strategy import AXIS_NAMES, Strategy
+from placement.exporters.hosts import hosts_of
+from placement.exporters.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
     from placement.solving.result import Result
@@ -35,7 +37,9 @@ def accelerate(result: Result) -> dict[str, Any]:
         )
     sizes = _sizes(strategy)
     is_megatron = sizes["tp"] > 1 or strategy.stages > 1
-    _refuse("an accelerate configuration", strategy, _not_megatron(strategy) if is_megatron else _not_fsdp(strategy))
+    reasons = _not_megatron(result.graph, strategy) if is_megatron else _not_fsdp(result.graph, strategy)
+    _refuse("an accelerate configuration", strategy, reasons)
+    hosts = hosts_of(result, strategy)
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
@@ -43,11 +47,13 @@ def accelerate(result: Result) -> dict[str, Any]:
         "downcast_bf16": "no",
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": _PRECISION.get(_dtype(result.graph), "no"),
-        "num_machines": 1,
+        "mixed_precision": _autocast(result.graph) or "no",  # weights stay in the model's own format
+        "num_machines": len(hosts),
         "num_processes": strategy.devices,
         "use_cpu": False,
     }
+    if len(hosts) > 1:
+        found |= {"main_process_ip": hosts[0], "main_process_port": 29500, "rdzv_backend": "c10d"}
     if is_megatron:
         found["distributed_type"] = "MEGATRON_LM"
         found["megatron_lm_config"] = {
@@ -79,7 +85,7 @@ def deepspeed(result: Result) -> dict[str, Any]:
     """
     _check_training(result)
     strategy, graph = Strategy.parse(result.strategy), result.graph
-    _refuse("a DeepSpeed configuration", strategy, _not_deepspeed(strategy))
+    _refuse("a DeepSpeed configuration", strategy, _not_deepspeed(graph, strategy))
     dtype, batch, replicas = _dtype(graph), graph.origin.batch_size, _sizes(strategy)["dp"]
     if batch is None or batch % (replicas * strategy.micro_batches):
         samples = "an unknown number of" if batch is None else batch
@@ -101,8 +107,9 @@ def deepspeed(result: Result) -> dict[str, Any]:
             "reduce_bucket_size": elements,
             ("stage3_prefetch_bucket_size" if strategy.zero == 3 else "allgather_bucket_size"): elements,
         }
-    if dtype in _PRECISION:
-        found[_PRECISION[dtype]] = {"enabled": True}
+    autocast = _autocast(graph)
+    if autocast is not None:
+        found[autocast] = {"enabled": True}
     optimizer = _DEEPSPEED_OPTIMIZERS.get(graph.origin.optimizer or "")
     if optimizer is not None:
         found["optimizer"] = {"type": optimizer, "params": {"lr": 1e-3}}
@@ -131,6 +138,19 @@ def _dtype(graph: OpGraph) -> str:
     return flops.most_common(1)[0][0] if flops else "float32"
 
 
+def _kept_in(graph: OpGraph) -> str:
+    """The number format in which most weights are kept and updated."""
+    kept = Counter(
+        dtype for dtype, phase in zip(graph.dtypes, graph.phase.tolist(), strict=True) if phase == Phase.UPDATE
+    )
+    return kept.most_common(1)[0][0] if kept else "float32"
+
+
+def _autocast(graph: OpGraph) -> str | None:
+    """The format in which weights of float32 are computed with, in the tools' word for it; None without autocast."""
+    return _PRECISION.get(_dtype(graph)) if _kept_in(graph) not in _PRECISION else None
+
+
 def _refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
     reason = next(reasons, None)
     if reason is not None:
@@ -145,7 +165,7 @@ def _refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
         )
 
 
-def _irregular(strategy: Strategy) -> Iterator[str]:
+def _irregular(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     """What neither tool has."""
     if strategy.is_none:
         yield "it has nothing to say"
@@ -154,10 +174,13 @@ def _irregular(strategy: Strategy) -> Iterator[str]:
             yield f"there is no setting for {AXIS_NAMES[rule.name]} ({rule.name}{rule.size})"
         if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"
+    reason = no_mean_of_parts(graph, strategy)
+    if reason is not None:
+        yield reason
 
 
-def _not_fsdp(strategy: Strategy) -> Iterator[str]:
-    yield from _irregular(strategy)
+def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    yield from _irregular(graph, strategy)
     if strategy.zero == 1:
         yield "FSDP cuts gradients with the optimizer's state, as zero2 does"
     if strategy.micro_batches > 1:
@@ -174,8 +197,9 @@ def _is_all_layers(strategy: Strategy) -> bool:
     return all(pattern.endswith(".*") and "*" not in pattern[:-1] for pattern in strategy.recompute)
 
 
-def _not_megatron(strategy: Strategy) -> Iterator[str]:
-    yield from _irregular(strategy)
+def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    yield from _irregular(graph, strategy)
+    yield from _other_weights("Megatron-LM", graph)
     if strategy.zero > 1:
         yield f"Megatron-LM cuts the optimizer's state alone, as zero1 does, not zero{strategy.zero}"
     if strategy.stages > 1 and (strategy.order != "1f1b" or strategy.cuts):
@@ -184,8 +208,19 @@ def _not_megatron(strategy: Strategy) -> Iterator[str]:
         yield "Megatron-LM recomputes the core of attentions by a setting of its own, not modules"
 
 
-def _not_deepspeed(strategy: Strategy) -> Iterator[str]:
-    yield from _irregular(strategy)
+def _other_weights(what: str, graph: OpGraph) -> Iterator[str]:
+    """What keeps other weights than were planned."""
+    kept = _kept_in(graph)
+    if kept in _PRECISION:
+        yield (
+            f"{what} keeps weights and optimizer state of {kept} models in float32, about twice the memory that was "
+            "planned; place the model in float32 under torch.autocast"
+        )
+
+
+def _not_deepspeed(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    yield from _irregular(graph, strategy)
+    yield from _other_weights("DeepSpeed", graph)
     if _sizes(strategy)["tp"] > 1 or strategy.stages > 1:
         yield "it has no settings for tensor parallelism and pipelines, which the model itself must bring"
     if strategy.recompute:

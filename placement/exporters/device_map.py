@@ -10,6 +10,7 @@ import numpy as np
 from networkx.utils import UnionFind
 
 from env.problem import Problem
+from env.resizing import host_of
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
@@ -64,6 +65,12 @@ def device_map(result: Result, model: nn.Module | None, no_split: Iterable[str] 
         raise MismatchError(
             f"graph {graph.name!r} does not say which module its ops are from, and a device map names modules; place a "
             "graph that was captured from the model."
+        )
+    hosts = {host_of(device.name) for device in result.cluster.devices}
+    if len(hosts) > 1:
+        raise MismatchError(
+            f"cluster {result.cluster.name!r} has {len(hosts)} hosts, and a device map is of one process with the GPUs "
+            "of its own; place the model on one host."
         )
     if model is None:
         if no_split is not None:

@@ -109,16 +109,22 @@ def export(
     if to == PIPELINE:
         return pipeline_split(result, model)
     if to == TORCH:
-        from placement.exporters.torch_script import torch_script  # loads all transforms
+        from placement.exporters.scripts.torch_script import torch_script  # loads all transforms
 
         return torch_script(result, graph, model, source)
     if model is not None:
-        raise MismatchError(f"the target {to!r} has no use for the model; leave it out.")
+        check_takes_model(to)
     if to in OF_STRATEGIES:
         from placement.exporters import configurations
 
         return configurations.deepspeed(result) if to == DEEPSPEED else configurations.accelerate(result)
     return _document(result, result.answer)
+
+
+def check_takes_model(to: str) -> None:
+    """Raises: MismatchError: the target has no use for a model."""
+    if to in (JSON, ACCELERATE, DEEPSPEED):
+        raise MismatchError(f"the target {to!r} has no use for the model; leave it out.")
 
 
 def _document(result: Result, answer: Answer) -> dict[str, Any]:

@@ -36,12 +36,25 @@ def labels_of(graph: OpGraph, strategy: Strategy) -> str | None:
             or the loss is a sum; or it has several terms, of which only some are means over labels.
     """
     step = _Step(graph, strategy)
+    has_late_count = strategy.micro_batches > 1 or strategy.stages > 1
     reason = step.reason()
+    if reason is None and step.label_losses and has_late_count:
+        reason = step.several_terms()
     if reason is not None:
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
     if not step.label_losses:
         return None
-    return EACH if strategy.micro_batches == strategy.stages == 1 else ONE
+    return ONE if has_late_count else EACH
+
+
+def no_mean_of_parts(graph: OpGraph, strategy: Strategy) -> str | None:
+    """Why the gradient is no mean of those of parts of the batch; None where it is, or there are no parts.
+
+    Args:
+        graph: as the strategy rewrote it.
+    """
+    has_parts = strategy.micro_batches > 1 or any(rule.name == "dp" and rule.size > 1 for rule in strategy.mesh)
+    return _Step(graph, strategy).reason() if has_parts else None
 
 
 class _Step:
@@ -58,7 +71,7 @@ class _Step:
         for op in forward:
             read = {
                 int(graph.tensor_producer[t]) for t in tensors[ptr[op] : ptr[op + 1]].tolist() if graph.tensor_bytes[t]
-            }
+            } & self.is_trained.keys()
             sources = {source for one in read for source in through.get(one, {one})}
             uses_state = graph.kept_bytes[op] > 0 or graph.colocation[op] >= 0 or graph.kinds[op] == _STATE
             self.is_trained[op] = bool(uses_state) or any(self.is_trained[source] for source in sources)
@@ -81,15 +94,12 @@ class _Step:
                 "replicas and micro-batches of torch see their own alone, so that gradients would be others; let "
                 "'placement.apply' run it, which exchanges them, or take a strategy without 'dp' and 'mb'"
             )
-        terms = self._terms()
-        added = next((op for op in terms if self._kind(op) == "sum" and not self._is_scaled(op)), None)
+        added = next((op for op in self._terms() if self._kind(op) == "sum" and not self._is_scaled(op)), None)
         if added is not None:
             return (
                 f"the loss is a sum over samples (op {show(self._name(added))}), and replicas and micro-batches of "
                 "torch take means of gradients; divide it by the number of samples"
             )
-        if self.label_losses and (self.strategy.micro_batches > 1 or self.strategy.stages > 1):
-            return self._several_terms(terms)
         return None
 
     def _first_over_parts(self) -> int | None:
@@ -143,8 +153,9 @@ class _Step:
             todo += [] if found[op] else sources
         return sorted(op for op, is_term in found.items() if is_term)
 
-    def _several_terms(self, terms: Iterable[int]) -> str | None:
+    def several_terms(self) -> str | None:
         """Why the gradients cannot be divided once by the share of the labels that count; None where they can."""
+        terms = self._terms()
         targets = {frozenset(self._names(self._untrained(op))) for op in self.label_losses}
         others = [op for op in terms if op not in self.label_losses and not self._is_over_labels(op)]
         if len(targets) == 1 and not others and not set(terms).isdisjoint(self.label_losses):

@@ -126,20 +126,31 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
 # -- models ------------------------------------------------------------------------------------------------------
 
 
-def read_model(argument: str) -> Any:
-    """The ``torch.nn.Module`` that a built-in model's name or ``file.py:function`` stands for.
+def read_model(argument: str, dims: Mapping[str, int] | None = None) -> Any:
+    """The ``torch.nn.Module`` of a built-in model's name or a ``file.py:function``, on ``meta`` where that works.
+
+    A function that needs the values of its tensors runs once more, with memory for them.
+
+    Args:
+        dims: keyword arguments for the function.
 
     Raises:
         UnknownNameError, GraphFileError, CaptureError: as `read_source`; also where there is no model.
     """
+    from placement.inputs.on_meta import on_meta  # loads torch
+
     if argument in MODELS:
         from graphs.zoo import build
 
-        return build(argument).model
+        with on_meta():
+            return build(argument).model
     refuse_script(argument)
     if not is_function(argument):
         raise GraphFileError(f"{argument} is no model; give a built-in one or file.py:function.")
-    returned = call_function(argument)
+    try:
+        returned = call_function(argument, dims, on_meta())
+    except CaptureError:
+        returned = call_function(argument, dims)
     model = returned[0] if isinstance(returned, tuple) and returned else returned
     if not callable(getattr(model, "named_modules", None)):
         raise CaptureError(f"{argument} returned {described(returned)}; expected a model, or (model, args).")

@@ -13,8 +13,6 @@ from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from graphs.opgraph import OpGraph
     from placement.exporters.pipeline import PipelineSplit
     from placement.solving.result import Result
@@ -107,6 +105,7 @@ def _write_script(given: ExportOptions, script: str) -> None:
 def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
     with progress("importing"):
         from placement.exporters import exporting
+        from placement.inputs.sources import read_model
         from placement.solving.result import Result
     result = Result.load(given.file)
     classes = None
@@ -114,27 +113,15 @@ def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
         sizes = options.parse_dims(given.dim)
-        model = None if given.model is None else _model(given.model, sizes)
+        if given.model is not None:
+            exporting.check_takes_model(given.to)  # before it is built
+        model = None if given.model is None else read_model(given.model, sizes)
         graph, source = None, None
         if given.to == exporting.TORCH and given.model is not None:
             graph, source = _model_graph(given.model, sizes, result), _function(given.model, sizes)
         found: dict[str, Any] | PipelineSplit | str = exporting.export(
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
-    return found
-
-
-def _model(argument: str, sizes: dict[str, int]) -> nn.Module:
-    """The model that was placed; sizes are those of ``--dim``, of which a built-in one has none but the batch."""
-    from placement.inputs.functions import call_function, is_function
-    from placement.inputs.sources import read_model
-
-    if sizes and is_function(argument):
-        returned = call_function(argument, sizes)
-        if isinstance(returned, tuple) and returned:
-            model: nn.Module = returned[0]
-            return model
-    found: nn.Module = read_model(argument)
     return found
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import exported_models
 import pytest
+import torch
+from torch import nn
 
 import placement
 from graphs.errors import MismatchError
@@ -70,6 +72,70 @@ def test_accelerate_reads_the_file(strategy: str, tmp_path: Path, capsys: pytest
         read = load_config_from_file(str(tmp_path / name))
         assert read.num_processes == 4 if strategy.startswith("dp4") else 2
     assert "configuration with" in capsys.readouterr().out
+
+
+@cache
+def of_precision(name: str) -> OpGraph:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=name == "mixed"):
+                return self.layers(x).square().mean()
+
+    dtype = torch.bfloat16 if name == "low" else torch.float32
+    return placement.capture(Layers().to(dtype), (torch.randn(8, 16, dtype=dtype),), train=True)
+
+
+def test_weights_stay_in_the_format_that_was_planned() -> None:
+    """Either tool turns weights into float32 where a configuration asks for mixed precision."""
+    mixed, low = (placement.optimize(of_precision(n), CLUSTER, strategy="dp2 zero2") for n in ("mixed", "low"))
+    assert placement.export(mixed, "accelerate")["mixed_precision"] == "bf16"
+    assert placement.export(low, "accelerate")["mixed_precision"] == "no"
+    assert placement.export(mixed, "deepspeed")["bf16"] == {"enabled": True}
+    with pytest.raises(
+        MismatchError, match="DeepSpeed keeps weights and optimizer state of bfloat16 models in float32"
+    ):
+        placement.export(low, "deepspeed")
+    cut = placement.optimize(of_precision("low"), CLUSTER, strategy="tp2")
+    with pytest.raises(MismatchError, match="Megatron-LM keeps"):
+        placement.export(cut, "accelerate")
+
+
+@cache
+def on_hosts(strategy: str) -> Result:
+    return placement.optimize(of_precision("mixed"), placement.Cluster.preset("2x8xH100-ib"), strategy=strategy, seed=0)
+
+
+def test_processes_are_spread_over_the_hosts() -> None:
+    document = placement.export(on_hosts("dp4 | devices=host0/gpu0+host0/gpu1+host1/gpu0+host1/gpu1"), "accelerate")
+    assert (document["num_machines"], document["num_processes"]) == (2, 4)
+    assert document["main_process_ip"] == "host0"
+    assert placement.export(on_hosts("dp2"), "accelerate")["num_machines"] == 1
+    text = placement.export(on_hosts("dp4 | devices=host0/gpu0+host1/gpu0+host1/gpu1+host0/gpu1"), "torch")
+    assert "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 FILE" in text
+    uneven = on_hosts("dp4 | devices=host0/gpu0+host0/gpu1+host0/gpu2+host1/gpu0")
+    with pytest.raises(MismatchError, match=r"3 of host0, 1 of host1, .* start equally many on each host"):
+        placement.export(uneven, "torch")
+    mixed = on_hosts("dp2 | mb2 | pp2 | devices=host0/gpu0+host1/gpu0+host0/gpu1+host1/gpu1")
+    with pytest.raises(MismatchError, match="number them host by host"):
+        placement.export(mixed, "accelerate")
+
+
+def test_a_device_map_is_of_one_host() -> None:
+    placed = placement.optimize(of_precision("mixed"), placement.Cluster.preset("2x8xH100-ib"), "single_device")
+    with pytest.raises(MismatchError, match="has 2 hosts"):
+        placement.export(placed, "device_map")
+
+
+def test_a_loss_over_the_whole_batch_has_no_configuration() -> None:
+    pairs = placement.capture(*exported_models.contrastive()[:2], train=True)
+    result = placement.optimize(pairs, CLUSTER, strategy="dp2", seed=0)
+    for to in ("accelerate", "deepspeed"):
+        with pytest.raises(MismatchError, match="reads samples of the whole batch"):
+            placement.export(result, to)
 
 
 def test_deepspeed_counts_samples_and_numbers() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import exported_models
 import exported_worker
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import placement
@@ -242,6 +244,39 @@ def test_the_model_is_the_one_that_was_placed() -> None:
         placement.export(found("decoder", "tp2"), "torch")
 
 
+def test_names_of_modules_are_no_code(tmp_path: Path) -> None:
+    """torch allows any name without a dot, with line breaks and beyond 16 bits too."""
+    touched = tmp_path / "touched"
+    keys = [f"n\nopen({str(touched)!r}, 'w')\n#".replace(".", "_"), '"', "\\", "\U00020000", "[a]"]
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pre, self.up = nn.LayerNorm(256), nn.Linear(256, 1024)
+            self.scales = nn.ParameterDict({key: nn.Parameter(torch.ones(1024)) for key in keys})
+            self.down = nn.ModuleDict({key: nn.Linear(1024, 256) for key in keys})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.up(self.pre(x))
+            down = [self.down[key]((y * self.scales[key]).relu()) for key in keys]
+            return torch.stack(down).square().mean()
+
+    model = Scaled()
+    graph = placement.capture(model, (torch.randn(64, 256),), train=True)
+    result = placement.optimize(graph, CLUSTER, strategy="tp2", seed=0)
+    text = placement.export(result, "torch", model=model, graph=graph)
+    made: dict[str, Any] = {"__name__": "parallel"}
+    exec(compile(text, "parallel.py", "exec"), made)
+    assert not touched.exists()
+    cut = [path for path in dict(model.named_modules()) if any(fnmatchcase(path, pattern) for pattern in made["PLAN"])]
+    assert set(cut) == {"up", *(f"down.{key}" for key in keys)}
+
+
+def test_updates_in_one_launch_are_fused() -> None:
+    assert ", fused=True)" in script("decoder", "dp2 | updates=fused")
+    assert "fused" not in script("decoder", "dp2")
+
+
 def test_measured_times_make_no_other_model() -> None:
     model, graph = model_and_graph("tied_decoder")
     seconds = np.linspace(1e-3, 1e-5, graph.n_ops)[:, None]
@@ -292,6 +327,19 @@ def test_the_command_writes_what_the_function_returns(tmp_path: Path, capsys: py
     assert "that was placed" in capsys.readouterr().err
     assert run(["export", str(saved), "--to", "torch", "--dim", "batch=2"]) == 2
     assert "give --model too" in capsys.readouterr().err
+
+
+def test_a_model_is_built_without_memory_for_its_weights(tmp_path: Path) -> None:
+    saved, output, model = tmp_path / "found.json", tmp_path / "parallel.py", tmp_path / "model.py"
+    model.write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(1 << 17, 1 << 17), nn.Linear(1 << 17, 2)), (torch.zeros(4, 1 << 17),)\n"
+    )  # 69 GB
+    strategy = ["--cluster", "8xH100-nvswitch", "--strategy", "dp2 | tp4", "--seed", "0"]
+    assert run(["optimize", f"{model}:make", "--train", *strategy, "-o", str(saved)]) == 0
+    assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:make", "-o", str(output)]) == 0
+    assert run(["export", str(saved), "--to", "accelerate", "--model", f"{model}:make"]) == 2
 
 
 def test_a_script_calls_the_function_with_the_sizes_that_were_placed(tmp_path: Path) -> None:

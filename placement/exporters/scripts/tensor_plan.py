@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -335,7 +336,8 @@ def _with_wildcards(styles: Mapping[str, str], model: nn.Module) -> dict[str, st
     found: dict[str, str] = {}
     paths = [path for path, _ in model.named_modules()]
     for path, style in styles.items():
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", path)
+        own = glob.escape(path)
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", own)
         alike = [other for other in paths if fnmatchcase(other, pattern)]
-        found[pattern if all(styles.get(other) == style for other in alike) else path] = style
+        found[pattern if all(styles.get(other) == style for other in alike) else own] = style
     return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placement.exporters.script_facts import SCHEDULES, Facts
+from placement.exporters.scripts.facts import SCHEDULES, Facts
 
 if TYPE_CHECKING:
-    from placement.exporters.tensor_plan import TensorPlan
+    from placement.exporters.scripts.tensor_plan import TensorPlan
 
 
 def import_lines(facts: Facts) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
-    from placement.exporters.stage_modules import StageModules
-    from placement.exporters.tensor_plan import TensorPlan
+    from placement.exporters.scripts.stage_modules import StageModules
+    from placement.exporters.scripts.tensor_plan import TensorPlan
     from placement.solving.result import Result
 
 # Orders that torch has a class for, with the same sequence of blocks.
@@ -35,6 +35,7 @@ class Facts:
         tied: names of parameters that are one in several stages, and its shape.
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
         has_unused: whether the step leaves some parameters without a gradient.
+        hosts: on which the processes run, equally many on each.
     """
 
     result: Result
@@ -50,10 +51,19 @@ class Facts:
     source: str | None
     labels: str | None
     has_unused: bool
+    hosts: int
 
     @property
     def pp(self) -> int:
         return self.strategy.stages
+
+    @property
+    def launch(self) -> str:
+        """The options of torchrun; HOST stands for one of several hosts."""
+        processes = f"--nproc-per-node {self.strategy.devices // self.hosts}"
+        if self.hosts == 1:
+            return processes
+        return f"--nnodes {self.hosts} {processes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
 
     @property
     def mesh(self) -> dict[str, int]:

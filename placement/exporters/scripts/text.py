@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import order_of
 from graphs.formatting import format_seconds, show
 from graphs.transforms.strategy import Strategy
-from placement.exporters import script_parts as parts
-from placement.exporters.script_facts import SCHEDULES, Facts
-from placement.exporters.script_imports import import_lines
+from placement.exporters.scripts import parts
+from placement.exporters.scripts.facts import SCHEDULES, Facts
+from placement.exporters.scripts.imports import import_lines
 from placement.exporters.whole_batch import EACH, ONE
 
 if TYPE_CHECKING:
-    from placement.exporters.tensor_plan import TensorPlan
+    from placement.exporters.scripts.tensor_plan import TensorPlan
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor", "momentum": "SGD", "sgd": "SGD"}
 _LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
@@ -71,11 +71,11 @@ def _filled(text: str, **values: str) -> str:
 def _head(facts: Facts) -> str:
     result = facts.result
     answer = result.answered()
-    size = facts.strategy.devices
+    where = "on each host, of which HOST is one:\n\n    " if facts.hosts > 1 else "    "
     text = "\n".join(f"    {line}" for line in textwrap.wrap(_plain(facts.strategy.text), _WIDTH))
     return (
         f'"""{_plain(result.graph_name)} in plain PyTorch, under the strategy\n\n{text}\n\n'
-        f"    torchrun --nproc-per-node {size} FILE\n\n"
+        f"{where}torchrun {facts.launch} FILE\n\n"
         f"Written by ``placement export --to torch``. Predicted on {_plain(result.cluster_name)}: "
         f'{format_seconds(answer.step_time_s)} a step.\n"""\n'
     )
@@ -110,7 +110,7 @@ def _constants(facts: Facts) -> Iterator[str]:
         yield "}"
         if facts.plan.whole:
             more = f" and {len(facts.plan.whole) - 1} more" if len(facts.plan.whole) > 1 else ""
-            yield f"# Whole on each rank, though the strategy cuts it: {facts.plan.whole[0]}{more}."
+            yield f"# Whole on each rank, though the strategy cuts it: {_plain(facts.plan.whole[0])}{more}."
         if facts.plan.sequence:
             yield "# Modules between which activations are cut along the sequence."
             yield from _list_text("SEQUENCE", facts.plan.sequence)
@@ -145,7 +145,8 @@ def _dict_text(values: dict[str, int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text)  # a string of Python, too
+    """A string of Python, in ASCII."""
+    return json.dumps(text, ensure_ascii=False).encode("ascii", "backslashreplace").decode()
 
 
 def _list_text(name: str, items: Sequence[str]) -> Iterator[str]:
@@ -346,6 +347,8 @@ def _main(facts: Facts) -> str:
     optimizer = facts.result.graph.origin.optimizer or "sgd"
     name, rest = f"torch.optim.{_OPTIMIZERS[optimizer]}", ", lr=LEARNING_RATE"
     rest += ", momentum=0.9" if optimizer == "momentum" else ""
+    if strategy.fused_updates and facts.plan is None and name != "torch.optim.Adafactor":
+        rest += ", fused=True"
     if facts.plan is not None:
         rest += ", foreach=False"  # weights that are cut and others are no one list
     if facts.stages is not None:
@@ -376,6 +379,7 @@ def _main(facts: Facts) -> str:
     return _filled(
         parts.MAIN,
         PROCESSES=str(strategy.devices),
+        LAUNCH=facts.launch,
         PREPARE="\n".join(f"    {line}" for line in prepare),
         RUNS=runs,
         TELLS=tells,

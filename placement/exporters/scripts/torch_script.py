@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baselines.strategies.devices import recomputed
@@ -14,12 +15,14 @@ from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
 from graphs.transforms.recomputing.modules import segments
+from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import Strategy
-from placement.exporters.script_facts import Facts
-from placement.exporters.script_text import script_text
-from placement.exporters.stage_modules import stage_modules
-from placement.exporters.tensor_plan import shared_parameters, tensor_plan
-from placement.exporters.unsayable import check_sayable, check_source
+from placement.exporters.hosts import hosts_of
+from placement.exporters.scripts.facts import Facts
+from placement.exporters.scripts.stage_modules import stage_modules
+from placement.exporters.scripts.tensor_plan import shared_parameters, tensor_plan
+from placement.exporters.scripts.text import script_text
+from placement.exporters.scripts.unsayable import check_sayable, check_source
 from placement.exporters.whole_batch import labels_of
 from placement.solving.strategies.row import carried_out_again, cut_as_found
 
@@ -77,8 +80,9 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         stages=stages,
         tied=tied,
         source=source,
-        labels=labels_of(result.graph, strategy) if has_parts else None,
+        labels=labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else None,
         has_unused=graph is not None and model is not None and bool(_unused(graph, model)),
+        hosts=len(hosts_of(result, strategy)),
     )
     if facts.batch == 0 and has_parts:
         raise MismatchError(
@@ -97,6 +101,26 @@ def check_same_graph(result: Result, graph: OpGraph) -> None:
     except MismatchError as error:
         sentence = str(error).removesuffix(".")
         raise MismatchError(f"{sentence}; or give the model, with its sizes and arguments, that was placed.") from None
+
+
+def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGraph:
+    """The step with replicas and micro-batches apart, two of each where the graph of the model is known.
+
+    Raises:
+        MismatchError: neither that nor all replicas are known.
+    """
+    if graph is not None:
+        axes = [replace(rule.axis(), size=2) for rule in strategy.mesh if rule.name == "dp" and rule.size > 1]
+        return split(graph, axes, min(strategy.micro_batches, 2)).graph
+    if result.cluster.n_devices < strategy.devices:
+        raise MismatchError(
+            f"the result keeps one of all {strategy.devices} places of strategy {show(strategy.text)}, so it does not "
+            "say what replicas exchange; give the model and the graph that was placed, with model= and graph=."
+        ).but_on_command_line(
+            f"the result keeps one of all {strategy.devices} places of strategy {show(strategy.text)}, so it does not "
+            "say what replicas exchange; give the model, with --model."
+        )
+    return result.graph
 
 
 def _unused(graph: OpGraph, model: nn.Module) -> set[str]:

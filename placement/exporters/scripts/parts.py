@@ -130,8 +130,11 @@ def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
         whole = DTensor.from_local(args[0], mesh["tp"], [Replicate()])
         return whole.redistribute(placements=[Shard(1)]), *args[1:]
 
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return (output[0].full_tensor(), *output[1:]) if isinstance(output, tuple) else output.full_tensor()
+
     modules[0].register_forward_pre_hook(enter)
-    modules[-1].register_forward_hook(lambda module, args, output: output.full_tensor())
+    modules[-1].register_forward_hook(leave)
 '''
 
 STAGE = '''
@@ -265,7 +268,7 @@ $RUN
 MAIN = """
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "$PROCESSES":
-        raise SystemExit("this takes $PROCESSES processes; start it with torchrun --nproc-per-node $PROCESSES")
+        raise SystemExit("this takes $PROCESSES processes; start it with torchrun $LAUNCH")
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device_type, int(os.environ["LOCAL_RANK"]) if device_type == "cuda" else None)
     if device_type == "cuda":

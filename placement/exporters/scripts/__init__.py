@@ -1,0 +1,1 @@
+"""Scripts: how is a strategy said in plain PyTorch?"""
