@@ -38,6 +38,15 @@ def format_seconds(time_s: float) -> str:
     return f"{_three_figures(time_s * scale)} {unit}"
 
 
+def format_count(value: float) -> str:
+    """Three significant figures and a decimal prefix: ``"12.3 T"``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.0f} P" if value >= 99.95 else f"{value:.3g} P"
+
+
 def _three_figures(value: float) -> str:
     text = f"{value:.3g}"
     return f"{value:.0f}" if "e" in text else text

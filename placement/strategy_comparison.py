@@ -73,10 +73,13 @@ class StrategyComparison:
         speedup = self.speedup(best)
         time = format_seconds(best.result.answer.objective_s)
         if speedup is None:
-            return f"{best.strategy} is the fastest of these, {time}; one device is not enough."
+            rank = "" if len(self.rows) == 1 else " is the fastest of these"
+            return f"{best.strategy}{rank}: {time}; one device is not enough."
         if speedup <= 1:
-            return f"None of these is faster than one device, {format_seconds(self.single_device_s or 0.0)}."
-        return f"{best.strategy} is the fastest of these: {time}, {speedup:.2f}x one device."
+            these = f"{best.strategy} is not" if len(self.rows) == 1 else "None of these is"
+            return f"{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
+        rank = "" if len(self.rows) == 1 else " is the fastest of these"
+        return f"{best.strategy}{rank}: {time}, {speedup:.2f}x one device."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

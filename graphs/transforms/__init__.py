@@ -5,6 +5,7 @@ Coarsening has its own front door, `graphs.transforms.coarsen`.
 
 from graphs.transforms.collectives import bucketed, reduce
 from graphs.transforms.derived import Collective, Derived, MeshAxis
+from graphs.transforms.optimizers import with_optimizer
 from graphs.transforms.recomputing import recompute, recompute_stretches
 from graphs.transforms.sequencing import sequenced
 from graphs.transforms.splitting import Axis, Zero, chunk, shard, split
@@ -25,4 +26,5 @@ __all__ = [
     "sequenced",
     "shard",
     "split",
+    "with_optimizer",
 ]

@@ -47,6 +47,16 @@ ModelToRun = Annotated[
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        autocompletion=completion.one_of(completion.OPTIMIZERS),
+        show_default=False,
+        help="Whose update a training step ends with: adam, adamw, momentum or sgd; by default as captured, adam.",
+    ),
+]
 Granularity = Annotated[
     str,
     typer.Option(

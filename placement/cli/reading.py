@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from placement.cli.options import parse_dims
@@ -17,6 +18,7 @@ class HowToRead:
     train: bool
     granularity: str
     dim: list[str] | None
+    optimizer: str | None = None
 
 
 def read_graph(graph: str, how: HowToRead) -> Source:
@@ -25,9 +27,15 @@ def read_graph(graph: str, how: HowToRead) -> Source:
     Raises:
         UnknownNameError, GraphFileError, CaptureError: as `placement.inputs.sources.read_source`.
         typer.BadParameter: as `parse_dims`.
+        GraphError: an optimizer for what is no training step.
     """
     sizes = parse_dims(how.dim)
     with progress(f"reading {graph}"):
         from placement.inputs.sources import read_source
 
-        return read_source(graph, train=how.train, granularity=how.granularity, dims=sizes)
+        source = read_source(graph, train=how.train, granularity=how.granularity, dims=sizes)
+    if how.optimizer is None:
+        return source
+    from graphs.transforms.optimizers import with_optimizer
+
+    return dataclasses.replace(source, graph=with_optimizer(source.graph, how.optimizer))

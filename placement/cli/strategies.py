@@ -14,8 +14,7 @@ from rich.text import Text
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
 from placement.cli.records import is_default
-from placement.cli.tables import rate_of
-from placement.solving.utilisation import basis
+from placement.solving.utilisation import basis, rate_of
 
 if TYPE_CHECKING:
     from placement.cli.commands.compare import CompareOptions

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.problem import scope
-from graphs.formatting import format_bytes, format_seconds, show, show_line
+from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words
 from placement.report.words import format_percent
 from placement.solving.alternatives import best_of_each, single_s
@@ -22,7 +22,7 @@ from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
 from placement.solving.result import NO_STRATEGY
 from placement.solving.strategies.words import family_in_words
-from placement.solving.utilisation import basis, format_rate, step_size
+from placement.solving.utilisation import basis, format_rate, rate_of
 
 if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
@@ -81,13 +81,6 @@ def comparison_table(comparison: Comparison) -> list[RenderableType]:
     if note := basis(graph, cluster):
         below.append(Text(f" {note}", style="dim"))
     return [head, table, *below]
-
-
-def rate_of(graph: OpGraph) -> tuple[str, Callable[[float], str]]:
-    """The heading of a column of rates, and a rate for a step time: of tokens, or samples, or steps a second."""
-    size = step_size(graph)
-    unit, n = next(((unit, size[unit]) for unit in ("tokens", "samples") if size[unit]), ("steps", 1))
-    return f"{unit}/s", lambda step_s: format_rate(n / step_s) if step_s > 0 else "-"
 
 
 def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
@@ -313,15 +306,6 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
 def format_memory(size_bytes: int) -> str:
     """As `format_bytes`, for memory that may not be modelled."""
     return "not modelled" if size_bytes >= UNLIMITED_BYTES else format_bytes(size_bytes)
-
-
-def format_count(value: float) -> str:
-    """Three significant figures and a decimal prefix: ``"12.3 T"``."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(value) < 999.5:
-            return f"{value:.3g} {prefix}"
-        value /= 1000
-    return f"{value:.0f} P" if value >= 99.95 else f"{value:.3g} P"
 
 
 def new_table(*headers: str, left: Sequence[str] = ()) -> Table:

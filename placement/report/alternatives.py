@@ -16,6 +16,7 @@ from placement.solving.strategies.words import family_in_words, in_words
 NOTHING = "–"
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 18, 40
+_LETTER, _LINE = 6.2, 13.0  # of a label: width of a letter, height of a line
 _MARGIN = 1.15  # of a logarithmic axis beyond the outermost points
 
 
@@ -41,7 +42,8 @@ def alternatives_cards(result: Result) -> str:
 
 def _table(result: Result) -> str:
     heads = ("", "strategy", "step time", "vs one device", "peak memory")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    kinds = (' class="text"' if name == "strategy" else "" for name in heads)
+    head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in zip(heads, kinds, strict=True))
     on_front, one_s = set(front(result.alternatives)), single_s(result.alternatives)
     rows = "".join(_row(one, one_s, one in on_front) for one in best_of_each(result.alternatives))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -76,7 +78,7 @@ def time_and_memory(found: Sequence[Alternative]) -> str:
     at_y = _axis([y for _, _, y in points], HEIGHT - BOTTOM, TOP)
     parts = [*_ticks([x for _, x, _ in points], at_x, format_bytes, is_below=True)]
     parts += _ticks([y for _, _, y in points], at_y, format_seconds, is_below=False)
-    best = set(front(found))
+    best, taken = set(front(found)), list[tuple[float, float, float]]()
     line = [f"{at_x(x):.1f} {at_y(y):.1f}" for one, x, y in points if one in best]
     parts.append(f'<path class="best" d="M{"L".join(line)}"/>')
     for one, x, y in points:
@@ -85,10 +87,24 @@ def time_and_memory(found: Sequence[Alternative]) -> str:
         kind = "best" if one in best else "other"
         place = f'cx="{at_x(x):.1f}" cy="{at_y(y):.1f}"'
         parts.append(f'<circle class="{kind}" {place} r="4"><title>{escape(title)}</title></circle>')
-        if one in best:
+        if one in best and _has_room(name, at_x(x), at_y(y), taken):
             parts.append(_label(name, at_x(x), at_y(y)))
     label = 'role="img" aria-label="step time of strategies over memory of the fullest device"'
     return f'<svg class="curves" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
+
+
+def _has_room(name: str, x: float, y: float, taken: list[tuple[float, float, float]]) -> bool:
+    """Whether a label overlaps none that is there already, of which it is one from now on; its point has a title, too.
+
+    Args:
+        taken: left end, right end and height of the labels drawn so far.
+    """
+    wide = _LETTER * len(name)
+    left = x - 8 - wide if x > WIDTH / 2 else x + 8
+    if any(left < end and begin < left + wide and abs(y - other) < _LINE for begin, end, other in taken):
+        return False
+    taken.append((left, left + wide, y))
+    return True
 
 
 def _label(name: str, x: float, y: float) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem, scope
 from graphs.disk import write_atomically
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_count, format_seconds
 from placement.report.alternatives import alternatives_cards
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
@@ -110,7 +110,7 @@ def _facts(comparison: Comparison, command: str, left_out: str) -> str:
     kept = format_bytes(int(graph.kept_bytes.sum()))
     sizes = f"{graph.n_ops:,} ops, {graph.n_tensors:,} tensors, {graph.n_edges:,} edges"
     facts = {
-        "graph": f"{graph.name}: {sizes}, {graph.flops.sum() / 1e9:,.1f} GFLOP, {kept} kept all step",
+        "graph": f"{graph.name}: {sizes}, {format_count(graph.flops.sum())}FLOP, {kept} kept all step",
         "graph hash": graph.hash,
         "cluster": f"{cluster.name}: {_counted([d.model or d.kind for d in cluster.devices])}",
         "about it": cluster.summary,

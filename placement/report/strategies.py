@@ -14,6 +14,7 @@ from placement.report.page import page
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
 from placement.report.words import format_percent
 from placement.solving.advice import advice
+from placement.solving.utilisation import basis, rate_of
 
 if TYPE_CHECKING:
     from placement.solving.result import Result
@@ -39,11 +40,16 @@ def write_strategies(found: StrategyComparison, path: str | PathLike[str], searc
 def render_strategies(found: StrategyComparison, searched: Result | None = None) -> str:
     """The page as text."""
     graph, cluster = found.graph, found.cluster
+    headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
+    rate, _ = rate_of(graph)
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
     parts = {
         "graph": escape(graph.name),
         "cluster": escape(cluster.name),
-        "headline": escape(found.headline() if searched is None else advice(searched)),
+        "headline": escape(headline),
+        "beside": escape("; ".join(beside)),
+        "rate": rate,
+        "basis": escape(f"Step times are {note}." if (note := basis(graph, cluster)) else ""),
         "rows": "\n".join(_row(found, row) for row in found.rows) + _one_device(found),
         "notes": _notes(found),
         "alternatives": "" if searched is None else alternatives_cards(searched),
@@ -57,10 +63,13 @@ def _row(found: StrategyComparison, row: StrategyRow) -> str:
     result, given, speedup = row.result, row.figures, found.speedup(row)
     head = f'<th scope="row"><code>{escape(row.strategy)}</code></th>'
     if result.answer is None:
-        return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(result.reason or "")}</td></tr>'
+        return f'<tr class="infeasible">{head}<td colspan="9" class="reason">{escape(result.reason or "")}</td></tr>'
     peak = max(result.answer.peak_bytes.values(), default=0)
+    mfu = result.utilisation.mfu
     cells = [
         format_seconds(result.answer.objective_s),
+        rate_of(found.graph)[1](result.answer.objective_s),
+        NOTHING if mfu is None else f"{mfu:.0%}",
         NOTHING if speedup is None else f"{speedup:.2f}×",
         str(len(result.answer.used) if given is None else given.devices),
         format_bytes(peak),
@@ -76,7 +85,10 @@ def _one_device(found: StrategyComparison) -> str:
     time = "does not fit" if found.single_device_s is None else format_seconds(found.single_device_s)
     speedup = NOTHING if found.single_device_s is None else "1.00×"
     name = "one device" if found.single_device is None else f"one device, {found.single_device}"
-    cells = f"<td>{time}</td><td>{speedup}</td><td>1</td>{'<td></td>' * 4}"
+    rate = NOTHING if found.single_device_s is None else rate_of(found.graph)[1](found.single_device_s)
+    mfu = None if found.single is None else found.single.utilisation.mfu
+    share = NOTHING if mfu is None else f"{mfu:.0%}"
+    cells = f"<td>{time}</td><td>{rate}</td><td>{share}</td><td>{speedup}</td><td>1</td>{'<td></td>' * 4}"
     return f'\n<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
 
 

@@ -9,12 +9,13 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
-from graphs.formatting import format_seconds
+from graphs.formatting import format_bytes, format_seconds
 from placement.report.curves import Across, Curve, plot
 from placement.report.page import page
 from placement.report.words import format_percent
-from placement.sizing.sweeps import DEVICES
+from placement.sizing.sweeps import BATCH, DEVICES
 from placement.solving.methods import measure
+from placement.solving.utilisation import format_rate
 
 if TYPE_CHECKING:
     from placement.what_if_result import Case, WhatIf
@@ -37,9 +38,11 @@ def render_what_if(found: WhatIf) -> str:
     parts = {
         "graph": escape(graph.name),
         "among": escape(_among(found)),
-        "verdict": escape(found.verdict()),
-        "measure": measure(found.objective),
-        "charts": _sweep(found) if found.sweep == DEVICES else _bars(found),
+        "verdict": escape(found.advice()),
+        "cases": "Batches" if found.sweep == BATCH else "Numbers of devices" if found.sweep else "Clusters",
+        "columns": "".join(_heading(name) for name in _columns(found)),
+        "charts": _charts(found),
+        "notes": escape(" ".join(_notes(found))),
         "rows": "\n".join(_row(found, case) for case in found.cases),
         "facts": _facts(found),
     }
@@ -47,10 +50,59 @@ def render_what_if(found: WhatIf) -> str:
 
 
 def _among(found: WhatIf) -> str:
+    if not found.sweep:
+        return f"{len(found.cases)} clusters"
     if found.sweep != DEVICES:
-        return f"{len(found.cases)} {'batches' if found.sweep else 'clusters'}"
+        return f"{found.cases[0].cluster.name}, {len(found.cases)} batches"
     name = found.cases[-1].cluster.name
     return f"more and more devices of {name.rpartition(' with ')[0] or name}"
+
+
+def _columns(found: WhatIf) -> list[str]:
+    """Headings of the table."""
+    first = ["batch", "samples/s"] if found.sweep == BATCH else ["cluster", "devices"]
+    price = ["a step costs"] * _is_priced(found)
+    figures = ["one device", measure(found.objective), "MFU", "lower bound", "gap", "speed-up", "efficiency", "peak"]
+    return [*first, *figures, *price, "by"]
+
+
+def _heading(name: str) -> str:
+    kind = ' class="text"' if name == "by" else ""
+    return f'<th scope="col"{kind}>{escape(name)}</th>'
+
+
+def _is_priced(found: WhatIf) -> bool:
+    return any(case.price is not None for case in found.cases)
+
+
+def _notes(found: WhatIf) -> list[str]:
+    """Sentences below the table."""
+    priced = ["A step costs so much in the currency of the price."] * _is_priced(found)
+    bases = dict.fromkeys(case.best.basis for case in found.cases if case.best is not None and case.best.basis)
+    return [*priced, *(f"Step times are {basis}." for basis in bases), *found.laws()]
+
+
+def _charts(found: WhatIf) -> str:
+    return {DEVICES: _sweep, BATCH: _batches}.get(found.sweep, _bars)(found)
+
+
+def _batches(found: WhatIf) -> str:
+    """Samples a second and step time over the batch."""
+    across = Across("samples of the batch", [float(case.samples or 0) for case in found.cases])
+    unfit = [float(case.samples or 0) for case in found.cases if case.objective_s is None]
+    times = [(float(case.samples or 0), case.objective_s) for case in found.cases if case.objective_s]
+    rates = Curve("samples/s", "best", [(n, n / time_s) for n, time_s in times])
+    what = measure(found.objective)
+    return (
+        '<div class="two">'
+        + _card("Samples a second over the batch", plot([rates], across, format_rate, unfit), "Of the best found.")
+        + _card(
+            f"{what.capitalize()} over the batch",
+            plot([Curve(what, "best", times)], across, format_seconds, unfit),
+            "Of the best found.",
+        )
+        + "</div>"
+    )
 
 
 def _lower_bound_s(case: Case) -> float | None:
@@ -115,20 +167,31 @@ def _card(title: str, body: str, note: str) -> str:
 
 def _row(found: WhatIf, case: Case) -> str:
     best = case.best
-    head = f'<th scope="row"><code>{escape(found.label(case))}</code></th><td>{case.devices}</td>'
+    is_batch, priced = found.sweep == BATCH, _is_priced(found)
+    rate = None if best is None else best.utilisation.samples_per_s
+    second = (NOTHING if rate is None else format_rate(rate)) if is_batch else str(case.devices)
+    name = str(case.samples) if is_batch else found.label(case)
+    head = f'<th scope="row"><code>{escape(name)}</code></th><td>{second}</td>'
     if best is None or case.comparison is None or best.answer is None:
-        return f'<tr class="infeasible">{head}<td colspan="7" class="reason">{escape(case.reason or "")}</td></tr>'
+        span = len(_columns(found)) - 2
+        return f'<tr class="infeasible">{head}<td colspan="{span}" class="reason">{escape(case.reason or "")}</td></tr>'
+    mfu = best.utilisation.mfu
     single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, case.efficiency
     cells = [
         "does not fit" if single_s is None else format_seconds(single_s),
         format_seconds(best.answer.objective_s),
+        NOTHING if mfu is None else f"{mfu:.0%}",
         format_seconds(best.lower_bound_s),
         format_percent(best.answer.gap),
         NOTHING if speedup is None else f"{speedup:.2f}×",
         NOTHING if efficiency is None else f"{efficiency:.0%}",
-        case.by if case.found_on == case.cluster.name else f"{case.by}, found on {case.found_on}",
+        format_bytes(case.peak_bytes or 0),
+        *([NOTHING if case.cost is None else f"{case.cost:.3g}"] if priced else []),
     ]
-    return f"<tr>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    by = case.by if case.found_on == case.cluster.name else f"{case.by}, found on {case.found_on}"
+    best_row = ' class="best"' if case is found.fastest else ""
+    figures = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr{best_row}>{head}{figures}<td class="text">{escape(by)}</td></tr>'
 
 
 def _facts(found: WhatIf) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,13 @@ def step_size(graph: OpGraph) -> dict[str, Any]:
         if n > 0:
             flops[dtype] += n
     return {"samples": graph.origin.batch_size, "tokens": _tokens(graph), "flops": dict(flops)}
+
+
+def rate_of(graph: OpGraph) -> tuple[str, Callable[[float], str]]:
+    """The heading of a column of rates, and a rate for a step time: of tokens, or samples, or steps a second."""
+    size = step_size(graph)
+    unit, n = next(((unit, size[unit]) for unit in ("tokens", "samples") if size[unit]), ("steps", 1))
+    return f"{unit}/s", lambda step_s: format_rate(n / step_s) if step_s > 0 else "-"
 
 
 def _tokens(graph: OpGraph) -> int | None:

@@ -23,6 +23,7 @@ class CaptureOptions(HowToRead):
     graph: options.Graph
     output: options.Output = None
     train: options.Train = False
+    optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     explain: options.Explain = False

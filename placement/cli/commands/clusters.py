@@ -228,8 +228,8 @@ def _show_measured(found: MeasuredMachine, devices: int | None, output: Path | N
     """Measured figures, how far they can be trusted, and where they are saved."""
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_seconds
-    from placement.cli.tables import cluster_details, format_count
+    from graphs.formatting import format_bytes, format_count, format_seconds
+    from placement.cli.tables import cluster_details
 
     spreads = Table(box=None, header_style="bold", padding=(0, 1))
     for column in ("of", "figure", "measured", "spread", "share of a core"):

@@ -66,6 +66,7 @@ class CompareOptions(HowToSearch, HowToRead):
     price: options.Price = None
     priority: options.PriorityOption = "longest_path"
     train: options.Train = False
+    optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     as_json: options.Json = False

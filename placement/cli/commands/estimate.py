@@ -49,7 +49,7 @@ def estimate(given: EstimateOptions) -> None:
         raise UnknownNameError("optimizer", given.optimizer, STATES)
     if given.cluster is not None:
         check_cluster_argument(given.cluster)
-    source = read_graph(given.graph, given)
+    source = read_graph(given.graph, dataclasses.replace(given, optimizer=None))
     if given.optimizer is not None and not source.graph.is_training:
         raise typer.BadParameter("--optimizer is for a training step; add --train, or leave it out.")
     cluster = None if given.cluster is None else cluster_for(source, given.cluster)

@@ -62,6 +62,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
     memory_fraction: options.MemoryFraction = None
     priority: options.PriorityOption = "longest_path"
     train: options.Train = False
+    optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     scorer: options.ScorerOption = "simulate"

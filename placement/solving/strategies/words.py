@@ -99,7 +99,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     if strategy.reduce:
         yield f"collectives by {strategy.reduce}"
     if strategy.fused_updates:
-        yield "updates of a bucket in one launch"
+        yield "fused updates"
     if strategy.statistics in _STATISTICS:
         yield _STATISTICS[strategy.statistics]
 

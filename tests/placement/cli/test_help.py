@@ -20,7 +20,7 @@ OPTIONS = {
     "clusters": [
         *["--collectives", "--devices", "--help", "--json", "--measure", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
-    "capture": [*COMMON, "--explain", "--output", "-o", "GRAPH"],
+    "capture": [*COMMON, "--explain", "--optimizer", "--output", "-o", "GRAPH"],
     "estimate": [*COMMON, "--cluster", "--optimizer", "GRAPH"],
     "compare": [
         *COMMON,
@@ -32,6 +32,7 @@ OPTIONS = {
             "--html",
             "--methods",
             "--objective",
+            "--optimizer",
             "--output",
             "--price",
             "--priority",
@@ -57,6 +58,7 @@ OPTIONS = {
             "--html",
             "--method",
             "--objective",
+            "--optimizer",
             "--output",
             "--priority",
             "--scorer",
