@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,3 +77,9 @@ def groups(labels: IntArray) -> IntArray:
 def pointers(row: NDArray[np.integer[Any]], count: int) -> IntArray:
     """int64 [count + 1]: where the entries of each row 0 .. count - 1 begin, once they are sorted by row (CSR)."""
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))]).astype(np.int64)
+
+
+def nearly_least(values: Sequence[float], slack: float = 1e-9) -> list[int]:
+    """The places of the values that are no larger than the least, but for this share of it; by default for rounding."""
+    least = min(values)
+    return [k for k, value in enumerate(values) if value <= least * (1 + slack)]

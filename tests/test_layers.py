@@ -40,7 +40,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "baselines": (
         "deadline layers no_fit network_levels kernel_records",
         "budget path_kernel",
-        "enumeration paths memory fitting portfolio",
+        "enumeration paths memory memory_orders fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",

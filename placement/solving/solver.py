@@ -22,6 +22,7 @@ from env.simulation.scoring import Scorer
 from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
+from graphs.arrays import nearly_least
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph
@@ -278,7 +279,8 @@ class Solver:
             held = {name: steady_memory(self.problem, schedule, period_s) for name, (_, schedule) in runs.items()}
             best = min(runs, key=lambda name: (not held[name].fits, runs[name][0].step_time_s))
             return _Run(plan, best, *runs[best], period_s, held[best].held_bytes, held[best].reason)
-        best = min(runs, key=lambda name: (not runs[name][0].feasible, runs[name][0].step_time_s))
+        fitting = [name for name in runs if runs[name][0].feasible] or list(runs)
+        best = fitting[nearly_least([runs[name][0].step_time_s for name in fitting])[0]]
         score, schedule = runs[best]
         reason = overflow_reason(self.problem, schedule)
         return _Run(plan, best, score, schedule, score.step_time_s, score.peak_bytes, reason)

@@ -40,9 +40,9 @@ def reference_device() -> Device:
 
 
 def peak_bytes(graph: OpGraph, device: Device) -> int:
-    """The largest memory of one step on one device like this one, whatever memory and pins are."""
+    """The largest memory of one step in program order on one device like this one, whatever memory and pins are."""
     alone = Cluster(device.name, (dataclasses.replace(device, memory_bytes=UNLIMITED_BYTES),))
-    everything = Plan(np.zeros(graph.n_ops, np.int64))
+    everything = Plan(np.zeros(graph.n_ops, np.int64), np.arange(graph.n_ops, dtype=np.float64))
     return simulate_reference(graph, alone, everything).peak_bytes[0]  # in plain Python: nothing to compile
 
 
