@@ -74,7 +74,7 @@ class StrategyComparison:
         time = format_seconds(best.result.answer.objective_s)
         if speedup is None:
             rank = "" if len(self.rows) == 1 else " is the fastest of these"
-            return f"{best.strategy}{rank}: {time}; one device is not enough."
+            return f"{best.strategy}{rank}: {time}; one device is not enough for the graph as it is."
         if speedup <= 1:
             these = f"{best.strategy} is not" if len(self.rows) == 1 else "None of these is"
             return f"{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."

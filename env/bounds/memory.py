@@ -26,6 +26,12 @@ def memory_reason(problem: Problem) -> str | None:
     return _group_too_large(problem, working) or _kinds_too_small(problem) or _cluster_too_small(problem, working)
 
 
+def is_too_large_for_one(problem: Problem) -> bool:
+    """Whether provably no order of a step fits on one device: what is kept and the tensors of one op do not."""
+    needed = problem.graph.kept_bytes.sum() + problem.working_bytes.max(initial=0)
+    return bool(needed > problem.capacity_bytes.max())
+
+
 def _group_too_large(problem: Problem, working: IntArray) -> str | None:
     graph, devices = problem.graph, problem.cluster.devices
     by_group = sums(problem.unit_of, graph.kept_bytes, problem.n_units)

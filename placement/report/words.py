@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from env.problem import scope
+from env.bounds.memory import is_too_large_for_one
+from env.problem import Problem, scope
 from graphs.formatting import format_seconds
 from placement.solving.answer import relative_gap
 from placement.solving.methods import SINGLE, default_methods
@@ -40,7 +41,9 @@ def _outcome(comparison: Comparison) -> str:
     speedup = comparison.speedup(best)
     if single_s is None or speedup is None:
         time = format_seconds(best.answer.objective_s)
-        return f"One device is not enough; {best.method} takes {time}, {_distance(best.answer.gap, comparison)}."
+        is_proved = is_too_large_for_one(Problem(comparison.graph, comparison.cluster))
+        fails = f"One device is not enough{'' if is_proved else ' in the orders tried'}"
+        return f"{fails}; {best.method} takes {time}, {_distance(best.answer.gap, comparison)}."
     tied = [r.method for r in leaders(comparison)]
     if SINGLE in tied or speedup <= 1:
         gap = relative_gap(single_s, comparison.lower_bound_s)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from baselines.strategies.searching.space import frugal_strategies
+from baselines.strategies.searching.space import frugal_strategies, less_frugal
 from env.cluster import Cluster
 from env.resizing import resized
 from graphs.errors import ClusterError, StrategyError
@@ -16,6 +16,8 @@ from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.estimate import Estimate
+    from baselines.strategies.estimating.estimator import Estimator
+    from graphs.transforms.strategy import Strategy
 
 MOST_DEVICES = 1024  # no more are tried
 
@@ -29,7 +31,7 @@ class FewestDevices:
         at_least: fewer cannot hold what is kept, however it is cut.
         count: on so many a strategy fits; None where on none that was tried.
         tried: the largest number tried.
-        estimate: of the fastest frugal strategy that fits; where none does, of the one that lacks least on `tried`.
+        estimate: of the fastest strategy that fits; where none does, of the one that lacks least on `tried`.
         is_whole: whether all frugal strategies were looked at, where none fits.
     """
 
@@ -62,9 +64,10 @@ class FewestDevices:
             )
         devices = "devices" if self.count > 1 else "device"
         fewer = f" Fewer than {self.at_least} cannot hold what is kept." if self.at_least > 1 else ""
+        how = "as it is" if self.estimate.strategy.is_none else f"with strategy {self.estimate.strategy}"
         return (
-            f"{graph} fits on {self.count} {devices} like those of {cluster}, with strategy {self.estimate.strategy}, "
-            f"about {format_seconds(self.estimate.step_time_s)} a step.{fewer}"
+            f"{graph} fits on {self.count} {devices} like those of {cluster}, {how}, about "
+            f"{format_seconds(self.estimate.step_time_s)} a step.{fewer}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +92,8 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
         most: devices to try.
         more_than: so many are known not to do.
     """
+    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
+
     at_least = _at_least(graph, cluster)
     tried, found, has = 0, None, len(cluster.compute_devices)
     for count in range(max(at_least, more_than + 1), most + 1):
@@ -96,10 +101,11 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
             fewer = resized(cluster, count)
         except ClusterError:  # it has no hosts to repeat
             break
-        estimates = list(_estimates(graph, fewer, count))
+        estimates = list(_estimates(Estimator(graph, fewer), frugal_strategies(graph, count)))
         tried, best = count, min(estimates, key=lambda e: (e.missing_bytes, e.step_time_s), default=None)
         found = best or found
         if best is not None and best.fits:
+            best = fastest_that_fits(graph, fewer, count)
             return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
     return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
 
@@ -130,9 +136,12 @@ def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, 
 
 def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, end_s: float) -> tuple[Estimate | None, bool]:
     """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
+    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
+
     best: Estimate | None = None
     try:
-        for estimate in _estimates(graph, resized(cluster, count), count):
+        estimator = Estimator(graph, resized(cluster, count))
+        for estimate in _estimates(estimator, frugal_strategies(graph, count)):
             if best is None or estimate.missing_bytes < best.missing_bytes:
                 best = estimate
             if best.fits or time.monotonic() > end_s:
@@ -148,11 +157,19 @@ def _at_least(graph: OpGraph, cluster: Cluster) -> int:
     return int(max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable))))
 
 
-def _estimates(graph: OpGraph, cluster: Cluster, count: int) -> Iterator[Estimate]:
+def fastest_that_fits(graph: OpGraph, cluster: Cluster, count: int) -> Estimate | None:
+    """The fastest by estimate of the frugal strategies for so many devices and those that save less, if one fits."""
     from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
     estimator = Estimator(graph, cluster)
-    for strategy in frugal_strategies(graph, count):
+    fitting = (
+        next((one for one in _estimates(estimator, ways) if one.fits), None) for ways in less_frugal(graph, count)
+    )
+    return min((one for one in fitting if one is not None), key=lambda one: one.step_time_s, default=None)
+
+
+def _estimates(estimator: Estimator, strategies: Iterable[Strategy]) -> Iterator[Estimate]:
+    for strategy in strategies:
         try:
             yield estimator.estimate(strategy)
         except StrategyError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from env.problem import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from graphs.transforms.strategy import Strategy
-from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, single_s
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, on_one_device, single_s
 from placement.solving.methods import AUTO
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.strategies.words import family_in_words, in_words
@@ -33,10 +33,15 @@ def advice(result: Result) -> str:
         told = others if _is_searched(result) or len(answer.used) > 1 else []  # else it would be told twice
         return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
     peak = format_bytes(max(answer.peak_bytes.values(), default=0))
-    head = f"{_best(result)}: {_gain(answer.speedup(one_s), _time(result, answer.objective_s))}, fits in {peak}"
+    alone = on_one_device(result.alternatives)
+    is_alone = alone is not None and alone.strategy == result.strategy != NO_STRATEGY
+    gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
+    head = f"{_best(result)}: {gain}, fits in {peak}"
     mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
     rest = [one for one in others if mine not in (one.strategy, one.name)]
-    return "; ".join([head, *(_told(one, one_s) for one in rest[:_OTHERS]), _one_device(one_s, which)])
+    return "; ".join(
+        [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
+    )
 
 
 def _is_near(one: Alternative, best_s: float) -> bool:
@@ -49,8 +54,10 @@ def prefers_one_device(result: Result) -> bool:
     Args:
         result: as of `advice`.
     """
-    one_s = single_s(result.alternatives)
-    return one_s is not None and result.answer is not None and one_s < result.answer.objective_s * _SAME
+    one = on_one_device(result.alternatives)
+    if one is None or one.name != ONE_DEVICE or one.step_time_s is None or result.answer is None:
+        return False
+    return one.step_time_s < result.answer.objective_s * _SAME
 
 
 def _is_searched(result: Result) -> bool:
@@ -90,8 +97,12 @@ def _gain(speedup: float | None, time: str) -> str:
     return time if speedup is None else f"{speedup:.2f}x one device, {time}"
 
 
-def _one_device(one_s: float | None, which: str) -> str:
-    return "one device does not fit" if one_s is None else f"one device takes {format_seconds(one_s)}{which}"
+def _one_device(result: Result, which: str) -> str:
+    one = on_one_device(result.alternatives)
+    if one is None or one.step_time_s is None:
+        return f"one device does not fit{'' if _is_searched(result) else ' as it is'}"
+    how = which if one.name == ONE_DEVICE else f" with {show_line(one.strategy)}"
+    return f"one device takes {format_seconds(one.step_time_s)}{how}"
 
 
 def beside(result: Result) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 ONE_DEVICE = "one device"
+SAVING = ""  # the family of strategies on one device: micro-batches, layers that run again
 PLACEMENT = "placement"  # of the graph as it is, each op whole on one of the devices
 
 
@@ -48,9 +49,16 @@ def best_of_each(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
     return tuple(first.values())
 
 
+def on_one_device(found: Iterable[Alternative]) -> Alternative | None:
+    """One device; where the graph as it is fits on none, its fastest strategy on one; None where none fits."""
+    fitting = [one for one in found if one.step_time_s is not None and one.name in (ONE_DEVICE, SAVING)]
+    return min(fitting, key=lambda one: (one.name != ONE_DEVICE, one.step_time_s), default=None)
+
+
 def single_s(found: Iterable[Alternative]) -> float | None:
-    """The step time of one device; None where the graph fits on none."""
-    return next((one.step_time_s for one in found if one.name == ONE_DEVICE), None)
+    """The step time of `on_one_device`; None where none fits."""
+    one = on_one_device(found)
+    return None if one is None else one.step_time_s
 
 
 def front(found: Iterable[Alternative]) -> tuple[Alternative, ...]:

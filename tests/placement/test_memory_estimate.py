@@ -267,6 +267,21 @@ def test_how_much_is_missing_is_said() -> None:
     assert "lacks" in found.headline()
 
 
+def test_the_fastest_that_fits_is_said_not_the_most_frugal() -> None:
+    graph = layers(batch=64)
+    plain = estimate_memory(graph, small(1 << 30)).fewest
+    assert plain is not None
+    assert plain.estimate is not None
+    assert plain.estimate.strategy.is_none
+    assert "fits on 1 device like those of small, as it is, about" in plain.headline()
+    needed = plain.estimate.peak_bytes
+    found = fewest_devices(graph, small(needed - 1))
+    assert found.count == 1
+    assert found.estimate is not None
+    assert found.estimate.step_time_s < 64 * plain.estimate.step_time_s
+    assert 1 < found.estimate.strategy.micro_batches < 64 or found.estimate.strategy.recompute
+
+
 @given(st.integers(1, 64))
 def test_frugal_strategies_use_every_device_and_every_sample(count: int) -> None:
     graph = layers(batch=8)

@@ -190,6 +190,21 @@ def frugal_strategies(graph: OpGraph, count: int) -> Iterator[Strategy]:
             yield Strategy(mesh, stages, micro_batches=micro_batches, zero=zero, recompute=again, statistics=statistics)
 
 
+def less_frugal(graph: OpGraph, count: int) -> Iterator[list[Strategy]]:
+    """`frugal_strategies` and those that save less: storage whole, no layer run again, fewer and larger micro-batches.
+
+    Lists of which each strategy takes more micro-batches than the one before and so is no faster; of pipelines, which
+    gain by them, each stands alone.
+    """
+    for frugal in frugal_strategies(graph, count):
+        most = frugal.micro_batches
+        numbers = [*(1 << k for k in range((most - 1).bit_length())), most]
+        for zero in dict.fromkeys((0, frugal.zero)):
+            for again in dict.fromkeys(((), frugal.recompute)):
+                ways = [replace(frugal, zero=zero, recompute=again, micro_batches=number) for number in numbers]
+                yield from ([ways] if frugal.stages == 1 else ([way] for way in ways))
+
+
 def can_recompute(graph: OpGraph) -> bool:
     """Whether it has a backward pass, and modules whose forward pass could run again."""
     return graph.is_training and not unmatched(graph, EACH_LAYER)

@@ -69,12 +69,15 @@ def estimate(given: EstimateOptions) -> None:
 
 def _do_it(given: EstimateOptions, found: MemoryEstimate) -> list[str]:
     """The command for the smallest number of devices; nothing without a cluster, or where nothing fits."""
+    from placement.solving.methods import SINGLE
+
     fewest = found.fewest
     if fewest is None or fewest.count is None or fewest.estimate is None:
         return []
     how = {"--sweep": f"devices={fewest.count}"}
     if fewest.count <= fewest.devices:
-        how = {"--strategy": fewest.estimate.strategy.text}
+        strategy = fewest.estimate.strategy
+        how = ({"--method": SINGLE} if strategy.is_none else {}) | {"--strategy": strategy.text}
     read = ("granularity", "train", "dim")
     words = {"--cluster": given.cluster, **how, "--seed": 0}
     words |= {option_of(name): getattr(given, name) for name in read if not is_default(given, name)}

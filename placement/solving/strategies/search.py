@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baselines.budget import Budget
 from baselines.strategies.searching.records import Rival
 from env.cluster import Cluster
@@ -21,8 +23,8 @@ from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.sizing.fewest_devices import enough_devices
-from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, listed
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
@@ -212,6 +214,7 @@ def fastest(
     from baselines.strategies.searching.bound import strategy_bounds
 
     bounds = strategy_bounds(graph, cluster)
+    saving = [] if single.answer is not None else _on_one_device(graph, cluster)
     placements = [one for one in (placed, single) if one.answer is not None]
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     left_out: dict[str, str] = {}
@@ -237,7 +240,9 @@ def fastest(
     return dataclasses.replace(
         best,
         method=AUTO,
-        alternatives=listed(one for one in _alternatives(placed, single, outcome) if one.strategy not in left_out),
+        alternatives=listed(
+            one for one in (*_alternatives(placed, single, outcome), *saving) if one.strategy not in left_out
+        ),
         note=" ".join(remark for remark in remarks if remark),
     )
 
@@ -284,6 +289,21 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
         if one.strategy.is_none:
             continue  # that is one device
         yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
+
+
+def _on_one_device(graph: OpGraph, cluster: Cluster) -> list[Alternative]:
+    """The fastest strategy by which a graph fits on the largest device, where one does."""
+    from baselines.strategies.searching.scoring import tried
+
+    largest = max(cluster.compute_devices.tolist(), key=lambda d: cluster.devices[d].usable_bytes)
+    alone = part_of(cluster, np.array([largest]))
+    found = fastest_that_fits(graph, alone, 1) if has_strategies(graph) else None
+    if found is None or found.strategy.is_none:
+        return []
+    scored = tried(graph, alone, found.strategy).scored
+    if scored is None or scored.missing_bytes:
+        return []
+    return [Alternative(SAVING, scored.strategy.text, scored.step_time_s, scored.peak_bytes)]
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:

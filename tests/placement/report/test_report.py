@@ -120,7 +120,10 @@ def test_headline_says_when_one_device_is_best() -> None:
 
 def test_headline_without_one_device_or_without_anything(comparison: Comparison) -> None:
     alone = dataclasses.replace(comparison, single_device_s=None)
-    assert headline(alone).startswith("One device is not enough; ")
+    assert headline(alone).startswith("One device is not enough in the orders tried; ")
+    devices = tuple(dataclasses.replace(device, memory_bytes=1) for device in alone.cluster.devices)
+    proved = dataclasses.replace(alone, cluster=dataclasses.replace(alone.cluster, devices=devices))
+    assert headline(proved).startswith("One device is not enough; ")
     failed = tuple(r for r in comparison.results if not r.feasible)
     assert headline(dataclasses.replace(comparison, results=failed)) == "No method found a placement that fits."
 

@@ -40,7 +40,7 @@ def test_optimizer_and_cluster_can_be_given(call: Call, model: str) -> None:
     found = json.loads(out)
     assert (code, found["optimizer"]) == (0, "sgd")
     assert found["fewest"]["count"] == 1
-    assert found["advice"].startswith("net fits on 1 device like those of 4xV100-pcie, with strategy ")
+    assert found["advice"].startswith("net fits on 1 device like those of 4xV100-pcie, as it is, about ")
     assert found["command"] == "placement estimate mine.py:net --cluster 4xV100-pcie --optimizer sgd --train"
 
 
