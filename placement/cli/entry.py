@@ -26,8 +26,9 @@ def run(arguments: Sequence[str]) -> int:
         if is_interruption(error):
             return _say("interrupted; no file is half-written.", INTERRUPTED)
         # Of an EOFError, too, click makes an Abort.
-        ended = error.__cause__ if isinstance(error, typer.Abort) else error
-        return _explain(ended if isinstance(ended, Exception) else error)
+        met = error.__cause__ if isinstance(error, typer.Abort) else error
+        assert isinstance(met, Exception)
+        return _explain(met)
     if code == INTERRUPTED:
         return _say("interrupted; no file is half-written.", INTERRUPTED)
     return code if isinstance(code, int) else OK

@@ -70,10 +70,9 @@ def _take_secret() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     if "ray" in sys.modules:
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        AuthenticationTokenLoader.instance().reset_cache()
-        Config.initialize("")
+        internals = sys.modules["ray"]._raylet
+        internals.AuthenticationTokenLoader.instance().reset_cache()
+        internals.Config.initialize("")
 
 
 def _connect(ray: Any, workers: int, address: str | None) -> None:

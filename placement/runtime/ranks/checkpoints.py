@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
 
 _TAG = 1 << 30  # beyond those of transfers
+_KIND, _WITHOUT = "optimizer", "without"  # what a file says: whose state it is, and parameters that have none
+# What torch's optimizers keep for each entry of a parameter, and once for each parameter.
+_ENTRYWISE = frozenset(
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg", "acc_delta", "prev")
+)
+SCALARS = ("step", "mu_product", "eta", "mu")
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,13 @@ def gather(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> dict[str
     return {entry.name: tensor.clone() for entry, tensor in _arriving(group, index, tensors)}
 
 
-def save(group: ProcessGroup, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def save(
+    group: ProcessGroup, path: Path, tensors: Mapping[str, torch.Tensor], said: Mapping[str, str] | None = None
+) -> None:
     """Write the tensors of all ranks to one file in one step; what was there stays until then. All ranks call it.
+
+    Args:
+        said: what else the file says, as of `kept_by`.
 
     Raises:
         CheckpointError: on every rank: it cannot be written.
@@ -71,7 +83,7 @@ def save(group: ProcessGroup, path: Path, tensors: Mapping[str, torch.Tensor]) -
     index = _index(group, tensors)
     agree(group, lambda: check_target(path))
     if group.rank == 0:
-        agree(group, lambda: _write(group, path, index, tensors))
+        agree(group, lambda: _write(group, path, index, tensors, said))
     else:
         list(_arriving(group, index, tensors))
         agree(group, lambda: None)
@@ -127,7 +139,7 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
     """Give an optimizer of some of a model's parameters the state that `optimizer_state` named.
 
     Raises:
-        MismatchError: the file is none, or the optimizer is of other parameters.
+        MismatchError: the file is none, or the optimizer is of other parameters, or as of `check_slots`.
     """
     check_own(model, optimizer)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -137,10 +149,68 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
         slots: dict[str, list[str]] = {}
         for key in file.keys():  # noqa: SIM118 - no dict
             slots.setdefault(key.rpartition("/")[0], []).append(key)
+        names = ([name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        groups = [[(name, shapes[name], slots.get(name, [])) for name in own] for own in names]
+        check_slots(file, path, optimizer, groups)
         for number, parameter in enumerate(parameters):
             for key in slots.get(name_of[id(parameter)], ()):
                 state.setdefault(number, {})[key.rpartition("/")[2]] = file.get_tensor(key)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def kept_by(group: ProcessGroup, optimizer: torch.optim.Optimizer | None, without: Sequence[str]) -> dict[str, str]:
+    """What the file of an optimizer's state says of itself: its kind, and parameters for which it keeps nothing.
+
+    All ranks call it.
+
+    Args:
+        without: of these the parameters of this rank.
+    """
+    kind = "" if optimizer is None else type(optimizer).__name__
+    told = [json.loads(text) for text in group.all_gather(json.dumps([kind, list(without)]), "what an optimizer keeps")]
+    names = sorted({name for _, listed in told for name in listed})
+    return {_KIND: next((each for each, _ in told if each), ""), _WITHOUT: json.dumps(names)}
+
+
+def check_slots(
+    file: Any,
+    path: Path,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[Sequence[tuple[str, tuple[int, ...], Sequence[str]]]],
+) -> None:
+    """Refuse a file that has only some of an optimizer's state, or that of another one.
+
+    Args:
+        groups: of each group of the optimizer the parameters: name in the file, whole shape, and keys of slots.
+
+    Raises:
+        MismatchError: a parameter has other slots than the others of its group, or one of another shape.
+    """
+    where, said = os.fspath(path), file.metadata() or {}
+    kinds = {each.__name__ for each in type(optimizer).__mro__}
+    if said.get(_KIND) and said[_KIND] not in kinds:
+        raise MismatchError(f"{where} is the state of {said[_KIND]}; the optimizer is {type(optimizer).__name__}.")
+    without = set()
+    with suppress(ValueError, TypeError, RecursionError):  # somebody else's
+        without = set(json.loads(said.get(_WITHOUT, "[]")))
+    for parameters in groups:
+        wanted = sorted({key.rpartition("/")[2] for _, _, keys in parameters for key in keys})
+        for name, shape, keys in parameters:
+            slots = {key.rpartition("/")[2]: key for key in keys}
+            if not slots and name in without:
+                continue
+            missing = next((slot for slot in wanted or ["..."] if slot not in slots), None)
+            if missing is not None:
+                raise MismatchError(
+                    f"{where} has no {f'{name}/{missing}'!r}; expected all that {type(optimizer).__name__} keeps for "
+                    "each parameter of a group, as save_optimizer() writes it."
+                )
+            for slot, key in slots.items():
+                found = tuple(file.get_slice(key).get_shape())
+                if (slot in _ENTRYWISE and found != shape) or (slot in SCALARS and math.prod(found) != 1):
+                    expected = f"{shape}, the parameter's" if slot in _ENTRYWISE else "one number"
+                    raise MismatchError(f"{key!r} has shape {found} in {where}; expected {expected}.")
 
 
 def check_own(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -184,9 +254,15 @@ def _arriving(
             yield entry, memory.view(entry.shape)
 
 
-def _write(group: ProcessGroup, path: Path, index: list[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
+def _write(
+    group: ProcessGroup,
+    path: Path,
+    index: list[Entry],
+    tensors: Mapping[str, torch.Tensor],
+    said: Mapping[str, str] | None,
+) -> None:
     arriving = _arriving(group, index, tensors)
     try:
-        write(path, [entry.outline for entry in index], (tensor for _, tensor in arriving))
+        write(path, [entry.outline for entry in index], (tensor for _, tensor in arriving), said)
     finally:
         list(arriving)  # where the disk is full, the others still send

@@ -134,7 +134,9 @@ class RankModule(OpByOpWrapper):
 
     def save_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """As `save`, the state of an optimizer of this rank's parameters: ``name/slot`` of each of them."""
-        checkpoints.save(self._group, path, checkpoints.optimizer_state(self, optimizer))
+        state = checkpoints.optimizer_state(self, optimizer)
+        without = [name for name, p in self.named_parameters() if not optimizer.state.get(p)]
+        checkpoints.save(self._group, path, state, checkpoints.kept_by(self._group, optimizer, without))
 
     def load_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """Read back what `save_optimizer` wrote; the placement may be another one by now."""

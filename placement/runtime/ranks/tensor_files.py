@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import safetensors
@@ -59,17 +59,20 @@ def describe(tensor: torch.Tensor, key: str) -> Outline:
     return Outline(key, DTYPES[tensor.dtype], tuple(tensor.shape))
 
 
-def write(path: Path, outlines: Sequence[Outline], tensors: Iterable[torch.Tensor]) -> None:
+def write(
+    path: Path, outlines: Sequence[Outline], tensors: Iterable[torch.Tensor], said: Mapping[str, str] | None = None
+) -> None:
     """Write a file in one step; what was there stays until then.
 
     Args:
         outlines: what will be in it, in that order.
         tensors: one for each outline, on the CPU.
+        said: what else the header says.
 
     Raises:
         OSError: it cannot be written.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(said or {})}}
     end = 0
     for outline in outlines:
         start, end = end, end + outline.size_bytes

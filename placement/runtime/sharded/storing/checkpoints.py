@@ -17,7 +17,7 @@ from torch import nn
 
 from graphs.disk import check_target
 from graphs.errors import MismatchError
-from placement.runtime.ranks.checkpoints import check_own, optimizer_state
+from placement.runtime.ranks.checkpoints import SCALARS, check_own, check_slots, kept_by, optimizer_state
 from placement.runtime.ranks.tensor_files import DTYPE_OF, Path, agree, opened, write
 from placement.runtime.sharded.storing.gathering import Spread, arriving, spread_slots, spread_states
 from placement.runtime.sharded.storing.states import StatePart, StateTable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
 
 T = TypeVar("T")
-_SCALARS = ("step", "mu_product", "eta", "mu")  # what torch's optimizers keep once for each parameter
 
 
 def save(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -> None:
@@ -51,11 +50,16 @@ def save_optimizer(
     """
     own = {} if optimizer is None else optimizer_state(model, optimizer)
     own = {_first_name(table[group.rank], key): tensor for key, tensor in own.items()}
-    _save(group, path, spread_slots(group, table, own), own)
+    known = {key.rpartition("/")[0] for key in own}
+    without = [state.name for state in table[group.rank] if state.name not in known]
+    _save(group, path, spread_slots(group, table, own), own, kept_by(group, optimizer, without))
 
 
-def load(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -> None:
-    """Read what this rank stores, and nothing else of the file. All ranks call it; nothing is read if one cannot.
+def loading(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -> Callable[[], None]:
+    """Find in a file what this rank stores. All ranks call it.
+
+    Returns:
+        Reads that, and nothing else of the file.
 
     Raises:
         MismatchError: on every rank: a tensor is missing, of another shape or none of the model's, or the file is none.
@@ -70,15 +74,22 @@ def load(group: ProcessGroup, path: Path, table: StateTable, model: nn.Module) -
             return [(state, own[name], _key(file, keys, state, path)) for state, name in each if name]
 
     wanted = together(group, read)
-    with opened(path) as file, torch.no_grad():
-        for state, tensor, key in wanted:
-            tensor.copy_(_read(file, key, state))
+
+    def fill() -> None:
+        with opened(path) as file, torch.no_grad():
+            for state, tensor, key in wanted:
+                tensor.copy_(_read(file, key, state))
+
+    return fill
 
 
-def load_optimizer(
+def loading_optimizer(
     group: ProcessGroup, path: Path, table: StateTable, model: nn.Module, optimizer: torch.optim.Optimizer | None
-) -> None:
+) -> Callable[[], None]:
     """Read back what `save_optimizer` wrote, under this strategy or another. All ranks call it.
+
+    Returns:
+        Gives it to the optimizer.
 
     Raises:
         MismatchError: on every rank: the file is none, or the state of another model's optimizer.
@@ -93,17 +104,33 @@ def load_optimizer(
         parameters = [parameter for each in optimizer.param_groups for parameter in each["params"]]
         with opened(path) as file:
             slots = _slots(file, table, path)
-            found = {}
+            state_by = {}
+            keys_of = {
+                name: next((slots[each] for each in state.names if each in slots), [])
+                for name, state in state_of.items()
+            }
+            groups = [
+                [
+                    (state_of[name].name, state_of[name].part.shape, keys_of[name])
+                    for name in (name_of[id(parameter)] for parameter in each["params"])
+                ]
+                for each in optimizer.param_groups
+            ]
+            check_slots(file, path, optimizer, groups)
             for number, parameter in enumerate(parameters):
                 state = state_of[name_of[id(parameter)]]
-                keys = next((slots[name] for name in state.names if name in slots), [])
+                keys = keys_of[name_of[id(parameter)]]
                 if keys:
-                    found[number] = {key.rpartition("/")[2]: _slot(file, key, state, path) for key in keys}
-        return found
+                    state_by[number] = {key.rpartition("/")[2]: _slot(file, key, state, path) for key in keys}
+        return state_by
 
     state = together(group, read)
-    if optimizer is not None:
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    def give() -> None:
+        if optimizer is not None:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    return give
 
 
 def own_tensors(row: Sequence[StatePart], model: nn.Module) -> dict[str, torch.Tensor]:
@@ -156,14 +183,20 @@ def _first_name(row: Sequence[StatePart], key: str) -> str:
     return key if state is None else f"{state.name}/{slot}"
 
 
-def _save(group: ProcessGroup, path: Path, spread: Sequence[Spread], own: Mapping[str, torch.Tensor]) -> None:
+def _save(
+    group: ProcessGroup,
+    path: Path,
+    spread: Sequence[Spread],
+    own: Mapping[str, torch.Tensor],
+    said: Mapping[str, str] | None = None,
+) -> None:
     agree(group, lambda: check_target(path))
     tensors = arriving(group, spread, own)
 
     def act() -> None:
         outlines = [outline for tensor in spread for outline in tensor.outlines]
         try:
-            write(path, outlines, _repeated(tensors))
+            write(path, outlines, _repeated(tensors), said)
         finally:
             list(tensors)  # where the disk is full, the others still send
 
@@ -215,7 +248,7 @@ def _slot(file: Any, key: str, state: StatePart, path: Path) -> torch.Tensor:
     """What an optimizer keeps for what a rank stores of a parameter."""
     shape = tuple(file.get_slice(key).get_shape())
     # Beside a parameter that is one number they look like what is kept for each element.
-    if shape == state.part.shape and (shape or key.rpartition("/")[2] not in _SCALARS):
+    if shape == state.part.shape and (shape or key.rpartition("/")[2] not in SCALARS):
         return _read(file, key, state).clone()
     if math.prod(shape) > 1 and not state.is_whole:
         raise MismatchError(

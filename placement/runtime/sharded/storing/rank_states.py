@@ -18,6 +18,8 @@ from placement.runtime.sharded.storing.gathering import gathered, whole_tensor
 from placement.runtime.sharded.storing.states import StateTable, completed, local_states
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from placement.runtime.ranks.process_group import ProcessGroup
 
 
@@ -105,8 +107,17 @@ class RankStates:
         Raises:
             MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
         """
-        checkpoints.load(self._group, path, self.table, self._model)
-        self._start = {}  # whatever the model was made with
+        self.loading(path)()
+
+    def loading(self, path: Path) -> Callable[[], None]:
+        """As `load`, which the function that is returned does, once the file is known to be all right."""
+        fill = checkpoints.loading(self._group, path, self.table, self._model)
+
+        def read() -> None:
+            fill()
+            self._start = {}  # whatever the model was made with
+
+        return read
 
     def save_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
         """As `save`, the state of an optimizer: ``name/slot`` of each parameter, in whole tensors.
@@ -118,7 +129,11 @@ class RankStates:
 
     def load_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
         """Read back what `save_optimizer` wrote; the strategy may be another one by now."""
-        checkpoints.load_optimizer(self._group, path, self.table, self._model, optimizer)
+        self.loading_optimizer(path, optimizer)()
+
+    def loading_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+        """As `load_optimizer`, in two steps as `loading`."""
+        return checkpoints.loading_optimizer(self._group, path, self.table, self._model, optimizer)
 
     def save_run(self, folder: Path, optimizer: torch.optim.Optimizer | None, **facts: Any) -> None:
         """Save all that a run needs to go on: the model, the optimizer with its settings, random numbers, and facts.

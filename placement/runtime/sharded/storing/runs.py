@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,21 +84,21 @@ def load_run(
         return None
     groups = run["groups"] or []
 
-    def check() -> None:
-        if optimizer is not None and len(groups) != len(optimizer.param_groups):
-            raise MismatchError(
-                f"the run in {folder} has {len(groups)} groups of parameters; the optimizer has "
-                f"{len(optimizer.param_groups)}, make it with the same groups."
-            )
+    def check() -> torch.Tensor:
+        if optimizer is not None:
+            _check_settings(groups, optimizer, folder)
+        return _random(run["random"], folder)
 
-    together(group, check)
+    # All is read and found right before anything is changed.
+    random = together(group, check)
     model_file, optimizer_file = _files(folder, run["number"])
-    states.load(model_file)
-    states.load_optimizer(optimizer_file, optimizer)
+    changes = states.loading(model_file), states.loading_optimizer(optimizer_file, optimizer)
+    for change in changes:
+        change()
     if optimizer is not None:
         for settings, each in zip(groups, optimizer.param_groups, strict=True):
             _set(each, settings)
-    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(run["random"])), dtype=torch.uint8))
+    torch.set_rng_state(random)
     facts: dict[str, Any] = run["facts"]
     return facts
 
@@ -123,7 +124,9 @@ def _read(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise MismatchError(f"cannot read {folder / 'run.json'}: {error}.") from None
-    if not isinstance(run, dict) or run.get("format") != _FORMAT or not set(run) >= _FIELDS:
+    except RecursionError:
+        raise MismatchError(f"{folder / 'run.json'} nests too deeply to be a run.") from None
+    if not isinstance(run, dict) or not _is_run(run):
         raise MismatchError(
             f"{folder / 'run.json'} is no run of this version; expected what save_run() writes, format {_FORMAT}."
         )
@@ -135,6 +138,56 @@ def _read_together(group: ProcessGroup, folder: Path) -> dict[str, Any] | None:
     run = together(group, lambda: _read(folder) if group.rank == 0 else None)
     found: dict[str, Any] | None = _told(group, run)[0]
     return found
+
+
+def _is_run(run: dict[str, Any]) -> bool:
+    if run.get("format") != _FORMAT or not set(run) >= _FIELDS:
+        return False
+    number, groups = run["number"], [] if run["groups"] is None else run["groups"]
+    is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0  # it goes into paths
+    are_groups = isinstance(groups, list) and all(isinstance(each, dict) for each in groups)
+    return is_number and are_groups and isinstance(run["facts"], dict) and isinstance(run["random"], str)
+
+
+def _random(text: str, folder: Path) -> torch.Tensor:
+    """The state of random numbers.
+
+    Raises:
+        MismatchError: it is none.
+    """
+    try:
+        state = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+        torch.Generator().set_state(state)
+    except (ValueError, RuntimeError):
+        raise MismatchError(f"{folder / 'run.json'} has no state of random numbers; save the run again.") from None
+    return state
+
+
+def _check_settings(groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Raises: MismatchError: these are no settings of the optimizer's groups."""
+    if len(groups) != len(optimizer.param_groups):
+        raise MismatchError(
+            f"the run in {folder} has {len(groups)} groups of parameters; the optimizer has "
+            f"{len(optimizer.param_groups)}, make it with the same groups."
+        )
+    for settings, group in zip(groups, optimizer.param_groups, strict=True):
+        for name, value in settings.items():
+            if name == "params" or not _is_alike(value, group.get(name, 0.0)):  # a scheduler adds numbers
+                raise MismatchError(
+                    f"the run in {folder} has {name} = {value!r:.60} for a group of parameters, the optimizer has "
+                    f"{group.get(name)!r:.60}; expected a run of {type(optimizer).__name__}."
+                )
+
+
+def _is_alike(value: Any, known: Any) -> bool:
+    """Whether a setting can stand in the place of another one."""
+    if isinstance(known, tuple | list):
+        return isinstance(value, list) and len(value) == len(known) and all(map(_is_alike, value, known))
+    if isinstance(known, bool) or known is None:
+        return isinstance(value, bool) or value is None
+    if isinstance(known, torch.Tensor | int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, type(known))
 
 
 def _is_plain(value: Any) -> bool:

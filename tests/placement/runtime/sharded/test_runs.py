@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,11 @@ import pytest
 import torch
 from parallel.state_tables import CPU, Tied, check_same, draw_gradients, random_table
 from parallel.thread_ranks import on_ranks
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import StepLR
 
+from graphs.errors import MismatchError
 from placement.runtime.sharded.storing import checkpoints
 from placement.runtime.sharded.storing.rank_states import RankStates
 from placement.runtime.sharded.storing.states import StateTable
@@ -112,6 +118,98 @@ def test_a_run_that_ends_while_it_saves_is_found_as_it_was(tmp_path: Path, monke
     single.model.load_state_dict(kept)
     single.model.cache = others[0].model.cache
     check_same(single.model, others[0].states.table, [rank.model for rank in others])
+
+
+def damaged_run(folder: Path, how: str) -> None:
+    """Do something to a run that has saved its optimizer's state in `optimizer-0.safetensors`."""
+    file, path = folder / "optimizer-0.safetensors", folder / "run.json"
+    state, run = load_file(file), json.loads(path.read_text())
+    with safe_open(file, "pt") as opened:
+        said = opened.metadata()
+    weight = "qkv.weight/exp_avg"
+    if how == "gone":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    elif how in ("slot", "parameter", "shape", "long step", "other optimizer"):
+        if how == "other optimizer":
+            said = {**said, "optimizer": "SGD"}
+        elif how == "long step":
+            state["qkv.weight/step"] = torch.ones(3)
+        elif how == "shape":
+            state[weight] = state[weight][:, :1].contiguous()
+        else:
+            prefix = weight if how == "slot" else "qkv.weight/"
+            state = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
+        save_file(state, file, said)
+    elif how == "brackets":
+        path.write_text("[" * 100_000)
+    else:
+        key, value = {
+            "short random": ("random", "AAAA"),
+            "no random": ("random", "!"),
+            "path": ("number", "../other"),
+            "truth": ("number", True),
+            "no groups": ("groups", [7]),
+            "params": ("groups", [{**run["groups"][0], "params": []}]),
+            "text rate": ("groups", [{**run["groups"][0], "lr": "x"}]),
+            "no rate": ("groups", [{**run["groups"][0], "lr": float("nan")}]),
+            "three betas": ("groups", [{**run["groups"][0], "betas": [0.9, 0.9, 0.9]}]),
+        }[how]
+        path.write_text(json.dumps({**run, key: value}))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("gone", "there is no checkpoint"),
+        ("cut", "cannot read .* as a safetensors file"),
+        ("slot", "has no 'qkv.weight/exp_avg'; expected all that Adam keeps"),
+        ("parameter", "has no 'qkv.weight/exp_avg'; expected all that Adam keeps"),
+        ("shape", "'qkv.weight/exp_avg' has shape .* expected .*, the parameter's"),
+        ("long step", "'qkv.weight/step' has shape .* expected one number"),
+        ("other optimizer", "is the state of SGD; the optimizer is Adam"),
+        ("brackets", "nests too deeply"),
+        ("short random", "has no state of random numbers"),
+        ("no random", "has no state of random numbers"),
+        ("path", "is no run of this version"),
+        ("truth", "is no run of this version"),
+        ("no groups", "is no run of this version"),
+        ("params", "has params = "),
+        ("text rate", "has lr = 'x'"),
+        ("no rate", "has lr = nan"),
+        ("three betas", "has betas = "),
+    ],
+)
+def test_a_run_is_loaded_whole_or_not_at_all(tmp_path: Path, how: str, said: str) -> None:
+    (single,), ranks = made(1, 0), made(2, 1)
+    train(single, ranks, range(2))
+    succeeded(on(ranks, lambda rank: rank.save(tmp_path, 2)))
+    damaged_run(tmp_path, how)
+    (single,), others = made(1, 0), made(2, 3)
+    train(single, others, range(5, 6))
+    random = torch.get_rng_state()
+    kept = [copy.deepcopy((rank.model.state_dict(), rank.optimizer.state_dict())) for rank in others]
+    found = on(others, lambda rank: rank.load(tmp_path))
+    assert all(isinstance(each, MismatchError) and re.search(said, str(each)) for each in found), found
+    for rank, (tensors, state) in zip(others, kept, strict=True):
+        torch.testing.assert_close(dict(rank.model.state_dict()), dict(tensors), rtol=0, atol=0)
+        assert str(rank.optimizer.state_dict()) == str(state)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_parameters_without_gradients_have_no_state_and_do_without(tmp_path: Path) -> None:
+    ranks = made(2, 1)
+    (single,) = made(1, 0)
+    draw_gradients(single.model, ranks[0].states.table, [rank.model for rank in ranks], 0)
+    for rank in ranks:
+        for name, parameter in rank.model.named_parameters():
+            if name.startswith("qkv"):
+                parameter.grad = None
+        rank.step()
+    succeeded(on(ranks, lambda rank: rank.save(tmp_path, 1)))
+    others = made(2, 3)
+    assert succeeded(on(others, lambda rank: rank.load(tmp_path))) == [1, 1]
 
 
 def test_what_does_not_fit_is_one_sentence_on_every_rank(tmp_path: Path) -> None:

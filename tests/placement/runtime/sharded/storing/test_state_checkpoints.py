@@ -29,7 +29,7 @@ from torch import nn
 from graphs.rows import Shard
 from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.sharded.layouts import whole
-from placement.runtime.sharded.storing.checkpoints import load, load_optimizer, own_tensors, save, save_optimizer
+from placement.runtime.sharded.storing.checkpoints import loading, loading_optimizer, own_tensors, save, save_optimizer
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.gathering import gathered, whole_tensor
 from placement.runtime.sharded.storing.states import StateTable, completed, local_states
@@ -68,7 +68,7 @@ def test_what_one_table_writes_another_reads_and_so_does_pytorch(first: int, n: 
         table = random_table(empty, m, second)
         others = [copy.deepcopy(empty) for _ in range(m)]
         new = [local_states(local, table, rank, CPU) for rank, local in enumerate(others)]
-        succeeded(on_ranks(m, lambda group: load(group, path, table, others[group.rank])))
+        succeeded(on_ranks(m, lambda group: loading(group, path, table, others[group.rank])()))
         for local, made in zip(others, new, strict=True):
             check_filled(local, made)
         check_same(model, table, others)
@@ -108,8 +108,8 @@ def test_a_run_goes_on_under_another_table(first: int, n: int, second: int, m: i
         read_by = optimizers_of(others)
 
         def read(group: Any) -> None:
-            load(group, folder / "model", other, others[group.rank])
-            load_optimizer(group, folder / "state", other, others[group.rank], read_by[group.rank])
+            loading(group, folder / "model", other, others[group.rank])()
+            loading_optimizer(group, folder / "state", other, others[group.rank], read_by[group.rank])()
 
         succeeded(on_ranks(m, read))
         # Of an optimizer of the whole model the file has what that keeps.
@@ -223,7 +223,7 @@ def test_wrong_files_are_one_sentence_on_every_rank_and_change_nothing(tmp_path:
         return found[0]
 
     def reading(group: Any) -> None:
-        load(group, tmp_path / "file", table, ranks[group.rank])
+        loading(group, tmp_path / "file", table, ranks[group.rank])()
 
     safetensors.torch.save_file({**tensors, "mask": torch.ones(2, 2)}, tmp_path / "file")
     assert sentences(reading).startswith("'mask' has shape (2, 2) in ")
@@ -264,11 +264,12 @@ def test_optimizers_of_other_models_and_of_whole_tensors_are_one_sentence(tmp_pa
     assert wrong.startswith("the optimizer keeps 'embed.weight/col_var' in shape (1, 6) for a part of a parameter")
     safetensors.torch.save_file({"other/exp_avg": torch.ones(2)}, path)
     adam = [torch.optim.Adam(local.parameters()) for local in ranks]
-    wrong = sentences(lambda group: load_optimizer(group, path, table, ranks[group.rank], adam[group.rank]))
+    wrong = sentences(lambda group: loading_optimizer(group, path, table, ranks[group.rank], adam[group.rank])())
     assert "has an optimizer's state for 'other', which this model does not have" in wrong
-    safetensors.torch.save_file({"embed.weight/exp_avg": torch.ones(2)}, path)
-    wrong = sentences(lambda group: load_optimizer(group, path, table, ranks[group.rank], adam[group.rank]))
+    moments = {f"{name}/exp_avg": torch.ones(p.shape) for name, p in model.named_parameters()}
+    safetensors.torch.save_file({**moments, "embed.weight/exp_avg": torch.ones(2)}, path)
+    wrong = sentences(lambda group: loading_optimizer(group, path, table, ranks[group.rank], adam[group.rank])())
     assert "'embed.weight/exp_avg' has shape (2,) in" in wrong
     step = torch.optim.Adam([torch.ones(2)])
-    wrong = sentences(lambda group: load_optimizer(group, path, table, ranks[group.rank], step))
+    wrong = sentences(lambda group: loading_optimizer(group, path, table, ranks[group.rank], step)())
     assert "has parameters that this process does not have" in wrong

@@ -18,7 +18,7 @@ from parallel.transformer import Transformer, batch
 import placement
 from graphs.capture import Program, capture_program
 from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.storing.checkpoints import load, load_optimizer, save, save_optimizer
+from placement.runtime.sharded.storing.checkpoints import loading, loading_optimizer, save, save_optimizer
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.samples import OwnSamples, own_arguments
 from placement.runtime.sharded.storing.states import StateTable, completed
@@ -63,8 +63,8 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(plans: dict[str, S
         optimizers = [torch.optim.AdamW(local.parameters(), lr=0.01) for local in ranks]
 
         def read(group: Any, table: Any = table, ranks: Any = ranks, optimizers: Any = optimizers) -> None:
-            load(group, tmp_path / "model", table, ranks[group.rank])
-            load_optimizer(group, tmp_path / "state", table, ranks[group.rank], optimizers[group.rank])
+            loading(group, tmp_path / "model", table, ranks[group.rank])()
+            loading_optimizer(group, tmp_path / "state", table, ranks[group.rank], optimizers[group.rank])()
 
         def write(group: Any, table: Any = table, ranks: Any = ranks, optimizers: Any = optimizers) -> torch.Tensor:
             norm = clip_grad_norm_(group.all_gather, counted(table, group.rank), ranks[group.rank], 0.5)
