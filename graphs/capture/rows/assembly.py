@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand
 from graphs.capture.rows import dtensor
+from graphs.capture.rows.apart import APART
 from graphs.capture.rows.counted import Counted
 from graphs.capture.rows.dispatch import Places
 from graphs.capture.rows.layers import LAYERS
 from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
 from graphs.capture.rows.memory import Elsewhere, digits
 from graphs.capture.rows.naming import Dimensions, MemoryCut, Spelled, part_of
-from graphs.capture.rows.rules import POINTWISE, RULES, linear_letters, pointwise
+from graphs.capture.rows.rules import RULES, is_pointwise, linear_letters, pointwise
 from graphs.capture.trace import PARAMETER, Layout, flat
 from graphs.rows import Part, Partial, Replicate, Shard
 
@@ -139,15 +139,10 @@ def _names(target: OpOverload) -> tuple[str, ...]:
 def _rule(target: OpOverload) -> Rule | None:
     """Our rule for an operator; None where we have none."""
     name = target._schema.name.partition("::")[2]
-    if name in LAYERS.by_name:
-        return LAYERS.by_name[name]
-    if name in RULES.by_name:
-        return RULES.by_name[name]
-    functional = getattr(torch.ops.aten, name.rstrip("_"), None)
-    of_same_name = [getattr(functional, overload) for overload in functional.overloads()] if functional else []
-    if name in POINTWISE or any(torch.Tag.pointwise in one.tags for one in (target, *of_same_name)):
-        return lambda call: pointwise(call.inputs, call)
-    return None
+    for table in (LAYERS, RULES, APART):
+        if name in table.by_name:
+            return table.by_name[name]
+    return (lambda call: pointwise(call.inputs, call)) if is_pointwise(name) else None
 
 
 def _update_letters(operands: tuple[Operand, ...]) -> tuple[Letter, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -12,12 +13,13 @@ from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned,
 LAYERS = Rules()
 _CHANNELS = {"o": "channels", "c": "channels"}
 _SPATIAL = ("width", "height", "depth")
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
 # -- convolution and pooling -------------------------------------------------------------------------------------------
 
 
-@LAYERS.on("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose2d", "convolution_overrideable")
+@LAYERS.on("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_overrideable", *_TRANSPOSED)
 def _convolution(call: Call) -> list[Letter]:
     x, weight, bias, out = call["input"], call["weight"], call["bias"], call.output
     groups, rest = call["groups"] or 1, "." * (x.ndim - 2)
@@ -121,7 +123,7 @@ def _pool(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     if x.ndim != int(call.name.partition("pool")[2][0]) + 2:
         return []
-    letters = list(_per_channel(call))
+    letters = _per_channel(call)
     kernel = call["kernel_size"]
     sizes = tuple(kernel) * (x.ndim - 2) if len(tuple(kernel)) == 1 else tuple(kernel)
     strided = Call(call.name, {**call.arguments, "stride": call["stride"] or sizes}, call.outputs)
@@ -129,24 +131,40 @@ def _pool(call: Call) -> list[Letter]:
     return letters if "indices" in call.name else [*letters, *_windows(strided, x, out, sizes)]
 
 
+_PER_CHANNEL = (
+    *("_adaptive_avg_pool{k}d", "adaptive_avg_pool{k}d", "adaptive_max_pool{k}d", "max_pool{k}d_with_indices"),
+    *("avg_pool{k}d", "max_unpool{k}d", "reflection_pad{k}d", "replication_pad{k}d", "upsample_nearest{k}d"),
+    *("_upsample_nearest_exact{k}d", "fractional_max_pool{k}d"),
+)
+_RESIZED = ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "bilinear2d_aa", "bicubic2d_aa", "lanczos2d_aa")
+_PER_CHANNEL_NAMES = (
+    *(name.format(k=k) for name in _PER_CHANNEL for k in (1, 2, 3) if name.format(k=k) not in _POOLS),
+    *(f"{start}{name}" for name in _RESIZED for start in ("upsample_", "_upsample_")),
+)
+
+
+@LAYERS.on("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
 @LAYERS.on(
-    *("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d", "adaptive_avg_pool2d"),
-    *("_adaptive_avg_pool2d_backward", "adaptive_avg_pool1d", "adaptive_max_pool2d", "adaptive_max_pool2d_backward"),
-    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest2d_backward", "upsample_bilinear2d_backward"),
-    *("upsample_bicubic2d", "upsample_bicubic2d_backward", "upsample_nearest1d", "upsample_nearest1d_backward"),
-    *("avg_pool3d_backward", "max_pool3d_with_indices_backward", "reflection_pad2d", "replication_pad2d"),
-    *("grid_sampler_2d", "adaptive_avg_pool3d", "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward"),
-    *("interpolate", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    *(
+        f"{name}{end}"
+        for name in (*_PER_CHANNEL_NAMES, *_POOLS)
+        for end in ("", "_backward")
+        if name + end not in _POOLS
+    )
 )
 def _per_channel(call: Call) -> list[Letter]:
-    """Every channel of every sample by itself."""
-    out = call.output
+    """Every channel of every sample by itself; there are no samples where a dimension is missing."""
+    out, x = call.output, call.first()
+    is_grid = "grid" in call.name
+    found = re.search(r"(\d)d", call.name)
+    spatial = int(found[1]) if found else x.ndim - 2
+    if out.ndim - spatial not in (1, 2):
+        return []
+    names = "nc"[2 - out.ndim + spatial :]
     slots = [slot for slot in call.inputs if slot.ndim == out.ndim]
-    rest = "." * (out.ndim - 2)
-    outputs = [(slot, f"nc{rest}") for slot in call.outputs]
-    grid = call.name == "grid_sampler_2d"
-    terms = [(slot, f"n{'.' if grid and slot is slots[-1] else 'c'}{rest}") for slot in slots]
-    return einsum(*terms, into=outputs, words={"c": "channels"}) if out.ndim > 2 else []
+    rest = "." * spatial
+    terms = [(slot, ("n." if is_grid and slot is slots[-1] else names) + rest) for slot in slots]
+    return einsum(*terms, into=[(slot, names + rest) for slot in call.outputs], words={"c": "channels"})
 
 
 # -- normalisation -----------------------------------------------------------------------------------------------------
@@ -207,6 +225,21 @@ def _group_norm(call: Call) -> list[Letter]:
             group_cuts.append(Cut(slot.number, (1,), slot.shape[1] // groups))
     letters = [Letter(x.shape[0], tuple(batch_cuts), tuple(partial))]
     return [*letters, Letter(groups, tuple(group_cuts), word="channels")]
+
+
+@LAYERS.on("bilinear")
+def _bilinear(call: Call) -> list[Letter]:
+    x, y, weight, bias = call["input1"], call["input2"], call["weight"], call["bias"]
+    names = ascii_lowercase[: x.ndim - 1]
+    terms = (x, f"{names}x"), (y, f"{names}y"), (weight, "zxy")
+    letters = einsum(*terms, into=[(call.output, f"{names}z")])
+    if bias is None:
+        return letters
+    return [summed(one, bias) if one.partial else one for one in letters if not _has(one, weight, 0)]
+
+
+def _has(letter: Letter, slot: Slot, dim: int) -> bool:
+    return any(cut.slot == slot.number and cut.dims == (dim,) for cut in letter.cuts)
 
 
 # -- attention and embeddings ------------------------------------------------------------------------------------------
@@ -324,10 +357,30 @@ def _loss_backward(call: Call) -> list[Letter]:
     return einsum((grad, names if grad.ndim else ""), (x, given), (target, names), into=[(out, given)])
 
 
-@LAYERS.on("mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+@LAYERS.on(
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"),
+    *("binary_cross_entropy_with_logits", "kl_div"),
+)
 def _entrywise_loss(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     if out.ndim == x.ndim:
         return aligned(call.inputs, [out])
     names = ascii_lowercase[: x.ndim]
     return einsum(*((slot, names[x.ndim - slot.ndim :]) for slot in call.inputs), into=[(out, "")])
+
+
+@LAYERS.on(
+    "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss", "multilabel_margin_loss_backward"
+)
+@LAYERS.on("multilabel_margin_loss_forward")
+def _margin_loss(call: Call) -> list[Letter]:
+    """Samples, classes whole."""
+    x, target = call["self"], call["target"]
+    if x.ndim != 2:
+        return []
+    whole = {slot.number for slot in [call["weight"]] if isinstance(slot, Slot)}
+    terms = [
+        (slot, f"n{'.' * (slot.ndim - 1)}" if slot.ndim else "") for slot in call.inputs if slot.number not in whole
+    ]
+    results = [(out, f"n{'.' * (out.ndim - 1)}" if out.ndim else "") for out in call.outputs if out is not None]
+    return einsum(*terms, into=results) if target.shape[:1] == x.shape[:1] else []

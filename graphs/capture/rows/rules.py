@@ -12,26 +12,30 @@ from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned,
 
 RULES = Rules()
 
-# Entry by entry, though torch does not tag them so.
+# Entry by entry, though torch does not tag them so. Their backward passes are, too.
 POINTWISE = {
     *("_to_copy", "to", "type_as", "copy_", "copy", "masked_fill", "masked_fill_", "fill_", "zero_", "contiguous"),
     *("lift_fresh_copy", "bernoulli_", "bernoulli", "uniform_", "normal_", "exponential_", "native_dropout", "dropout"),
     *("dropout_", "alpha_dropout", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "empty_like"),
-    *("randint_like", "clone", "native_dropout_backward", "huber_loss_backward", "nan_to_num", "log_sigmoid_forward"),
-    *(
-        "log_sigmoid_backward",
-        "rrelu_with_noise",
-        "float",
-        "half",
-        "bool",
-        "long",
-        "int",
-        "double",
-        "floor_divide",
-        "remainder",
-    ),
-    *("mse_loss_backward", "smooth_l1_loss_backward", "binary_cross_entropy_backward", "prelu", "masked_scale"),
+    *("randint_like", "clone", "nan_to_num", "log_sigmoid", "log_sigmoid_forward", "hardswish", "hardswish_"),
+    *("rrelu_with_noise", "_prelu_kernel", "prelu", "complex", "polar", "masked_scale", "floor_divide", "remainder"),
+    *("float", "half", "bool", "long", "int", "double", "mse_loss_backward", "smooth_l1_loss_backward"),
+    *("binary_cross_entropy_backward", "huber_loss_backward", "soft_margin_loss_backward"),
 }
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether an operator works entry by entry, or is the backward pass of one that does."""
+    forward = name.removesuffix("_backward")
+    return any(one in POINTWISE or _is_tagged(one) for one in {name, name.rstrip("_"), forward})
+
+
+def _is_tagged(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
 # A sum of arguments, and what a number makes of it.
 _LINEAR = {
     *("add", "add_", "sub", "sub_", "neg", "neg_", "clone", "_to_copy", "to", "contiguous", "copy_", "cat", "stack"),
@@ -126,8 +130,10 @@ def _with_bias(bias: Slot | None, letters: list[Letter], out: Slot) -> list[Lett
 
 # -- along one dimension -----------------------------------------------------------------------------------------------
 
+_ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk")
 
-@RULES.on("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort", "topk")
+
+@RULES.on("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", *_ALONG)
 def _along(call: Call) -> list[Letter]:
     x, dim = call.first(), call["dim"]
     fixed = [-1 if dim is None else dim]
@@ -226,9 +232,22 @@ def _reduction(call: Call) -> list[Letter]:
     return _reduced(call, call["dim"], call.name in _SUMS)
 
 
-@RULES.on("var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "median", "mode", "count_nonzero")
+@RULES.on("var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "median", "count_nonzero")
 def _joint_reduction(call: Call) -> list[Letter]:
     return _reduced(call, call["dim"], is_sum=False)
+
+
+@RULES.on("mode", "kthvalue", "cosine_similarity", "quantile", "nanquantile")
+def _along_by_default(call: Call) -> list[Letter]:
+    """Reductions along one dimension, of tensors of one shape."""
+    x, out = call.first(), call.output
+    dim = (1 if call.name == "cosine_similarity" else -1) if call["dim"] is None else call["dim"]
+    is_all = call["dim"] is None and "quantile" in call.name
+    if is_all or not x.ndim or any(slot.shape != x.shape for slot in call.inputs):
+        return []
+    names = ascii_lowercase[: x.ndim].replace(ascii_lowercase[dim % x.ndim], ".")
+    left = names if out.ndim == x.ndim else names.replace(".", "")
+    return einsum(*((slot, names) for slot in call.inputs), into=[(one, left) for one in call.outputs])
 
 
 def _reduced(call: Call, dim: object, is_sum: bool) -> list[Letter]:

@@ -34,7 +34,7 @@ from placement.runtime.sharded.local_calls.part_calls import (
     part_call,
     with_takes,
 )
-from placement.runtime.sharded.local_calls.shape_calls import SHAPES, local_stride
+from placement.runtime.sharded.local_calls.shape_calls import SHAPES, local_stride, sized
 from placement.runtime.sharded.local_calls.table_calls import TABLES
 from placement.runtime.sharded.local_calls.view_calls import VIEWS
 from placement.runtime.sharded.local_calls.window_calls import WINDOWS, borders_needed
@@ -80,7 +80,7 @@ def local_call(
     if call.operands and call.name not in _SHAPE_ONLY and call.name not in VIEWS.by_name:
         call = _with_wanted(call)
     handler = _HANDLERS.get(call.name)
-    local = call.plain() if handler is None else handler(call)
+    local = sized(call) if handler is None else handler(call)
     return with_takes(_checked(call, local))
 
 

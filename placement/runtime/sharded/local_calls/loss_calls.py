@@ -19,14 +19,16 @@ _MEAN, _SUM = 1, 2  # values of ``reduction``
 
 @dataclass(frozen=True)
 class ScaledCall:
-    """Calls an operator and multiplies what it makes."""
+    """Calls an operator and multiplies the first tensor that it makes."""
 
-    target: Callable[..., torch.Tensor]
+    target: Callable[..., Any]
     factor: float
     __name__ = "scaled"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.target(*args, **kwargs).mul_(self.factor)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.target(*args, **kwargs)
+        (result if isinstance(result, torch.Tensor) else result[0]).mul_(self.factor)
+        return result
 
 
 @LOSSES.on("mean")
@@ -39,9 +41,18 @@ def _mean(call: PartCall) -> LocalCall:
 
 
 _ENTRYWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+_MARGINS = (
+    "multi_margin_loss",
+    "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss",
+)
 
 
-@LOSSES.on(*_ENTRYWISE, *(f"{name}_backward" for name in _ENTRYWISE), "binary_cross_entropy_with_logits", "kl_div")
+@LOSSES.on(
+    *_ENTRYWISE, *(f"{name}_backward" for name in _ENTRYWISE), "binary_cross_entropy_with_logits", "kl_div", *_MARGINS
+)
+@LOSSES.on("multilabel_margin_loss_forward")
 def _entrywise_loss(call: PartCall) -> LocalCall:
     share = min(operand.part.share for operand in call.operands)
     if share == 1 or call["reduction"] != _MEAN:

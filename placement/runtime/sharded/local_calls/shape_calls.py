@@ -24,9 +24,15 @@ def _scaled(number: int, local: int, whole: int) -> int:
     return number * local // whole
 
 
-@SHAPES.on("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
-def _made(call: PartCall) -> LocalCall:
-    return call.plain(size=call.output.local_shape)
+# Names of arguments that are the shape of the result, where they are equal to it.
+_SIZES = ("size", "input_sizes", "input_size")
+
+
+def sized(call: PartCall) -> LocalCall:
+    """The call with the local shape of its result wherever it is told that of the whole."""
+    shape = call.output.shape if any(call.outputs) else None
+    given = [name for name in _SIZES if shape is not None and call[name] == shape]
+    return call.plain(**dict.fromkeys(given, call.output.local_shape)) if given else call.plain()
 
 
 @SHAPES.on("empty_strided", "new_empty_strided")
@@ -65,13 +71,9 @@ def _slice_backward(call: PartCall) -> LocalCall:
     return call.plain(input_sizes=call.output.local_shape)
 
 
-@SHAPES.on(
-    *("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_bilinear2d_backward"),
-    *("upsample_bicubic2d_backward", "upsample_nearest3d_backward", "upsample_trilinear3d_backward"),
-    *("upsample_linear1d_backward",),
-)
-def _upsample_backward(call: PartCall) -> LocalCall:
-    return call.plain(input_size=call.output.local_shape)
+@SHAPES.on("affine_grid_generator", "affine_grid_generator_backward")
+def _grid(call: PartCall) -> LocalCall:
+    return call.plain(size=[call.output.local_shape[0], *call["size"][1:]])
 
 
 @SHAPES.on("native_group_norm", "native_group_norm_backward")
