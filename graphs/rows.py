@@ -9,6 +9,7 @@ factor. Dimensions are those of a tensor as its producer writes it, whatever vie
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,6 +128,28 @@ class SplitRow:
         if not 0 <= whole[2] <= 1:
             raise _unreadable(text)
         return SplitRow(_parts(before, text), _parts(after, text), axis or "", *whole)
+
+
+def parts_statistics(kind: str, row: SplitRow) -> bool:
+    """Whether parts that a row makes of an op have other statistics than the whole has, unless put together.
+
+    Along channels they have the same: each writes its own of every vector, or nothing but its stretch of dimension 1.
+    Samples may be among them, as in an instance norm, which is a batch norm of ``[1, N * C, ...]``.
+    """
+    if kind not in BATCH_STATISTICS:
+        return False
+    along = [part.dim for part in row.outputs if isinstance(part, Shard)]
+    return len(along) < len(row.outputs) or along == [0] or any(dim > 1 for dim in along)
+
+
+def op_with_statistics(
+    kinds: Iterable[str], rows: Iterable[tuple[SplitRow, ...]], words: Collection[str] = ("batch",)
+) -> int | None:
+    """The first op whose statistics change where it is split along one of these axes; None where there is none."""
+    for number, (kind, of_op) in enumerate(zip(kinds, rows, strict=True)):
+        if kind in BATCH_STATISTICS and any(row.axis in words and parts_statistics(kind, row) for row in of_op):
+            return number
+    return None
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from env.cluster import Cluster
 from graphs.arrays import BoolArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import BATCH_STATISTICS
+from graphs.rows import op_with_statistics
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.sharding import Sharding, differing, reads_shape, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.splitting.whereabouts import from_inputs
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import AXES, Strategy
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
@@ -167,14 +167,13 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     """Statistics of a batch are those of the whole batch, unless the strategy says otherwise."""
-    places = 1
-    for rule in strategy.mesh:
-        if rule.name in ("dp", "ep", "hp", "wp"):
-            places *= rule.size
+    cut = {word for rule in strategy.mesh if rule.size > 1 for word in AXES[rule.name]}
+    if strategy.micro_batches > 1:
+        cut.add("batch")
     is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
-    if is_whole or places * strategy.micro_batches == 1 or not graph.is_training:
+    if is_whole or not cut or not graph.is_training:
         return
-    found = next((i for i, kind in enumerate(graph.kinds) if kind in BATCH_STATISTICS), None)
+    found = op_with_statistics(graph.kinds, graph.split_rows, cut)
     if found is None:
         return
     name = graph.op_names[found]

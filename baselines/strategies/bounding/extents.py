@@ -14,7 +14,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray
 from graphs.opgraph import OpGraph
-from graphs.rows import BATCH_STATISTICS, Partial, Shard, SplitRow
+from graphs.rows import Partial, Shard, SplitRow, op_with_statistics
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import AXES
 
@@ -69,7 +69,8 @@ class Extents:
         # A state that a row of the batch cuts could keep another row from fitting.
         keeps_states = bool(is_stateless.all()) and not leaks
         is_chunked = (batch >= limit) & is_clear & (limit > 1 and keeps_states)
-        if keeps_statistics and graph.is_training and not BATCH_STATISTICS.isdisjoint(graph.kinds):
+        has_statistics = op_with_statistics(graph.kinds, graph.split_rows) is not None
+        if keeps_statistics and graph.is_training and has_statistics:
             limit = 1.0
         return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit), keeps_states)
 

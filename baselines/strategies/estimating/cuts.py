@@ -16,7 +16,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Shard
+from graphs.rows import OWN_FAMILY, Shard, parts_statistics
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.joint import in_time
@@ -192,9 +192,6 @@ def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
         for t, part in enumerate(row.outputs, start=first[op]):
             if isinstance(part, Shard):
                 written_extent[t] = part.extent
-    parted = [
-        row is not None and kind in BATCH_STATISTICS and row.axis in ("batch", "height", "width")
-        for row, kind in zip(made.row, graph.kinds, strict=True)
-    ]
+    parted = [row is not None and parts_statistics(kind, row) for row, kind in zip(made.row, graph.kinds, strict=True)]
     whole = made.written, made.read, made.state, made.halo, np.array(parted)
     return AxisCut(key, extent, flops, moved, time, written_extent, *whole)

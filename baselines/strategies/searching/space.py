@@ -14,7 +14,7 @@ import numpy as np
 from baselines.strategies.devices import problem_of
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import BATCH_STATISTICS
+from graphs.rows import op_with_statistics
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import AXES, MeshRule, Strategy
 
@@ -80,6 +80,13 @@ class Space:
         return has_batch_statistics(self.graph)
 
     @cached_property
+    def parted_statistics(self) -> frozenset[str]:
+        """Axes of samples and images along which parts of the graph have other statistics than the whole."""
+        words = ("batch", "height", "width") if self.graph.is_training else ()
+        kinds, rows = self.graph.kinds, self.graph.split_rows
+        return frozenset(word for word in words if op_with_statistics(kinds, rows, (word,)) is not None)
+
+    @cached_property
     def has_launches(self) -> bool:
         """Whether launches of updates, which they may share, take a part of a step that counts.
 
@@ -120,8 +127,8 @@ class Space:
             sequence: tensor parallelism cuts along the sequence what it leaves whole.
         """
         mesh = tuple(MeshRule(name, size, sequence and name == "tp") for name, size in sizes.items() if size > 1)
-        cuts_images = any(sizes.get(name, 1) > 1 for name in ("dp", "hp", "wp", "ep"))
-        statistics = "sync" if self.has_statistics and cuts_images else "exact"
+        cut = {word for name, size in sizes.items() if size > 1 for word in AXES[name]}
+        statistics = "exact" if self.parted_statistics.isdisjoint(cut) else "sync"
         is_fused = self.has_launches and stages == 1 and sizes.get("dp", 1) > 1
         plain = Strategy(mesh, stages, fused_updates=is_fused, statistics=statistics)
         return replace(plain, **options)  # type: ignore[arg-type]
@@ -159,7 +166,7 @@ def _axes(sizes: dict[str, int], stages: int) -> int:
 
 def has_batch_statistics(graph: OpGraph) -> bool:
     """Whether an op of a training step works with statistics of the whole batch."""
-    return graph.is_training and any(kind in BATCH_STATISTICS for kind in graph.kinds)
+    return graph.is_training and op_with_statistics(graph.kinds, graph.split_rows) is not None
 
 
 def divisors(n: int) -> list[int]:

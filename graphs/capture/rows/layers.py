@@ -330,7 +330,7 @@ def _recurrent(call: Call) -> list[Letter]:
     if not isinstance(x, Slot) or x.ndim != 3:
         return []
     dim = 0 if call["batch_first"] else 1
-    states = call["hx"] if isinstance(call["hx"], tuple) else (call["hx"],)
+    states = (call["hx"],) if isinstance(call["hx"], Slot) else call["hx"]
     places = [(x, dim), *((slot, 1) for slot in states if isinstance(slot, Slot))]
     places += [(out, dim if i == 0 else 1) for i, out in enumerate(call.outputs) if out is not None]
     return [Letter(x.shape[dim], tuple(Cut(slot.number, (d,)) for slot, d in places))]

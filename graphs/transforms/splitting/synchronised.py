@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.opgraph import Phase
-from graphs.rows import BATCH_STATISTICS
+from graphs.rows import parts_statistics
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
@@ -29,9 +29,9 @@ def synchronise(layout: Copies, out: Emission, exchanges: Exchanges) -> None:
         cut = [
             a
             for a, sharding in enumerate(layout.mesh)
-            if (row := sharding.row[op]) is not None and row.axis in ("batch", "height", "width")
+            if (row := sharding.row[op]) is not None and parts_statistics(kind, row)
         ]
-        if kind in BATCH_STATISTICS and cut:
+        if cut:
             channel_bytes = max((graph.states[s].parameter_bytes for s in states[op]), default=0)
             _synchronise_one(layout, out, exchanges, op, cut, NUMBERS * channel_bytes)
 

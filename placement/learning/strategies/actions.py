@@ -12,14 +12,13 @@ from dataclasses import replace
 from baselines.strategies.searching.patterns import patterns
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
-from graphs.rows import BATCH_STATISTICS
+from graphs.rows import op_with_statistics
 from graphs.transforms.strategy import AXES, ORDERS, Strategy
 
 STAY = "stay"
 SYNCHRONOUS = tuple(order for order in ORDERS if order != "pipedream")
 MESH = ("pp", *AXES)
 NUMBERED = 8  # moves of a kind that have no name
-_CUT_BATCHES = ("dp", "ep", "hp", "wp")
 _FACTORS = (2, 3)
 _SCALED = (*(f"x{k}" for k in _FACTORS), *(f"/{k}" for k in _FACTORS))
 
@@ -61,10 +60,11 @@ def moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> dict[int, Str
 
 def _keeping_statistics(graph: OpGraph, strategy: Strategy) -> Strategy:
     """Statistics of a batch are those of the whole batch: parts put theirs together, unless asked for otherwise."""
-    if strategy.statistics == "local" or not graph.is_training or BATCH_STATISTICS.isdisjoint(graph.kinds):
+    if strategy.statistics == "local" or not graph.is_training:
         return strategy
-    cuts = any(rule.name in _CUT_BATCHES and rule.size > 1 for rule in strategy.mesh)
-    return replace(strategy, statistics="sync" if cuts else "exact")
+    cut = {word for rule in strategy.mesh if rule.size > 1 for word in AXES[rule.name]}
+    is_parted = op_with_statistics(graph.kinds, graph.split_rows, cut) is not None
+    return replace(strategy, statistics="sync" if is_parted else "exact")
 
 
 def _named(graph: OpGraph, kind: str, before: Strategy, after: Strategy) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 
+import torch
 from torch import fx
 
 from graphs.capture.costs import signature
+from graphs.capture.trace import row_major
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.local_calls.part_calls import Handlers, LocalCall, PartCall, aten
 
@@ -161,6 +164,42 @@ def _unbound(call: PartCall) -> LocalCall:
     if part.along(call["dim"] % len(part.shape)):
         raise call.refused("each entry of a dimension that is cut becomes a tensor")
     return call.plain()
+
+
+@VIEWS.on("unfold", "diagonal")
+def _windows(call: PartCall) -> LocalCall:
+    """Windows of one dimension, or the diagonal of two; the others stay as they are."""
+    names = ("dimension",) if call.name == "unfold" else ("dim1", "dim2")
+    for dim in (call[name] % len(call.first.part.shape) for name in names):
+        if call.first.part.along(dim):
+            raise call.refused(f"it takes dimension {dim} together, which is cut")
+    return call.plain()
+
+
+@VIEWS.on("as_strided")
+def _strided(call: PartCall) -> LocalCall:
+    """Entries at places in memory: a stretch of the outermost dimension, which both have, lies as the whole does."""
+    part, made = call.first.part, call.output
+    if part.is_whole:
+        return call.plain() if made.is_whole else call.made_whole()
+    if math.prod(part.shape) == math.prod(made.shape) and tuple(call["stride"]) == row_major(made.shape):
+        return _reshaped(call)
+    strides, stride = row_major(part.shape), call["stride"]
+    have = {(cut.unit * strides[cut.dim], *cut[2:]) for cut in part.coarse_cuts}
+    want = {(cut.unit * stride[cut.dim], *cut[2:]) for cut in made.coarse_cuts}
+    outer = max(range(len(stride)), key=stride.__getitem__)
+    rest = sum((n - 1) * step for d, (n, step) in enumerate(zip(made.shape, stride, strict=True)) if d != outer)
+    is_outermost = stride[outer] * made.shape[outer] == math.prod(part.shape) and rest < stride[outer]
+    is_outermost &= all(cut.dim == outer for cut in made.coarse_cuts)
+    if have != want or not is_outermost or call.first.layout.stride != strides or call["storage_offset"]:
+        raise call.refused("it takes entries by their places in memory")
+    return LocalCall(strided, (call.first, list(made.local_shape), list(stride)), {})
+
+
+def strided(x: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
+    """Entries of a tensor at places in its memory, as if it had no gaps."""
+    whole = x.contiguous()
+    return whole.as_strided(size, stride, whole.storage_offset())
 
 
 @VIEWS.on("_assert_tensor_metadata")

@@ -113,7 +113,7 @@ def as_captured(node: fx.Node, target: Callable[..., Any]) -> Callable[..., Any]
     if node.target in _BY_ORDER:
         layout = value_of(node.all_input_nodes[0]).layout
         return AsCaptured(target, layout.stride == row_major(layout.shape))
-    if node.target is torch.ops.aten.as_strided.default:
+    if target is torch.ops.aten.as_strided.default:
         info = value_of(node.all_input_nodes[0])
         return StridedAsCaptured(info.layout, info.offset)
     return target

@@ -1,0 +1,95 @@
+"""What works out each sample by itself is cut by samples: its parts make what the whole makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from parallel.recorded_calls import SampleBySample, squares
+from parallel.sharded_models import check, check_inference
+from placed_models import one_thread
+from torch import Tensor, nn
+
+from graphs.capture import capture
+from graphs.opgraph import Phase
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        torch.manual_seed(0)
+        yield
+
+
+# Made of nothing or of sizes, the loss, and repeated settings of channels, which have no samples.
+_WITHOUT = {"input", "aten.eye", "aten.hann_window", "aten.linspace", "aten.ones_like", "aten.stack", "aten.repeat"}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_every_op_can_be_cut_by_samples(train: bool) -> None:
+    graph = capture(SampleBySample(), (torch.randn(4, 4, 8, 8),), train=train, loss=squares if train else None)
+    left = {
+        graph.kinds[op]
+        for op, rows in enumerate(graph.split_rows)
+        if graph.phase[op] != Phase.UPDATE and graph.flops[op] > 0 and not any(row.axis == "batch" for row in rows)
+    }
+    assert left - _WITHOUT == set()
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 | mb2", "tp2"])
+def test_its_parts_make_what_the_whole_makes(strategy: str) -> None:
+    check(SampleBySample(), (torch.randn(4, 4, 8, 8),), strategy, loss=squares)
+
+
+def test_its_results_are_those_of_the_whole() -> None:
+    check_inference(SampleBySample(), (torch.randn(4, 4, 8, 8),), "dp2")
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer between two others."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.a, self.layer = nn.Linear(6, 6), layer
+        self.b = nn.Linear(12 if layer.bidirectional else 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.b(self.layer(self.a(x))[0])
+        return result
+
+
+_LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
+    "gru": lambda: nn.GRU(6, 6, batch_first=True),
+    "two ways": lambda: nn.GRU(6, 6, 2, batch_first=True, bidirectional=True),
+    "lstm": lambda: nn.LSTM(6, 6, batch_first=True),
+    "rnn": lambda: nn.RNN(6, 6, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("layer", _LAYERS)
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 zero3"])
+def test_recurrent_layers(layer: str, strategy: str) -> None:
+    check(Recurrent(_LAYERS[layer]()), (torch.randn(4, 3, 6),), strategy)
+    if strategy == "dp2":
+        check_inference(Recurrent(_LAYERS[layer]()), (torch.randn(4, 3, 6),), strategy)
+
+
+class Images(nn.Module):
+    """An instance norm, whose statistics are of each sample alone, between convolutions."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=affine), nn.LeakyReLU(), nn.Conv2d(4, 2, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 | mb2", "pp2 gpipe mb2"])
+def test_an_instance_norm_has_no_statistics_of_the_batch(affine: bool, strategy: str) -> None:
+    check(Images(affine), (torch.randn(4, 3, 6, 6),), strategy)
