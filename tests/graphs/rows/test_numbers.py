@@ -13,7 +13,7 @@ from graphs.zoo import MODELS, build
 
 # Whose numbers are drawn, or that make tensors of nothing.
 _DRAWN = ("bernoulli_", "arange", "dropout", "native_dropout", "rand", "randn", "scaled_dot_product_attention")
-# Means over samples, which parts scale, and places in an order: `tests/placement/runtime/sharded/local_calls` runs these.
+# Means over samples, which parts scale, and places in an order: tests of calls on parts run these.
 _ELSEWHERE = {
     f"{loss}{end}" for loss in ("huber_loss", "soft_margin_loss", "multi_margin_loss") for end in ("", "_backward")
 }
