@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from graphs.capture.trace import Layout
 
 
@@ -20,6 +22,7 @@ class Slot(NamedTuple):
     number: int
     shape: tuple[int, ...]
     is_float: bool = True
+    is_mask: bool = False
 
     @property
     def ndim(self) -> int:
@@ -177,7 +180,7 @@ def slots_of(args: Any, kwargs: Any, names: Sequence[str], outputs: Any) -> tupl
         nonlocal count
         if type(value) is Layout:
             count += 1
-            return Slot(count - 1, value.shape, value.dtype.is_floating_point)
+            return Slot(count - 1, value.shape, value.dtype.is_floating_point, value.dtype == torch.bool)
         if isinstance(value, tuple):
             return tuple(numbered(item) for item in value)
         return value

@@ -310,6 +310,8 @@ def _index(call: Call) -> list[Letter]:
     indices = [given[d] for d in places]
     if not places or places != list(range(places[0], places[-1] + 1)) or any(not index.ndim for index in indices):
         return []
+    if any(index.is_mask for index in indices):
+        return _masked(call, indices, places[0])
     rank, first = max(index.ndim for index in indices), places[0]
     names = ascii_lowercase[: x.ndim - len(places) + rank]
     of_x = names[:first] + "." * len(places) + names[first + rank :]
@@ -320,6 +322,15 @@ def _index(call: Call) -> list[Letter]:
     letters = einsum((x, of_x), *terms, (values, names[len(names) - values.ndim :]), into=[(out, of_x)])
     is_added = bool(call["accumulate"]) and x.is_float
     return [summed(one, x) if one.partial else one for one in letters if is_added or not one.partial]
+
+
+def _masked(call: Call, masks: list[Slot], first: int) -> list[Letter]:
+    """One number put where a mask says so; how many entries of other values a part takes, the data says."""
+    x, (mask, *others), values = call.first(), masks, call["values"]
+    if call.name == "index" or others or values.ndim:
+        return []
+    names = ascii_lowercase[: x.ndim]
+    return einsum((x, names), (mask, names[first : first + mask.ndim]), into=[(call.output, names)])
 
 
 def pointwise(inputs: Iterable[Slot], call: Call) -> list[Letter]:

@@ -34,13 +34,13 @@ def recorded_call(target: Any, *args: Any) -> RecordedCall:
 def _layout(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Layout(tuple(value.shape), row_major(tuple(value.shape)), value.dtype, "cpu")
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_layout, value)) if isinstance(value, list) else value
 
 
 def problems(target: Any, *args: Any, words: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     """How many letters of a call were checked in parts, and what differs."""
     call = recorded_call(target, *args)
-    node, tensors = node_of(call), [value for value in args if isinstance(value, torch.Tensor)]
+    node, tensors = node_of(call), [value for value in flat(args) if isinstance(value, torch.Tensor)]
     letters = [one for one in call.letters if one.cuts and (not words or one.word in words)]
     found = [
         differing(node, tensors, letter, n_parts)
@@ -88,6 +88,18 @@ def test_the_gradient_of_a_table_has_no_row_for_padding() -> None:
     indices = torch.tensor([0, 5, 5, 2, 4, 1, 0])
     for padding in (-1, 0, 5):
         assert problems(aten.embedding_dense_backward.default, gradient, indices, 6, padding, False) == (6, [])
+
+
+@pytest.mark.parametrize("mask_dims", [1, 2, 3])
+def test_a_mask_is_cut_as_what_it_is_a_mask_of(mask_dims: int) -> None:
+    """A number is put where the mask says so, ``x[mask] = 0.5``, in each part by the part of the mask."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 4, dtype=torch.float64)
+    mask = torch.rand(x.shape[:mask_dims]) < 0.5
+    value = torch.tensor(0.5, dtype=torch.float64)
+    count, found = problems(aten.index_put.default, x, [mask], value)
+    assert found == []
+    assert count == 6  # halves and thirds of each dimension
 
 
 # -- batch norm --------------------------------------------------------------------------------------------------------
