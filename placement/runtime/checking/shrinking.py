@@ -1,12 +1,13 @@
 """Smaller calls of the same form: sizes are divided as far as the stretches that parts have stay whole numbers.
 
-Equal sizes stay equal, and a product of sizes the product of the smaller ones, so that views, heads and blocks keep
-their meaning. Where parts are uneven, longer ones stay longer. Whether a smaller call can be made shows when it is;
-there are several to try.
+Equal sizes stay equal. Where a call needs it, as views do, a product of sizes is the product of the smaller ones, or
+the sizes of images stay. Where parts are uneven, longer ones stay longer. Which smaller call can be made shows when it
+is.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,14 @@ class Smaller:
     """A way to make a call smaller.
 
     Attributes:
-        sizes: sizes -> smaller ones; those that are missing stay.
+        sizes: sizes -> smaller ones, or themselves.
         ends: of sizes that are cut unevenly, where parts begin and end -> where they do in the smaller one.
+        products: whether what is a product of sizes stays one.
     """
 
     sizes: Mapping[int, int] = field(default_factory=dict)
     ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    products: bool = False
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Of a tensor."""
@@ -62,10 +65,12 @@ class Smaller:
         ends = self.ends.get(size)
         if ends is not None and self.sizes.get(size) == new:
             return PartCut(cut.dim, 1, new, ends[cut.low * cut.unit], ends[cut.high * cut.unit])
-        unit, rest = divmod(cut.unit * new, size)
-        if rest or not unit:
-            raise ValueError("a cut between two entries")
-        return cut._replace(unit=unit)
+        share = cut.period * new / size  # as large a one as before
+        # A stretch in another one is a dimension elsewhere, and becomes what that becomes.
+        period = self.sizes.get(cut.period, share) if self.products and cut.period != size else share
+        if period and new % period == 0 and period % cut.extent == 0:
+            return cut._replace(unit=int(period) // cut.extent)
+        raise ValueError("a cut between two entries")
 
     def place(
         self,
@@ -106,10 +111,16 @@ def candidates(use: Use) -> Iterator[Smaller]:
         for place in use.places:
             for part in (*(operand.part for operand in place.operands.values()), *place.outputs):
                 for cut in part.coarse_cuts if part is not None else ():
-                    cuts.setdefault(part.shape[cut.dim], set()).add(cut._replace(dim=0))  # type: ignore[union-attr]
-        first, second = _smaller(cuts, _SMALL), _smaller(cuts, _MEDIUM)
-        yield from [first] if first.sizes else []
-        yield from [second] if second.sizes and second != first else []
+                    size = part.shape[cut.dim]  # type: ignore[union-attr]
+                    for each in {size, cut.period} & {size, *cuts}:
+                        cuts.setdefault(each, set()).add(cut._replace(dim=0))
+        of_images = {size for shape in shapes if len(shape) > 3 for size in shape[2:]}
+        small, medium = ({size for size in cuts if size <= limit} for limit in (_SMALL, _MEDIUM))
+        several = [_smaller(cuts, small), _smaller(cuts, small, products=True)]
+        several += [_smaller(cuts, small | of_images), _smaller(cuts, medium, products=True)]
+        for number, one in enumerate(several):
+            if sum(math.prod(one.shape(shape)) for shape in shapes) <= _MOST and one not in several[:number]:
+                yield one
     if n_elements <= _MOST:
         yield Smaller()
 
@@ -124,28 +135,45 @@ def _shapes(use: Use) -> list[tuple[int, ...]]:
     return [info.layout.shape for info in infos if type(info) is TensorInfo]
 
 
-def _smaller(cuts: Mapping[int, set[PartCut]], limit: int) -> Smaller:
-    """Sizes above a limit made smaller; ``cuts``: those of every size."""
+def _smaller(cuts: Mapping[int, set[PartCut]], fixed: set[int], *, products: bool = False) -> Smaller:
+    """Sizes made smaller.
+
+    Args:
+        cuts: those of every size.
+        fixed: sizes that stay.
+        products: whether what is a product of sizes stays one.
+    """
     found: dict[int, int] = {}
     ends: dict[int, dict[int, int]] = {}
     for size in sorted(cuts):
-        if size <= limit:
+        # What a smaller size is a multiple of; as a product of others it leaves the stretches in it to them.
+        unit = math.lcm(*(size // cut.unit for cut in cuts[size] if cut.period == size or not products))
+        if size in fixed:
             found[size] = size
-            continue
-        unit = math.lcm(*(size // cut.unit for cut in cuts[size]))  # what a smaller size is a multiple of
-        if unit > _MEDIUM and all(cut.period == size for cut in cuts[size]):
+        elif unit > _MEDIUM and all(cut.period == size for cut in cuts[size]):
             ends[size] = _ends(cuts[size], size)
             found[size] = ends[size][size]
-            continue
-        factors = [(one, size // one) for one in (*range(2, _SMALL + 1), *found) if one > 1 and size % one == 0]
-        products = (found.get(a, a) * found[b] for a, b in factors if b in found and b > 1)
-        new = next((product for product in products if product % unit == 0), 0)
-        if not new:
-            new = unit * math.ceil(4 / unit)
-            while new in found.values():  # which another one has: those that differ go on to differ
-                new += unit
-        found[size] = min(new, size)
-    return Smaller({size: new for size, new in found.items() if new != size}, ends)
+        else:
+            of_others = _products(size, found) if products else iter(())
+            new = next((product for product in of_others if product % unit == 0), 0)
+            if not new:
+                new = unit * math.ceil(4 / unit)
+                while new in found.values():  # which another one has: those that differ go on to differ
+                    new += unit
+            found[size] = min(new, size)
+    return Smaller(found, ends, products)
+
+
+def _products(size: int, found: Mapping[int, int]) -> Iterator[int]:
+    """What a size becomes as the product of two or three others, or of a small number and another."""
+    known = {1: 1} | dict(found)
+    for one, two in itertools.combinations_with_replacement(sorted(known, reverse=True), 2):
+        rest, remainder = divmod(size, one * two)
+        if not remainder and rest in known and one < size:
+            yield known[one] * known[two] * known[rest]
+    for times in range(2, _SMALL + 1):
+        if size % times == 0 and size // times in found:
+            yield times * found[size // times]
 
 
 def _ends(cuts: set[PartCut], size: int) -> dict[int, int]:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import fx
 from torch._ops import OpOverload
 
+from graphs.capture.costs import signature
 from graphs.capture.trace import flat, layouts, value_of
+from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 from placement.runtime.program.functional import draws_by_data
 from placement.runtime.sharded.layouts import PartLayout
@@ -128,19 +130,21 @@ class _Uses:
         """The call of an op."""
         if not isinstance(node.target, OpOverload) or node in self._values.step.random or draws_by_data(node):
             return
+        if self._values.graph.kinds[op] in BATCH_STATISTICS and self._values.applied.strategy.statistics == "local":
+            return  # its parts make other numbers on purpose
         batches, last = self._plan.batches(op), self._plan.places - 1
         puts_together, is_of_lists = self._writer.has_statistics(op), self._writer.has_lists(node, op, batches[0])
         ends = [self._place(node, op, place, batch) for place, batch in ((0, batches[0]), (last, batches[-1]))]
-        signature = self._signature(node, ends, puts_together, is_of_lists, len(batches))
-        if signature not in met:
-            met.add(signature)
+        key = self._signature(node, ends, puts_together, is_of_lists, len(batches))
+        if key not in met:
+            met.add(key)
             every = tuple(itertools.product(range(self._plan.places), batches))
 
             def use() -> Use:
                 places = tuple(self._place(node, op, place, batch) for place, batch in every)
                 return Use(node, places, puts_together, is_of_lists)
 
-            yield KindOfUse(signature, _name(node), use)
+            yield KindOfUse(key, _name(node), use)
 
     def of_view(self, node: fx.Node, wanted: Wanted, met: set[str]) -> Iterator[KindOfUse]:
         """A view that readers make of a part."""
@@ -150,12 +154,12 @@ class _Uses:
         if info_of(base) is None:
             return
         ends = [self._viewed(node, base, wanted, place) for place in (0, self._plan.places - 1)]
-        signature = self._signature(node, ends)
-        if signature not in met:
-            met.add(signature)
+        key = self._signature(node, ends)
+        if key not in met:
+            met.add(key)
             places = range(self._plan.places)
             every = lambda: Use(node, tuple(self._viewed(node, base, wanted, place) for place in places))  # noqa: E731
-            yield KindOfUse(signature, _name(node), every)
+            yield KindOfUse(key, _name(node), every)
 
     def _signature(self, node: fx.Node, ends: list[UsePart], *others: object) -> str:
         """Equal for calls that compute the same of the same parts."""
@@ -173,7 +177,7 @@ class _Uses:
 
     def _place(self, node: fx.Node, op: int, place: int, batch: int) -> UsePart:
         """What one rank has of a call for a micro-batch."""
-        at = self._at[place]
+        at, puts_together = self._at[place], self._writer.has_statistics(op)
         outputs, operands, halo = at.made(node, op, batch), {}, []
         for argument in node.all_input_nodes:
             part, wanted = at.read(argument, op, batch, outputs)
@@ -182,7 +186,9 @@ class _Uses:
             operands[argument] = ReadPart(part)
             if wanted is not None:
                 is_zero, is_dense = self._values.is_zero_at(wanted, place), wanted.have.state in self._plan.gathered
-                operands[argument] = ReadPart(part, self._summand(wanted, place), is_zero, is_dense)
+                # Statistics that parts put together are whole in each of them, though rows call them sums.
+                summand = () if puts_together else self._summand(wanted, place)
+                operands[argument] = ReadPart(part, summand, is_zero, is_dense)
                 halo += [(argument, dim) for dim in at.beside(node, argument, op, wanted)]
         return UsePart(operands, outputs, self._groups(node, op, place, batch), tuple(halo))
 
@@ -203,10 +209,11 @@ class _Uses:
         values = self._values
         infos, first = flat(value_of(node)), values.anchors[node]
         own = (*values.coordinates(place), max(batch, 0))
+        has_own = self._writer.has_statistics(op) and signature(node.target).statistics
         found = []
         for slot in range(len(infos)):
             tensor = None if first.state >= 0 else values.result(op, first.slot if len(infos) == 1 else slot)
-            if tensor is None:
+            if tensor is None or (has_own and slot):
                 found.append(own)
                 continue
             form = values.written(tensor, batch)
