@@ -55,7 +55,7 @@ def trace_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     taken = [node for node in trace.inputs if isinstance(value_of(node), TensorInfo)]
     arguments = {names[id(leaf)].pop(0): node for leaf, node in zip(given, taken, strict=True)}
-    outputs = Outputs(returned[0], tuple(output_tensors(returned[0])), trace.results)
+    outputs = Outputs.of(returned[0], output_tensors(returned[0]), trace.results, {})
     return dataclasses.replace(trace, arguments=arguments, outputs=outputs)
 
 

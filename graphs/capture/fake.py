@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -20,6 +22,7 @@ from graphs.capture.trace import TensorInfo, tensor_info
 from graphs.errors import CaptureError
 
 Replace = Callable[[torch.Tensor], torch.Tensor]
+_MOST_HELD = 100_000
 _PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
@@ -172,7 +175,8 @@ def run_fake(func: Any, args: Any, kwargs: Any) -> Any:
 def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
     """Run a block with the model in training or evaluation mode and its tensors replaced; put all back afterwards.
 
-    Whatever the block does to attributes of the model's modules (new caches, reassigned buffers) is undone too.
+    Whatever the block does to attributes of the model's modules (new caches, reassigned buffers) is undone too, and to
+    what these hold: dictionaries, lists, sets, objects, and the variables of hooks.
 
     Raises:
         CaptureError: a lazy module has not seen its first input.
@@ -185,6 +189,7 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
                 "run the model once before capturing it."
             )
     saved = [(module, dict(module.__dict__)) for module in modules.values()]
+    held = _held(value for _, attributes in saved for value in attributes.values())
     random_state = torch.get_rng_state()
     try:
         for module, _ in saved:
@@ -195,6 +200,8 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         for module, attributes in saved:
             module.__dict__.clear()
             module.__dict__.update(attributes)
+        for container, content in held:
+            _refill(container, content)
         torch.set_rng_state(random_state)
 
 
@@ -207,3 +214,45 @@ def _replace_tensors(module: nn.Module, replace: Replace) -> None:
     for name, value in list(module.__dict__.items()):
         if isinstance(value, torch.Tensor):
             module.__dict__[name] = replace(value)
+
+
+_Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+def _held(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
+    """What can be changed among values and in them, each with a copy of its content; up to `_MOST_HELD` of them."""
+    found: list[tuple[_Container, Any]] = []
+    seen: set[int] = set()
+    stack = list(values)
+    while stack and len(seen) < _MOST_HELD:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, (torch.Tensor, nn.Module, type, ModuleType, str, int, float)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, set, deque)):
+            content = dict(value) if isinstance(value, dict) else list(value)
+            found.append((value, content))
+            stack += content.values() if isinstance(content, dict) else content
+        elif isinstance(value, tuple):
+            stack += value
+        elif isinstance(value, FunctionType):
+            stack += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        elif isinstance(value, MethodType):
+            stack.append(value.__self__)
+        elif hasattr(value, "__dict__"):
+            stack.append(vars(value))
+    return found
+
+
+def _refill(container: _Container, content: Any) -> None:
+    if isinstance(container, dict):
+        is_same = [*map(id, container.values())] == [*map(id, content.values())] and [*container] == [*content]
+    else:
+        is_same = [*map(id, container)] == [*map(id, content)]
+    if is_same:
+        return
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(content)
+    else:
+        container.extend(content)

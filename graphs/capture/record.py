@@ -79,7 +79,7 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         for node, gradient in zip(placeholders, gradients, strict=True)
         if gradient is not None
     ]
-    outputs = Outputs(output, tuple(tensors), nodes, tangents)
+    outputs = Outputs.of(output, tensors, nodes, tangents)
     results = (recorder.node_of(value),)
     return Trace(
         recorder.graph,
@@ -108,7 +108,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         recorder.inputs,
         results,
         leaves=recorder.calls.leaves,
-        outputs=Outputs(output, tensors, results),
+        outputs=Outputs.of(output, tensors, results, {}),
         arguments=arguments,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,6 +53,13 @@ class Outputs:
     tensors: tuple[torch.Tensor, ...]
     nodes: tuple[fx.Node, ...]
     tangents: Mapping[int, fx.Node] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, value: Any, tensors: Sequence[torch.Tensor], nodes: tuple[fx.Node, ...], tangents: Mapping[int, fx.Node]
+    ) -> Outputs:
+        """Of a copy of the value: the model may hold the original, and gets it back as it was."""
+        return cls(with_tensors(value, zip(tensors, tensors, strict=True)), tuple(tensors), nodes, tangents)
 
     def is_differentiable(self, number: int) -> bool:
         """Whether an output of the model has a gradient, one that the loss sends or not."""

@@ -271,7 +271,7 @@ def _made(call: Call) -> list[Letter]:
         return aligned(inputs, [out])
     # ``new_zeros`` only asks for the number format: any stretch of its argument will do for a stretch of its rows.
     size = min(inputs[0].shape[0], out.shape[0])
-    if max(inputs[0].shape[0], out.shape[0]) % max(size, 1):  # it would leave both with fewer units than they have
+    if not size or max(inputs[0].shape[0], out.shape[0]) % size:  # it would leave both with fewer units than they have
         return aligned([], [out])
     shared = Letter(size, tuple(Cut(slot.number, (0,), slot.shape[0] // size) for slot in (inputs[0], out)))
     return [shared, *(letter for letter in aligned([], [out], [0]))]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import captured_models
@@ -414,6 +416,50 @@ def test_the_model_is_restored_after_an_error_too(train: bool) -> None:
     assert model.layer.weight is weight
     assert not model.training
     assert not model._forward_hooks
+
+
+class Hooked(nn.Module):
+    """Hooks of its layers keep what they see, in all the places where something can be kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept, self.calls = (
+            nn.Linear(2, 2),
+            {"all": [deque([1])]},
+            SimpleNamespace(seen={1, 2}, last=[]),
+        )
+        self.shown: list[Any] = []
+        shown = self.shown
+        outside: dict[str, Any] = {}
+        self.layer.register_forward_hook(lambda module, args, out: shown.append(out))
+        self.layer.register_forward_hook(lambda module, args, out: outside.__setitem__("out", out))
+        self.outside = outside
+        self.layer.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self.kept["all"][0].append(out)
+        self.kept["new"] = [out]
+        self.calls.seen.add(out)
+        self.calls.last.append(out)
+        self.calls.new = out
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.layer(x)
+        return self.kept, self.outside["out"] * 2
+
+
+@pytest.mark.parametrize("granularity", ["op", "module"])
+@pytest.mark.parametrize("train", [False, True])
+def test_what_hooks_keep_is_as_it_was(train: bool, granularity: str) -> None:
+    model = Hooked()
+    kept, queue = model.kept, model.kept["all"][0]
+    capture(model, torch.zeros(3, 2), train=train, granularity=granularity)
+    assert model.kept is kept
+    assert kept == {"all": [queue]}
+    assert queue == deque([1])
+    assert vars(model.calls) == {"seen": {1, 2}, "last": []}
+    assert not model.shown
+    assert not model.outside
 
 
 def test_capture_is_deterministic() -> None:
