@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 
 import torch
 from torch import nn
@@ -23,11 +24,16 @@ _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
     r"|too many positional"
     r"|\bshapes?\b|(\b|_)sizes?\b|\bdimensions?\b|\bdims?\b|\d+D input|\bchannels\b|should contain \d+ elements"
-    r"|out of range|scalar types?\b|same dtype|argument .* must be .*, not |unsupported operand",
+    r"|out of range|scalar types?\b|same dtype|should be the same|expected .* type\b|on a bool tensor"
+    r"|argument .* must be .*, not |unsupported operand|does not require grad|a leaf variable"
+    r"|modified (by an )?inplace",
     re.IGNORECASE,
 )
 _TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|proxy|storage", re.IGNORECASE)
-_OWN_CHECKS = (ValueError, AssertionError, LookupError, NameError, AttributeError)
+_OWN_CHECKS = (
+    *(ValueError, AssertionError, LookupError, NameError, AttributeError, TypeError, ArithmeticError),
+    *(ImportError, OSError),
+)
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 
 
@@ -59,15 +65,22 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
 
 def does_not_fit(error: BaseException) -> bool:
     """Whether the model itself refuses its arguments: wrong shapes, a missing argument, a check of its own."""
+    if any(type(cause).__module__.partition(".")[0] == "torch" for cause in _causes(error)):
+        return False  # an exception class of torch's
+    tracebacks = list(_tracebacks(error.__traceback__))
+    raised_in = tracebacks[-1].tb_frame.f_code.co_filename if tracebacks else "<"
+    is_of_a_model = raised_in.startswith(_LAYERS) or not raised_in.startswith((*_OWN_FOLDERS, "<"))
+    if is_of_a_model and _is_raised(tracebacks[-1]):
+        return True
     text = _text(error)
     if type(error).__module__ != "builtins" or _TRACER.search(text):
-        return False  # an exception class of torch's, or words of its tracer
-    if _MISFIT.search(text):
-        return True
-    frames = list(_frames(error.__traceback__))
-    raised_in = frames[-1][0].f_code.co_filename if frames else "<"
-    is_of_a_model = raised_in.startswith(_LAYERS) or not raised_in.startswith((*_OWN_FOLDERS, "<"))
-    return isinstance(error, _OWN_CHECKS) and is_of_a_model
+        return False
+    return bool(_MISFIT.search(text)) or (isinstance(error, _OWN_CHECKS) and is_of_a_model)
+
+
+def _is_raised(traceback: TracebackType) -> bool:
+    """Whether an error comes from a ``raise`` or an ``assert``, not from what the line calls."""
+    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def data_dependent_size(module: str, stack_trace: str, symbol: str) -> CaptureError:
@@ -97,7 +110,8 @@ def _where(model: nn.Module, traceback: TracebackType | None) -> tuple[str, str]
     # A tracer may wrap modules; the wrapper shares the attribute dictionary.
     paths = {id(vars(module)): path for path, module in model.named_modules()}
     module, place = "", ""
-    for frame, line in _frames(traceback):
+    for one in _tracebacks(traceback):
+        frame, line = one.tb_frame, one.tb_lineno
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(vars(owner)) in paths:
             path = paths[id(vars(owner))]
@@ -109,9 +123,9 @@ def _where(model: nn.Module, traceback: TracebackType | None) -> tuple[str, str]
     return module, place
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def _tracebacks(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
-        yield traceback.tb_frame, traceback.tb_lineno
+        yield traceback
         traceback = traceback.tb_next
 
 

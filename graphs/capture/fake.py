@@ -195,7 +195,8 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         for module, _ in saved:
             _replace_tensors(module, replace)
             module.training = train
-        yield
+        with _autocast_without_cuda():
+            yield
     finally:
         for module, attributes in saved:
             module.__dict__.clear()
@@ -203,6 +204,40 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         for container, content in held:
             _refill(container, content)
         torch.set_rng_state(random_state)
+
+
+@contextmanager
+def _autocast_without_cuda() -> Iterator[None]:
+    """Run regions of ``torch.autocast("cuda")`` as the CPU's of their dtype where there is no CUDA.
+
+    The model is on the CPU there, and torch would leave its regions out.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    kind, changed = torch.autocast, []
+    begin, enter = kind.__init__, kind.__enter__
+
+    def begins(
+        region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
+        begin(region, device_type, dtype, enabled, cache_enabled)
+
+    def enters(region: Any) -> Any:
+        if region.device == "cuda":  # made before (a decorator), and off since then
+            changed.append((region, region._enabled))
+            region.device, region._enabled = "cpu", region.fast_dtype == torch.bfloat16
+        return enter(region)  # type: ignore[no-untyped-call]
+
+    kind.__init__, kind.__enter__ = begins, enters  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        kind.__init__, kind.__enter__ = begin, enter  # type: ignore[method-assign]
+        for region, was in changed:
+            region.device, region._enabled = "cuda", was
 
 
 def _replace_tensors(module: nn.Module, replace: Replace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -418,6 +419,37 @@ def test_the_model_is_restored_after_an_error_too(train: bool) -> None:
     assert not model._forward_hooks
 
 
+class Mixed(Perceptron):
+    """Computes in a region of ``torch.autocast``."""
+
+    def __init__(self, region: Callable[[], torch.autocast]) -> None:
+        super().__init__()
+        self.region = region
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region():
+            return super().forward(x)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("train", [False, True])
+def test_autocast_for_cuda_without_cuda_is_that_of_the_cpu(train: bool) -> None:
+    made_before = torch.autocast("cuda", dtype=torch.bfloat16)
+    regions: list[tuple[Callable[[], torch.autocast], str]] = [
+        (lambda: torch.autocast("cuda", dtype=torch.bfloat16), "bfloat16"),
+        (lambda: torch.autocast("cuda"), "float16"),
+        (lambda: made_before, "bfloat16"),
+        (lambda: torch.autocast("cuda", enabled=False), "float32"),
+    ]
+    for region, dtype in regions:
+        graph = capture(Mixed(region), (torch.zeros(2, 4),), train=train)
+        products = {op.dtype for op in graph.records()[0] if op.flops}
+        assert products == {dtype}
+    assert made_before.device == "cuda"
+    assert not torch.is_autocast_enabled("cpu")
+
+
 class Hooked(nn.Module):
     """Hooks of its layers keep what they see, in all the places where something can be kept."""
 
@@ -551,6 +583,31 @@ def test_inputs_the_model_refuses_do_not_advise_another_granularity(train: bool)
             capture(broken, args, train=train)
 
 
+class OwnError(Exception):
+    """Of the model's own code."""
+
+
+class Strict(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise self.error
+
+
+def test_a_tracers_error_in_the_words_of_the_model_is_the_tracers() -> None:
+    class Wrapping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return x if x.sum() > 0 else -x
+            except Exception as error:
+                raise ValueError("cannot choose") from error
+
+    with pytest.raises(CaptureError, match='cannot choose; pass granularity="module"'):
+        capture(Wrapping(), (torch.zeros(2),))
+
+
 class Forgetful(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)  # type: ignore[no-any-return]
@@ -581,6 +638,10 @@ class Classes(nn.Module):
         (nn.Conv2d(3, 8, 5), torch.zeros(2, 3, 3, 3), "Kernel size can't be greater than actual input size"),
         (nn.Linear(3, 3), None, "must be Tensor, not NoneType"),
         (nn.LSTM(4, 8), torch.zeros(2, 3, 5), "Expected 4, got 5"),
+        (nn.Conv1d(3, 8, 3), torch.zeros(2, 3, 9).double(), r"Input type \(double\) and bias type \(float\)"),
+        (Strict(RuntimeError("eight words at most")), torch.zeros(2, 3), "eight words at most"),
+        (Strict(OwnError("metadata are missing")), torch.zeros(2, 3), "metadata are missing"),
+        (Strict(ZeroDivisionError("no heads")), torch.zeros(2, 3), "no heads"),
         (Classes(), torch.zeros(2, 3), "Expected input batch_size"),
         (Forgetful(), torch.zeros(2, 3), "'Forgetful' object has no attribute 'layer'"),
         (Misspelt(), torch.zeros(2, 3), "'Tensor' object has no attribute 'shap'"),
