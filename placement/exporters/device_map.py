@@ -36,12 +36,14 @@ class Holders:
         tied: paths of modules that share a parameter.
         blocks: paths of modules that stay whole.
         sizes: bytes of the parameters and buffers of each module that holds some, where the model is known.
+        moves_inputs: whether the model brings its inputs to where they are needed, as models of transformers do.
     """
 
     tensors: Mapping[str, str]
     tied: Sequence[Collection[str]]
     blocks: Sequence[str]
     sizes: Mapping[str, int]
+    moves_inputs: bool = False
 
 
 class DeviceMap(dict[str, int | str]):
@@ -145,7 +147,8 @@ def holders_of_model(model: nn.Module, graph: OpGraph, no_split: Iterable[str] |
         for name in sorted(whole - classes):
             raise UnknownNameError(f"class of modules in {type(model).__name__}", name, sorted(classes))
     blocks = [path for path, module in modules.items() if type(module).__name__ in whole]
-    return Holders(tensors, [paths for paths in sharing.values() if len(paths) > 1], blocks, sizes)
+    tied = [paths for paths in sharing.values() if len(paths) > 1]
+    return Holders(tensors, tied, blocks, sizes, type(model).__module__.startswith("transformers."))
 
 
 # -- where it goes ------------------------------------------------------------------------------------------------
@@ -310,7 +313,12 @@ class _Modules:
         graph, homes = self._graph, _Homes(devices)
         ptr, tensors = graph.inputs
         made_by: list[str | None] = [None] * graph.n_ops  # a holding module on the device where its output is
+        main = None
+        if not self._holders.moves_inputs:  # accelerate brings them to the first GPU of the map
+            main = next((path for path in devices if self._places[devices[path]] != CPU), None)
         for op in graph.topological_order.tolist():
+            if graph.kinds[op] == "input":
+                made_by[op] = main
             if graph.phase[op] != Phase.FORWARD or not graph.kernels[op]:
                 continue
             home, holders = homes[graph.modules[op]]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _UNEVEN = 1.5  # a longest stage of so many mean ones is worth a word
 _SLOWER = 1.02  # and so is a largest load of so many predicted ones
 _WAY_OUT = "--method dp_contiguous --objective throughput"
+_RECURRENT = ("lstm", "gru", "rnn")
 _SCALING = {"to", "_to_copy", "mul", "div", "add", "sub", "outer", "matmul", "bmm", "expand", "where", "index"}
 
 
@@ -118,7 +119,11 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
     numbers = result.device_numbers()[ops]
     problem = Problem(graph, cluster)
     op_s = problem.op_s[ops]
-    starts = _starts(graph, ops)
+    every = _starts(graph, ops)
+    given, last = _last_input(graph, ops)
+    starts = {place: path for place, path in every.items() if place > last}
+    if every and not starts:
+        raise MismatchError(_given_late(graph, given, int(ops[last])))
     _check_modules(starts.values(), model)
     points = np.array([0, *sorted(starts)])
     part = _parts(graph, ops, points)
@@ -155,7 +160,11 @@ def pipeline_split(result: Result, model: nn.Module | None) -> PipelineSplit:
         ),
         tuple(starts[begin] for _, begin, _ in stages[1:]),
         _shared(graph, ops, stage_of),
-        tuple(_notes(result, stages, op_s, load_s, model)),
+        (
+            *_notes(result, stages, op_s, load_s, model),
+            *([_given_late(graph, given, int(ops[last]))] if len(starts) < len(every) else []),
+            *_between(graph, stage_of, len(stages)),
+        ),
     )
     for note in split.notes:
         warnings.warn(note, stacklevel=3)
@@ -220,6 +229,42 @@ def _starts(graph: OpGraph, ops: IntArray) -> dict[int, str]:
         if follows[ops[own]].any():
             found.setdefault(first, path)
     return found
+
+
+def _last_input(graph: OpGraph, ops: IntArray) -> tuple[str, int]:
+    """The last forward op, numbered in ``ops``, that reads an input of the model, and the input; -1 without any."""
+    place = {op: number for number, op in enumerate(ops.tolist())}
+    ptr, tensors = graph.inputs
+    for op in ops[::-1].tolist():
+        for source in graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]].tolist():
+            if graph.kinds[source] == "input":
+                return graph.op_names[source], place[op]
+    return "", -1
+
+
+def _given_late(graph: OpGraph, given: str, op: int) -> str:
+    return (
+        f"op {graph.op_names[op]!r} reads {given!r}, and torch.distributed.pipelining gives inputs of the model to the "
+        "first stage alone, so all up to there is in it; compute what later modules need from such an input before the "
+        "first of them, or export a strategy with 'pp' to torch, where each stage gets all inputs."
+    )
+
+
+def _between(graph: OpGraph, stage_of: IntArray, n_stages: int) -> Iterator[str]:
+    """A note on activations that may not lie in a row, of which a graph does not tell: skips, states of recurrences."""
+    is_computed = _follows_weights(graph)
+    producer, consumer, _ = graph.edge_list
+    is_forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
+    for stage in range(n_stages - 1):
+        crosses = is_forward & (stage_of[producer] >= 0) & (stage_of[producer] <= stage) & (stage_of[consumer] > stage)
+        made = sorted(op for op in set(producer[crosses].tolist()) if is_computed[op])
+        if len(made) > 1 or any(kind in graph.kinds[op] for op in made for kind in _RECURRENT):
+            names = ", ".join(repr(graph.op_names[op]) for op in made[:3])
+            yield (
+                f"what {names} make goes from stage {stage} on to later ones, and torch.distributed sends contiguous "
+                "tensors alone; call .contiguous() on what is permuted, expanded or comes from a recurrent layer."
+            )
+            return
 
 
 def _follows_weights(graph: OpGraph) -> BoolArray:

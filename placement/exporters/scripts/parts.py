@@ -173,7 +173,7 @@ class Stage(nn.Module):
         return self.received, *args[1:]
 
     def _hand_over(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        raise Handover(tensor)
+        raise Handover(tensor.contiguous())  # as torch.distributed sends tensors
 
     def forward(self, received: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
         self.received = received

@@ -834,3 +834,67 @@ def test_bad_input_of_the_command(saved: Path, capsys: pytest.CaptureFixture[str
         assert captured.out == ""
         assert captured.err.count("\n") == 1
         assert fragment in captured.err
+
+
+# -- inputs of the model ------------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Layers that all take a mask, as it is given or made in `forward`, and a loss over labels."""
+
+    def __init__(self, made: bool = False) -> None:
+        super().__init__()
+        self.words, self.head, self.made = nn.Embedding(50, 64), nn.Linear(64, 50), made
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, tokens: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
+        x = self.words(tokens)
+        keep = mask.logical_not().unsqueeze(-1) if self.made else None
+        for layer in self.layers:
+            x = layer(x) * (mask.logical_not().unsqueeze(-1) if keep is None else keep)
+        logits: Tensor = self.head(x)
+        return logits if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Last(nn.Module):
+    def forward(self, states: tuple[Tensor, Any]) -> Tensor:
+        return states[0]
+
+
+def masked(made: bool, labels: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    return Masked(made), (tokens, torch.zeros(2, 8, dtype=torch.bool), *([tokens + 1] if labels else []))
+
+
+def test_labels_meet_logits_on_the_first_gpu() -> None:
+    """accelerate moves inputs of the model there, and nothing moves them on to what `forward` combines them with."""
+    model, args = masked(made=False, labels=True)
+    found = placed_model(model, args, lambda module: int(module == "head"))
+    assert set(placement.export(found, "device_map", model=model).values()) == {0}
+    model, args = masked(made=False, labels=False)
+    found = placed_model(nn.Sequential(*model.layers), (torch.zeros(2, 64),), lambda module: int(module > "1"))
+    assert set(placement.export(found, "device_map").values()) == {0, 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_later_stage_reads_an_input_of_the_model() -> None:
+    cluster = dataclasses.replace(GPUS, name="two")
+    for made in (False, True):
+        model, args = masked(made, labels=False)
+        graph = placement.capture(model, args, train=True)
+        split = placement.export(
+            placement.optimize(graph, cluster, "dp_contiguous", objective="throughput", seed=0), "pipeline", model=model
+        )
+        assert any("gives inputs of the model to the first stage alone" in note for note in split.notes) != made
+        assert set(split.before) <= ({"layers.1", "layers.2", "layers.3", "head"} if made else {"head"})
+    recurrent = placement.capture(
+        nn.Sequential(nn.LSTM(64, 64), Last(), nn.Linear(64, 64)), (torch.zeros(8, 2, 64),), train=True
+    )
+    split = placement.export(
+        placement.optimize(recurrent, cluster, "dp_contiguous", objective="throughput", seed=0), "pipeline"
+    )
+    assert any(".contiguous()" in note for note in split.notes) == (len(split.stages) > 1)
+    model, args = masked(made=True, labels=True)
+    result = placement.optimize(placement.capture(model, args, train=True), cluster, "dp_contiguous", seed=0)
+    with pytest.raises(MismatchError, match=r"reads 'labels', and torch\.distributed\.pipelining gives inputs"):
+        placement.export(result, "pipeline", model=model)
