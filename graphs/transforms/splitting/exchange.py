@@ -74,6 +74,7 @@ class Exchanges:
         order = sorted(range(len(targets)), key=lambda a: layout.mesh[a].written[tensor] != SUM)
         codes = [int(sharding.written[tensor]) for sharding in layout.mesh]
         key: tuple[object, ...] = ("exchange", tensor, summed)
+        is_second = False
         for a in order:
             target = targets[a]
             if target is None:
@@ -82,7 +83,8 @@ class Exchanges:
             kind = _kind(written, target)
             axis = layout.mesh[a].axis
             is_kept = not axis.words and not axis.sequence  # as all activations there are whole
-            is_second = kind == "all_gather" and phase is not Phase.FORWARD and not is_kept
+            # What is made of a second gather is made a second time too.
+            is_second |= kind == "all_gather" and phase is not Phase.FORWARD and not is_kept
             key = (*key, a, target, is_second)
             before = tuple(codes)
             codes[a] = target

@@ -120,12 +120,19 @@ def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
 def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
     """Cut a graph along one axis, op by op in topological order.
 
-    Ops without a fitting row, or with fewer units than parts, stay whole.
+    Ops without a fitting row, or with fewer units than parts, stay whole. A state of which one of them needs all is
+    kept whole: it is not gathered for a use.
 
     Args:
         among: bool [n], the ops that may be cut; None for all that the axis allows.
     """
-    return _Walk(graph, axis, np.ones(graph.n_ops, dtype=np.bool_) if among is None else among).result()
+    among, whole = np.ones(graph.n_ops, dtype=np.bool_) if among is None else among, frozenset[int]()
+    while True:
+        walk = _Walk(graph, axis, among, whole)
+        torn = walk.torn()
+        if not torn:
+            return walk.result()
+        whole |= torn
 
 
 def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
@@ -201,7 +208,7 @@ class _Choice:
 class _Walk:
     """Chooses the row of one op after the other."""
 
-    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray) -> None:
+    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray, whole: frozenset[int]) -> None:
         self.graph, self.axis = graph, axis
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
@@ -210,7 +217,7 @@ class _Walk:
         self.available: list[set[int]] = [set() for _ in range(graph.n_tensors)]
         self.written = [WHOLE] * graph.n_tensors
         self.read = [WHOLE] * len(self.input_tensor)
-        self.state: list[int | None] = [None] * len(graph.states)
+        self.state: list[int | None] = [WHOLE if s in whole else None for s in range(len(graph.states))]
         self.row: list[SplitRow | None] = [None] * graph.n_ops
         self.size = graph.tensor_bytes.astype(float).tolist()
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
@@ -235,6 +242,13 @@ class _Walk:
         for op in list(self.open):  # what only open ops read
             if op in self.open:
                 self._take(op, self.open.pop(op)[0])
+
+    def torn(self) -> frozenset[int]:
+        """States that are cut though an op that the axis may cut, but does not, needs all of them."""
+        among = self.is_tensor if self.axis.tensor_modules else self.is_cut
+        whole = (op for op, row in enumerate(self.row) if row is None and among[op])
+        used = {s for op in whole if self.phase[op] != Phase.UPDATE for s in self.states_of[op]}
+        return frozenset(s for s in used if (self.state[s] or WHOLE) > SUM)
 
     def result(self) -> Sharding:
         graph, size = self.graph, self.axis.size

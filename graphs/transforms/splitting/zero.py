@@ -175,6 +175,7 @@ class Storage:
         shards = {number: self._parameter(out, exchanges, number, state) for number, state in split}
         turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
         previous: str | None = None
+        latest = -1
         uses = []
         for number, state in split:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -187,8 +188,9 @@ class Storage:
             layer = layer_of(state.name) + phase.name
             first = min(ops, key=lambda op: int(position[op]))
             if layer != previous:
-                turns.append(layout.op_ids(first))
-                previous = layer
+                if first != latest:  # one op may be the first of several layers
+                    turns.append(layout.op_ids(first))
+                previous, latest = layer, first
             copies = max(int(layout.copies[op]) for op in ops)
             shard, size = shards[number]
             whole = np.repeat(self._local(number, state.parameter_bytes, False)[None, :], copies, 0)

@@ -446,6 +446,9 @@ class Reader:
             stored = self._take(("state", self._step.program.states[state].names[0]))
             return stored, variant._replace(phase=member.phase, batch=batch)
         before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch)
+        again = before._replace(is_again=True)
+        if member.is_again and (again in self._pending or again in self._roots):
+            before = again
         return self._value(before), self._variant_after(member, batch)
 
     def _is_needless(self, member: Exchanged) -> bool:
